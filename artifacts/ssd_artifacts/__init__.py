@@ -1,0 +1,1 @@
+"""What travels between machines: the bundle's format, model fingerprints, integrity."""

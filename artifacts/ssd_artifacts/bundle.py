@@ -1,0 +1,181 @@
+"""The directory that `ssd-compile` writes and `ssd-run` loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from ssd_artifacts.anchors import AnchorSet
+from ssd_artifacts.domain_record import DomainRecord
+from ssd_artifacts.files import new_folder, sha256_file
+from ssd_artifacts.fingerprint import ModelFingerprint
+from ssd_artifacts.manifest import FORMAT_VERSION, FileEntry, Manifest
+from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
+
+MANIFEST, ANCHORS = "manifest.yaml", "anchors.safetensors"
+BESIDE = frozenset({MANIFEST, "README.md", ".gitattributes"})
+"""Files that a manifest does not list."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A compiled configuration: it can only ever change the speed of decoding, never the output.
+
+    `mixture` is the domain record searched on all domains together; `latency` maps a device's slug to its table.
+    """
+
+    tool_version: str
+    created: str
+    model: ModelFingerprint
+    domains: dict[str, DomainRecord]
+    anchors: AnchorSet
+    latency: dict[str, LatencyTable]
+    reports: dict[str, str]
+    """File name to text."""
+
+    @property
+    def mixture(self) -> DomainRecord | None:
+        """The record searched on all domains together, under the name `mix`."""
+        return self.domains.get("mix")
+
+    def save(self, path: Path) -> None:
+        """Write the bundle to `path`, whole or not at all."""
+        with new_folder(path) as folder:
+            contents: dict[str, bytes] = {ANCHORS: self.anchors.to_bytes()}
+            contents |= {f"domains/{name}.yaml": _dump(record).encode() for name, record in self.domains.items()}
+            contents |= {f"latency/{slug}.json": table.to_json().encode() for slug, table in self.latency.items()}
+            contents |= {name: text.encode() for name, text in self.reports.items()}
+            for name, content in contents.items():
+                target = folder / name
+                target.parent.mkdir(exist_ok=True)
+                target.write_bytes(content)
+            manifest = Manifest(
+                format_version=FORMAT_VERSION,
+                tool_version=self.tool_version,
+                created=self.created,
+                model=self.model,
+                domains=list(self.domains),
+                files={
+                    name: FileEntry(sha256=sha256_file(folder / name), bytes=len(content))
+                    for name, content in sorted(contents.items())
+                },
+            )
+            (folder / MANIFEST).write_text(_dump(manifest), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Bundle:
+        """Read and verify a bundle. Raises UserError when anything is missing, altered or surplus."""
+        manifest = _read(path / MANIFEST, Manifest) if path.is_dir() else None
+        if manifest is None:
+            raise UserError(f"{path}: no bundle there (no such folder); make one with ssd-compile")
+        if manifest.format_version != FORMAT_VERSION:
+            raise UserError(
+                f"{path}: bundle format {manifest.format_version}, this version reads {FORMAT_VERSION}; "
+                "compile it again or install a matching version"
+            )
+        _check_files(path, manifest)
+        records = {name: _read(path / "domains" / f"{name}.yaml", DomainRecord) for name in manifest.domains}
+        for name, record in records.items():
+            _check_masks(path / "domains" / f"{name}.yaml", record, manifest.model.num_layers)
+        return cls(
+            manifest.tool_version,
+            manifest.created,
+            manifest.model,
+            records,
+            AnchorSet.from_file(str(path / ANCHORS)),
+            {file.stem: _latency(file) for file in sorted((path / "latency").glob("*.json"))},
+            {
+                name: (path / name).read_text(encoding="utf-8")
+                for name in manifest.files
+                if name.startswith("report.")
+            },
+        )
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    present = {
+        file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file() or file.is_symlink()
+    }
+    for name in sorted(set(manifest.files) - present):
+        raise UserError(f"{path / name}: missing from the bundle; copy it again or compile it again")
+    for name in sorted(present - set(manifest.files) - BESIDE):
+        raise UserError(f"{path / name}: not listed in the bundle's manifest; remove it")
+    required = {ANCHORS, *(f"domains/{name}.yaml" for name in manifest.domains)}
+    for name in sorted(required - set(manifest.files)):
+        raise UserError(f"{path / MANIFEST}: does not list {name}; compile the bundle again")
+    for name, entry in manifest.files.items():
+        size = (path / name).stat().st_size
+        if size != entry.bytes or sha256_file(path / name) != entry.sha256:
+            raise UserError(f"{path / name}: altered since the bundle was written; copy it or compile it again")
+
+
+def _check_masks(path: Path, record: DomainRecord, num_layers: int) -> None:
+    for index, entry in enumerate(record.frontier):
+        try:
+            entry.skip_mask(num_layers)
+        except ValueError as error:
+            raise UserError(f"{path}: frontier[{index}]: {error}; compile the bundle again") from None
+
+
+def _latency(path: Path) -> LatencyTable:
+    try:
+        return LatencyTable.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}; compile the bundle again") from None
+
+
+def _read(path: Path, model: type[M]) -> M:
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        return model.model_validate(data)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is this a bundle?") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: {place}: {first['msg']}; compile the bundle again") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: not valid YAML ({line}); compile the bundle again") from None
+
+
+def _dump(model: BaseModel) -> str:
+    return yaml.dump(model.model_dump(mode="json"), Dumper=_FlowListDumper, sort_keys=False, width=110)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML without aliases, so that a small file cannot unfold into a huge one, nor repeat a key."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value]
+        if len(keys) != len(set(keys)):
+            raise yaml.YAMLError(f"a key stands twice among {sorted(keys)[:5]}")
+        return super().construct_mapping(node, deep)
+
+
+class _FlowListDumper(yaml.SafeDumper):
+    """Lists of numbers on one line, everything else in blocks."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        numbers = all(isinstance(item, (int, float)) for item in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=numbers)
+
+
+_FlowListDumper.add_representer(
+    list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data)
+)

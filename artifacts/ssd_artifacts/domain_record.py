@@ -1,0 +1,134 @@
+"""What a bundle knows of one domain: its frontier of masks, what was chosen and what that brought."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ssd_profiles.acceptance import AcceptanceProfile
+from ssd_profiles.mask import SkipMask
+
+MAX_FRONTIER = 256
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class FrontierEntry(BaseModel):
+    """One mask of a domain's frontier with what it was measured to do on calibration text.
+
+    `tokens` and `steps` are the acceptance profile, [draft_lengths, thresholds].
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mask: str = Field(pattern=r"^[0-9a-f]+$", max_length=1024)
+    origin: str
+    """Which search found it: knapsack, sensitivity, uniform, random, bayesian."""
+    token_agreement: Share
+    draft_cost: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    """A draft step ÷ a plain step on the compiling device at the domain's context length."""
+    draft_lengths: list[Annotated[int, Field(gt=0, le=64)]] = Field(min_length=1, max_length=64)
+    thresholds: list[Share] = Field(min_length=1, max_length=64)
+    tokens: list[list[Finite]]
+    steps: list[list[Finite]]
+
+    @model_validator(mode="after")
+    def _shapes(self) -> FrontierEntry:
+        for name, values in (("tokens", self.tokens), ("steps", self.steps)):
+            if [len(row) for row in values] != [len(self.thresholds)] * len(self.draft_lengths):
+                raise ValueError(
+                    f"{name}: expected {len(self.draft_lengths)} rows of {len(self.thresholds)} numbers"
+                )
+        return self
+
+    @classmethod
+    def of(cls, mask: SkipMask, origin: str, profile: AcceptanceProfile, draft_cost: float) -> FrontierEntry:
+        """The entry of a mask that was evaluated."""
+        return cls(
+            mask=mask.hex(),
+            origin=origin,
+            token_agreement=round(profile.token_agreement, 5),
+            draft_cost=round(draft_cost, 5),
+            draft_lengths=list(profile.draft_lengths),
+            thresholds=list(profile.thresholds),
+            tokens=[[round(float(v), 4) for v in row] for row in profile.tokens],
+            steps=[[round(float(v), 4) for v in row] for row in profile.steps],
+        )
+
+    def skip_mask(self, num_layers: int) -> SkipMask:
+        """The mask itself. Raises ValueError when it is not one of `num_layers` layers."""
+        return SkipMask.from_hex(self.mask, num_layers)
+
+    def profile(self) -> AcceptanceProfile:
+        """What drafting with this mask yields."""
+        return AcceptanceProfile(
+            self.token_agreement,
+            np.asarray(self.tokens, float),
+            np.asarray(self.steps, float),
+            tuple(self.draft_lengths),
+            tuple(self.thresholds),
+        )
+
+
+class Choice(BaseModel):
+    """The frontier entry, draft length and confidence threshold that the compiler settled on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    entry: int = Field(ge=0)
+    draft_length: int = Field(gt=0, le=64)
+    threshold: Share
+    predicted_speedup: Finite
+
+
+class Validation(BaseModel):
+    """Timed decoding of prompts that the search never saw, speculative and plain interleaved."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompts: int
+    new_tokens: int
+    speedup: Finite
+    speedup_interval: tuple[Finite, Finite]
+    """95% bootstrap interval over prompts."""
+    mean_acceptance_length: Finite
+    draft_acceptance_rate: Share
+    identical: bool
+
+
+class SearchCost(BaseModel):
+    """What finding the frontier took."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seconds: Finite
+    evaluations: int
+    target_forwards: Finite
+    """Work in full forwards of the calibration rows: a mask that skips half the model counts half."""
+
+
+class DomainRecord(BaseModel):
+    """`domains/NAME.yaml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    context: int = Field(ge=0)
+    """The context length, in tokens, that the choice and the draft costs are for."""
+    frontier: list[FrontierEntry] = Field(max_length=MAX_FRONTIER)
+    choice: Choice | None
+    """None when no mask was evaluated."""
+    potential: Finite
+    """An optimistic bound on the speed-up of skipping sub-layers on the compiling device."""
+    pays: bool
+    """Whether validation was faster than plain decoding."""
+    validation: Validation | None
+    search: SearchCost
+
+    @model_validator(mode="after")
+    def _choice_exists(self) -> DomainRecord:
+        if self.choice is not None and self.choice.entry >= len(self.frontier):
+            raise ValueError(f"choice.entry: {self.choice.entry} of a frontier of {len(self.frontier)}")
+        return self

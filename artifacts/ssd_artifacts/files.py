@@ -1,0 +1,61 @@
+"""Writing files whole or not at all, and hashing them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def sha256_file(path: Path) -> str:
+    """The file's SHA-256, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `path` under a temporary name beside it, then rename: readers see the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its place when the block ends well, and vanishes when not.
+
+    A folder that stood at `path` before is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    os.chmod(temporary, 0o755)
+    try:
+        yield temporary
+        if path.exists():
+            replaced = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            os.replace(path, replaced / path.name)
+            os.replace(temporary, path)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def cache_folder() -> Path:
+    """The user's cache for converted models, hashes and latency tables (`SSD_CACHE`, else XDG's)."""
+    if chosen := os.environ.get("SSD_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ssd"

@@ -1,0 +1,156 @@
+"""Which model a bundle was compiled for, by content: configuration, tokenizer, weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from ssd_artifacts.files import cache_folder, write_atomically
+from ssd_profiles.errors import UserError
+
+VOLATILE_CONFIG = frozenset(
+    {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "quantization_config"}
+)
+"""Configuration entries that say how a model was saved or loaded, not what it computes."""
+
+PROBE = "The 3 naïve cats — don't they cost $4.50?\n\tfn main() { return x**2; }  日本語 Ωmega"
+SLICE_BYTES = 4096
+
+
+class Tokenizer(Protocol):
+    """What a fingerprint asks of a tokenizer."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token to id."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids."""
+        ...
+
+
+class ModelFingerprint(BaseModel):
+    """A model's identity. Equal `config`, `tokenizer` and `weights` hashes mean the same model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """What loads it again: a Hub id, a folder, `demo@wheel`, …"""
+    revision: str | None
+    architecture: str
+    num_layers: int
+    weights_sha256: str
+    weights_sample_sha256: str
+    """Hash over three slices of each tensor: checked at every load, where a full hash would take too long."""
+    config_sha256: str
+    tokenizer_sha256: str
+    dtype: str
+    quantization: str | None
+
+    def require_same_model(self, loaded: ModelFingerprint, where: str) -> None:
+        """Raise UserError when `loaded` is another model than this bundle's. Dtypes may differ."""
+        for part in ("config", "tokenizer", "weights_sample"):
+            expected, got = getattr(self, f"{part}_sha256"), getattr(loaded, f"{part}_sha256")
+            if expected != got:
+                raise UserError(
+                    f"{where}: compiled for {self.name} ({self.architecture}), but {loaded.name} has other "
+                    f"{part.removesuffix('_sample')} (expected {expected[:12]}…, got {got[:12]}…); "
+                    "give that model with --model or compile a bundle for this one"
+                )
+
+
+def config_sha256(config: Mapping[str, Any]) -> str:
+    """Hash of what a configuration says about the computation."""
+    kept = {key: value for key, value in config.items() if key not in VOLATILE_CONFIG}
+    return _sha256(json.dumps(kept, sort_keys=True, default=str))
+
+
+def tokenizer_sha256(tokenizer: Tokenizer, chat_template: str | None) -> str:
+    """Hash of a tokenizer by behaviour: vocabulary, a probe text's ids, chat template."""
+    return _sha256(
+        json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.encode(PROBE), chat_template or ""])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightHashes:
+    """The full and the sampled hash of a checkpoint."""
+
+    full: str
+    sample: str
+
+
+def weight_hashes(files: Sequence[Path], full: bool = True) -> WeightHashes:
+    """Hash the tensors of a safetensors checkpoint by name, so that sharding does not matter.
+
+    The full hash reads everything once and is then remembered by path, size and modification time; without
+    `full` it is left empty unless remembered. Raises UserError when a file is not safetensors.
+    """
+    memory = cache_folder() / "weight_hashes" / f"{_sha256(json.dumps(_identity(files)))}.json"
+    try:
+        known = json.loads(memory.read_text())
+        return WeightHashes(known["full"], known["sample"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    tensors = sorted((tensor for file in files for tensor in _tensors(file)), key=lambda tensor: tensor.name)
+    sample = hashlib.sha256()
+    for tensor in tensors:
+        sample.update(tensor.label)
+        for start in sorted({0, max(0, tensor.size // 2), max(0, tensor.size - SLICE_BYTES)}):
+            sample.update(tensor.read(start, SLICE_BYTES))
+    if not full:
+        return WeightHashes("", sample.hexdigest())
+    complete = hashlib.sha256()
+    for tensor in tensors:
+        complete.update(tensor.label)
+        for start in range(0, tensor.size, 1 << 24):
+            complete.update(tensor.read(start, 1 << 24))
+    hashes = WeightHashes(complete.hexdigest(), sample.hexdigest())
+    write_atomically(memory, json.dumps({"full": hashes.full, "sample": hashes.sample}))
+    return hashes
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    label: bytes
+    path: Path
+    offset: int
+    size: int
+
+    def read(self, start: int, count: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self.offset + start)
+            return file.read(min(count, self.size - start))
+
+
+def _tensors(path: Path) -> Iterator[_Tensor]:
+    """The entries of a safetensors header: eight bytes of length, then JSON with offsets behind the header."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError("header longer than the file")
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                label = json.dumps([name, entry["dtype"], entry["shape"]]).encode()
+                yield _Tensor(name, label, path, 8 + length + begin, end - begin)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error}); fetch the model again") from None
+
+
+def _identity(files: Sequence[Path]) -> list[list[Any]]:
+    stats = [(file.resolve(), file.stat()) for file in files]
+    return sorted([str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,85 @@
+"""What a mask's drafts are worth, on any device: accepted tokens and draft steps for each way of drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+THRESHOLDS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceProfile:
+    """Tokens and draft steps a draft-verify cycle, for every draft length and confidence threshold.
+
+    `tokens` and `steps` are [lengths, thresholds]: tokens a cycle (M, the bonus token included) and draft steps
+    a cycle. They come from replaying draft and verify over a trace, not from a power of the token agreement:
+    agreement comes in runs, and a threshold ends a draft just where it would have failed.
+    """
+
+    token_agreement: float
+    """Share of positions whose draft token is right, given that all before it were (KnapSpec eq. 9)."""
+    tokens: NDArray[np.float64]
+    steps: NDArray[np.float64]
+    draft_lengths: tuple[int, ...] = DRAFT_LENGTHS
+    thresholds: tuple[float, ...] = THRESHOLDS
+
+    @classmethod
+    def of_traces(cls, traces: Sequence[Trace]) -> AcceptanceProfile:
+        """The profile of sequences of positions, each replayed from its start."""
+        positions = sum(len(trace.matches) for trace in traces)
+        if not positions:
+            raise ValueError("an acceptance profile needs at least one position")
+        shape = (len(DRAFT_LENGTHS), len(THRESHOLDS))
+        tokens, steps = np.zeros(shape), np.zeros(shape)
+        for row, length in enumerate(DRAFT_LENGTHS):
+            for column, threshold in enumerate(THRESHOLDS):
+                replays = [replay(trace, length, threshold) for trace in traces]
+                cycles = sum(replay.cycles for replay in replays)
+                tokens[row, column] = sum(replay.tokens for replay in replays) / cycles
+                steps[row, column] = sum(replay.steps for replay in replays) / cycles
+        agreement = sum(int(trace.matches.sum()) for trace in traces) / positions
+        return cls(agreement, tokens, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One continuation as a draft model sees it.
+
+    At position t the draft model, given the target's own tokens up to t, predicts the next: `matches`[t] says
+    whether it is the target's, `confidence`[t] how probable it thought it was.
+    """
+
+    matches: NDArray[np.bool_]
+    confidence: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Totals of draft-verify cycles over one trace."""
+
+    cycles: int
+    tokens: int
+    steps: int
+
+
+def replay(trace: Trace, draft_length: int, threshold: float) -> Replay:
+    """Draft and verify along `trace`: a draft ends at its length, or behind its first token below `threshold`.
+
+    A cycle that the trace's end cuts short counts with what it drafted and yielded up to there.
+    """
+    matches, unsure = trace.matches, trace.confidence < threshold
+    position, cycles, steps, end = 0, 0, 0, len(matches)
+    while position < end:
+        limit = min(position + draft_length, end)
+        low = np.flatnonzero(unsure[position:limit])
+        drafted = int(low[0]) + 1 if low.size else limit - position
+        wrong = np.flatnonzero(~matches[position : position + drafted])
+        accepted = int(wrong[0]) if wrong.size else drafted
+        cycles, steps, position = cycles + 1, steps + drafted, position + accepted + 1
+    # The last bonus token may lie past the trace's end; it is yielded all the same.
+    return Replay(cycles, position, steps)

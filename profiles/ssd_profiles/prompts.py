@@ -1,0 +1,84 @@
+"""Prompt files: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssd_profiles.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request: the user's turns, or a whole conversation to continue."""
+
+    id: str
+    turns: tuple[str, ...] = ()
+    messages: tuple[tuple[str, str], ...] = ()
+    """(role, content) pairs; when given, `turns` is empty."""
+    category: str | None = None
+    domain: str | None = None
+
+
+def read_prompts(path: Path, all_turns: bool = False) -> list[Prompt]:
+    """Every prompt of a JSON-lines file: `prompt`, or `messages`, or Spec-Bench's `turns` a line.
+
+    Of `turns` only the first is kept unless `all_turns`. Raises UserError naming the file and the line.
+    """
+    prompts = [_prompt(record, f"{path}:{number}", number, all_turns) for number, record in read_records(path)]
+    if not prompts:
+        raise UserError(f'{path}: holds no prompts; give one JSON object a line, e.g. {{"prompt": "Hello"}}')
+    return prompts
+
+
+def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every line that is not blank. Raises UserError naming the file and the line."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a JSON-lines file") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise UserError(f"{path}:{number}: not JSON in UTF-8 ({error}); one JSON object a line") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}")
+        yield number, record
+
+
+def _prompt(record: dict[str, Any], where: str, number: int, all_turns: bool) -> Prompt:
+    identity = str(record.get("id", record.get("question_id", number)))
+    category, domain = record.get("category"), record.get("domain")
+    for name, value in (("category", category), ("domain", domain)):
+        if value is not None and not isinstance(value, str):
+            raise UserError(f"{where}: {name} must be text, got {type(value).__name__}")
+    if "messages" in record:
+        messages = _messages(record["messages"], where)
+        return Prompt(identity, messages=messages, category=category, domain=domain)
+    turns = record["turns"] if "turns" in record else [record.get("prompt")]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise UserError(f"{where}: needs `prompt` (text), `messages` or `turns` (a list of texts)")
+    turns = turns if all_turns else turns[:1]
+    if not all(turn.strip() for turn in turns):
+        raise UserError(f"{where}: the prompt is empty; remove the line or fill it")
+    return Prompt(identity, turns=tuple(turns), category=category, domain=domain)
+
+
+def _messages(value: Any, where: str) -> tuple[tuple[str, str], ...]:
+    valid = isinstance(value, list) and all(
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in value
+    )
+    if not valid or not value:
+        raise UserError(f"{where}: `messages` must be a list of objects with text `role` and `content`")
+    if not value[-1]["content"].strip():
+        raise UserError(f"{where}: the last message is empty; remove the line or fill it")
+    return tuple((message["role"], message["content"]) for message in value)

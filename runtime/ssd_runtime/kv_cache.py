@@ -1,0 +1,59 @@
+"""One preallocated key-value cache a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MIN_CAPACITY = 256
+
+
+class KVCache:
+    """Keys and values of every layer, written by slot; how many of them count is the session's affair.
+
+    Drafts write past the committed length, verification overwrites them, rollback is a number in the session:
+    nothing here is cloned, cropped or concatenated. Grows by doubling, up to `max_slots`.
+    """
+
+    def __init__(
+        self, devices: Sequence[torch.device], kv_heads: int, head_dim: int, dtype: torch.dtype, max_slots: int
+    ) -> None:
+        self.max_slots = max_slots
+        self._shape = (2, kv_heads, head_dim)
+        self._layers = [torch.empty(2, 1, kv_heads, 0, head_dim, dtype=dtype, device=device) for device in devices]
+
+    @property
+    def capacity(self) -> int:
+        """Slots allocated a layer."""
+        return self._layers[0].shape[3]
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Memory that one token takes over all layers."""
+        two, heads, width = self._shape
+        return len(self._layers) * two * heads * width * self._layers[0].element_size()
+
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` slots, keeping what is written. Raises ValueError beyond `max_slots`."""
+        if slots <= self.capacity:
+            return
+        if slots > self.max_slots:
+            raise ValueError(f"the cache holds at most {self.max_slots} tokens, asked for {slots}")
+        capacity = min(max(slots, 2 * self.capacity, MIN_CAPACITY), self.max_slots)
+        for layer, old in enumerate(self._layers):
+            grown = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
+            grown[:, :, :, : old.shape[3]] = old
+            self._layers[layer] = grown
+
+    def write(self, layer: int, slot: int, keys: Tensor, values: Tensor) -> None:
+        """Put `keys` and `values` [n, kv_heads, head_dim] into slots `slot`, …, `slot` + n - 1."""
+        cache, end = self._layers[layer], slot + keys.shape[0]
+        cache[0, 0, :, slot:end] = keys.transpose(0, 1)
+        cache[1, 0, :, slot:end] = values.transpose(0, 1)
+
+    def read(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots 0, …, `length` - 1, each [1, kv_heads, length, head_dim], as views."""
+        cache = self._layers[layer]
+        return cache[0, :, :, :length], cache[1, :, :, :length]
