@@ -1,0 +1,142 @@
+"""Generation, top-down: prefill, then plan, draft, verify, accept, report until the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from ssd_runtime.acceptance import Verdict, accept_greedy
+from ssd_runtime.drafting.masked import draft_masked
+from ssd_runtime.planning.plan import Cycle, Plan, Planner
+from ssd_runtime.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where generation ends: behind `max_new_tokens`, an end-of-sequence token, or where `stop` says so."""
+
+    max_new_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    stop: Callable[[Sequence[int]], bool] | None = None
+    """Asked behind every new token, with all new tokens so far."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """What was generated and what it took."""
+
+    prompt_tokens: int
+    domain: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    cycles: list[Cycle] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens a second of decoding, prefill excluded."""
+        return len(self.token_ids) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@torch.inference_mode()
+def generate(
+    session: Session,
+    prompt_ids: list[int],
+    planner: Planner,
+    limits: Limits,
+    on_tokens: Callable[[list[int]], None] | None = None,
+) -> Generation:
+    """Decode greedily behind `prompt_ids`; the output does not depend on what `planner` plans.
+
+    `on_tokens` receives new tokens as soon as they are certain. Raises UserError when the prompt is empty or
+    leaves no room in the context; ends early where the context is full.
+    """
+    began = perf_counter()
+    prompt = session.prefill(prompt_ids)
+    planner.start(session, prompt)
+    result = Generation(len(prompt_ids), planner.domain)
+    result.prefill_seconds = perf_counter() - began
+
+    decoding = perf_counter()
+    room = session.decoder.shape.max_context - len(prompt_ids)
+    unfinished = _Output(result.token_ids, limits, min(limits.max_new_tokens, room))
+    first = _choices(session.decoder.head(prompt.last[None]))
+    _deliver(unfinished.take(first), on_tokens)
+    for cycle in _cycles(session, planner, unfinished):
+        result.cycles.append(cycle)
+        _deliver(cycle.tokens, on_tokens)
+    result.decode_seconds = perf_counter() - decoding
+    return result
+
+
+def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cycle]:
+    """Draft-verify cycles until the output is complete."""
+    while not output.done:
+        plan, context, pending = planner.plan(session.committed), session.committed, output.tokens[-1]
+        began = perf_counter()
+        draft = _draft(session, pending, plan, output.remaining - 1)
+        drafted = perf_counter()
+        states: list[Tensor] | None = [] if planner.wants_states else None
+        verdict = _verify(session, pending, draft, states)
+        session.commit(verdict.accepted + 1)
+        verified = perf_counter()
+        tokens = output.take([*draft[: verdict.accepted], verdict.next_token])
+        cycle = Cycle(
+            plan, context, len(draft), verdict.accepted, tokens, drafted - began, verified - drafted
+        )
+        planner.observe(cycle, None if states is None else [x[: verdict.accepted + 1] for x in states])
+        yield cycle
+
+
+def _draft(session: Session, pending: int, plan: Plan, most: int) -> list[int]:
+    """Draft tokens; never more than could be used, since a verification yields one token besides."""
+    length = min(plan.draft_length, most)
+    if plan.mask is None or length < 1:
+        return []
+    return draft_masked(session, pending, plan.mask, length, plan.threshold)
+
+
+def _verify(session: Session, pending: int, draft: list[int], states: list[Tensor] | None) -> Verdict:
+    """Run the full model once over the pending token and the drafts."""
+    x = session.forward([pending, *draft], states=states)
+    return accept_greedy(draft, _choices(session.decoder.logits(x)))
+
+
+def _choices(logits: Tensor) -> list[int]:
+    """The most probable token of each row."""
+    return logits.argmax(-1).tolist()
+
+
+def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -> None:
+    if on_tokens is not None and tokens:
+        on_tokens(tokens)
+
+
+@dataclass(slots=True)
+class _Output:
+    """The new tokens so far and whether they are complete."""
+
+    tokens: list[int]
+    limits: Limits
+    most: int
+    done: bool = False
+
+    @property
+    def remaining(self) -> int:
+        """New tokens that there is still room for."""
+        return self.most - len(self.tokens)
+
+    def take(self, tokens: list[int]) -> list[int]:
+        """Append tokens up to the end of generation; what lies behind it is dropped. Returns those appended."""
+        before = len(self.tokens)
+        for token in tokens:
+            if self.done:
+                break
+            self.tokens.append(token)
+            stopped = self.limits.stop is not None and self.limits.stop(self.tokens)
+            self.done = stopped or token in self.limits.eos_ids or self.remaining <= 0
+        return self.tokens[before:]

@@ -1,0 +1,101 @@
+"""The interface between planners and the decode loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.session import Prefill, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next cycle: draft `draft_length` tokens with `mask`, or a plain step when the length is 0."""
+
+    reason: str
+    """One phrase for `--explain`."""
+    mask: SkipMask | None = None
+    draft_length: int = 0
+    threshold: float = 0.0
+    """Drafting ends behind a token less probable than this."""
+    entry: str | None = None
+    """Which frontier entry the mask is, as `domain[index]`."""
+
+
+PLAIN = Plan("plain decoding")
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One draft-verify cycle, or one plain step, as it happened."""
+
+    plan: Plan
+    context: int
+    """Tokens in the cache when it began."""
+    drafted: int
+    accepted: int
+    tokens: list[int]
+    """What it yielded: the accepted drafts and the token behind them, cut at the end of generation."""
+    draft_seconds: float
+    verify_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Drafting and verification together."""
+        return self.draft_seconds + self.verify_seconds
+
+
+class Planner(Protocol):
+    """Decides cycle by cycle; one object serves one request."""
+
+    domain: str | None
+    """Where the prompt was routed, if it was."""
+    wants_states: bool
+    """Whether `observe` needs the hidden states of every verification."""
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Called once, behind the prefill."""
+        ...
+
+    def plan(self, context: int) -> Plan:
+        """What to do next with `context` tokens in the cache."""
+        ...
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        """What came of it; `states` are 2L + 1 tensors [committed tokens, hidden] when they were wanted."""
+        ...
+
+
+class BasePlanner:
+    """A planner that needs no states and learns nothing."""
+
+    domain: str | None = None
+    wants_states = False
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Nothing to prepare."""
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        """Nothing to learn."""
+
+
+class PlainPlanner(BasePlanner):
+    """Plain decoding, always."""
+
+    def plan(self, context: int) -> Plan:
+        """A plain step."""
+        return PLAIN
+
+
+class ConstantPlanner(BasePlanner):
+    """One plan for every cycle."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def plan(self, context: int) -> Plan:
+        """The plan."""
+        return self._plan

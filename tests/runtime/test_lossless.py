@@ -1,0 +1,164 @@
+"""The one law: whatever is drafted, the output is that of plain decoding and of transformers' `generate`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.divergence import Kind, compare
+from ssd_runtime.generate import Generation, Limits, generate
+from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Plan, PlainPlanner
+from ssd_runtime.session import Session
+from tests.models import VOCABULARY, tiny_model
+
+LAYERS = 4
+ALL = 2 * LAYERS
+MODEL = tiny_model("qwen3", seed=5)
+DECODER = Decoder(MODEL)
+
+
+def speculate(decoder: Decoder, ids: list[int], plan: Plan, limits: Limits) -> Generation:
+    return generate(Session(decoder), ids, ConstantPlanner(plan), limits)
+
+
+def plainly(decoder: Decoder, ids: list[int], limits: Limits) -> list[int]:
+    return generate(Session(decoder), ids, PlainPlanner(), limits).token_ids
+
+
+def reference(model: PreTrainedModel, ids: list[int], limits: Limits) -> list[int]:
+    eos = sorted(limits.eos_ids) or None
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([ids]), max_new_tokens=limits.max_new_tokens, do_sample=False, eos_token_id=eos
+        )
+    return out[0, len(ids) :].tolist()
+
+
+def assert_same(decoder: Decoder, ids: list[int], expected: list[int], got: list[int]) -> None:
+    difference = compare(Session(decoder), ids, expected, got)
+    assert difference.kind is not Kind.ERROR, (difference, expected, got)
+
+
+prompts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=60)
+masks = st.sets(st.integers(0, ALL - 1), max_size=ALL).map(lambda skipped: SkipMask.of(LAYERS, skipped))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts, masks, st.integers(1, 16), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.data()
+)
+def test_any_draft_gives_plain_decoding_and_generate(
+    ids: list[int], mask: SkipMask, length: int, new: int, threshold: float, data: st.DataObject
+) -> None:
+    limits = Limits(new)
+    plain = plainly(DECODER, ids, limits)
+    if data.draw(st.booleans(), "end of sequence inside"):
+        limits = Limits(new, frozenset({data.draw(st.sampled_from(plain), "eos")}))
+        plain = plain[: next(i for i, token in enumerate(plain) if token in limits.eos_ids) + 1]
+    got = speculate(DECODER, ids, Plan("test", mask, length, threshold), limits)
+    assert_same(DECODER, ids, plain, got.token_ids)
+    assert_same(DECODER, ids, reference(MODEL, ids, limits), got.token_ids)
+    assert sum(len(cycle.tokens) for cycle in got.cycles) == len(got.token_ids) - 1
+    assert all(cycle.drafted <= length and cycle.accepted <= cycle.drafted for cycle in got.cycles)
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama-yarn-rope", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "skipped",
+    [{0}, {1}, {ALL - 2}, {ALL - 1}, {0, 1}, set(range(ALL)), set(range(0, ALL, 2)), set()],
+    ids=lambda skipped: "-".join(map(str, sorted(skipped))) or "none",
+)
+def test_first_last_all_and_no_sublayers(variant: str, skipped: set[int]) -> None:
+    model = tiny_model(variant, seed=7)
+    decoder = Decoder(model)
+    ids, limits = [5, 9, 23, 40], Limits(30)
+    got = speculate(decoder, ids, Plan("test", SkipMask.of(LAYERS, skipped), 5), limits)
+    assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
+    if not skipped:
+        # A draft by the whole model is always right: 29 tokens behind the first, 6 a cycle.
+        assert [cycle.accepted for cycle in got.cycles] == [5, 5, 5, 5, 4]
+
+
+class Scripted(BasePlanner):
+    """A new random plan each cycle, plain steps among them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def plan(self, context: int) -> Plan:
+        skipped = {i for i in range(ALL) if self.random.random() < self.random.choice([0.1, 0.5])}
+        return Plan("scripted", SkipMask.of(LAYERS, skipped), self.random.randint(0, 16))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plans_may_change_every_cycle(seed: int) -> None:
+    ids, limits = [3, 1, 4, 1, 5], Limits(100)
+    got = generate(Session(DECODER), ids, Scripted(seed), limits)
+    assert_same(DECODER, ids, plainly(DECODER, ids, limits), got.token_ids)
+
+
+@pytest.mark.parametrize("position", range(9))
+def test_a_rejection_at_each_position(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is right up to `position` and wrong there costs nothing but itself."""
+    ids, limits = [8, 6, 7], Limits(40)
+    plain = plainly(DECODER, ids, limits)
+
+    def planted(session: Session, pending: int, mask: SkipMask, length: int, threshold: float) -> list[int]:
+        known = session.committed - len(ids) + 1
+        draft = plain[known : known + length]
+        if position < len(draft):
+            draft[position] = (draft[position] + 1) % VOCABULARY
+        return draft
+
+    monkeypatch.setattr("ssd_runtime.generate.draft_masked", planted)
+    got = speculate(DECODER, ids, Plan("test", SkipMask.of(LAYERS), 8), limits)
+    assert_same(DECODER, ids, plain, got.token_ids)
+    assert {cycle.accepted for cycle in got.cycles[:-1]} == {min(position, 8)}
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 126, 127])
+def test_prompts_up_to_the_context_limit(length: int) -> None:
+    ids = [1 + i % (VOCABULARY - 1) for i in range(length)]
+    got = speculate(DECODER, ids, Plan("test", SkipMask.of(LAYERS, {2, 5}), 6), Limits(500))
+    room = 128 - length
+    assert len(got.token_ids) == room
+    assert_same(DECODER, ids, reference(MODEL, ids, Limits(room)), got.token_ids)
+
+
+@pytest.mark.parametrize("ids", [[], [1] * 128])
+def test_prompts_that_leave_no_room_are_refused(ids: list[int]) -> None:
+    with pytest.raises(UserError, match="prompt"):
+        plainly(DECODER, ids, Limits(4))
+
+
+def test_stop_conditions_cut_at_the_same_token() -> None:
+    ids, wanted = [11, 12], plainly(DECODER, [11, 12], Limits(30))[:7]
+    limits = Limits(30, stop=lambda tokens: list(tokens) == wanted)
+    assert speculate(DECODER, ids, Plan("test", SkipMask.of(LAYERS, {3}), 9), limits).token_ids == wanted
+
+
+def test_a_session_can_be_used_again_and_streams_what_it_returns() -> None:
+    session, seen = Session(DECODER), list[int]()
+    plan = ConstantPlanner(Plan("test", SkipMask.of(LAYERS, {4}), 4))
+    generate(session, list(range(1, 50)), plan, Limits(20))
+    again = generate(session, [2, 3], plan, Limits(20), on_tokens=seen.extend)
+    assert seen == again.token_ids
+    assert_same(DECODER, [2, 3], plainly(DECODER, [2, 3], Limits(20)), again.token_ids)
+
+
+def test_a_wrong_output_is_told_from_a_near_tie() -> None:
+    ids = [5, 6, 7]
+    plain = plainly(DECODER, ids, Limits(12))
+    wrong = [*plain[:6], (plain[6] + 1) % VOCABULARY, *plain[7:]]
+    found = compare(Session(DECODER), ids, plain, wrong)
+    assert (found.kind, found.position) == (Kind.ERROR, 6)
+    assert compare(Session(DECODER), ids, plain, plain[:-1]).kind is Kind.ERROR
+    assert compare(Session(DECODER), ids, plain, list(plain)).kind is Kind.NONE
