@@ -85,9 +85,7 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
         session.commit(verdict.accepted + 1)
         verified = perf_counter()
         tokens = output.take([*draft[: verdict.accepted], verdict.next_token])
-        cycle = Cycle(
-            plan, context, len(draft), verdict.accepted, tokens, drafted - began, verified - drafted
-        )
+        cycle = Cycle(plan, context, len(draft), verdict.accepted, tokens, drafted - began, verified - drafted)
         planner.observe(cycle, None if states is None else [x[: verdict.accepted + 1] for x in states])
         yield cycle
 

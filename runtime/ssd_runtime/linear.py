@@ -48,16 +48,15 @@ class Linear:
         self._stamp = _stamp(self._modules)
         self._packed: Tensor | None = None
         self._bias: Tensor | None = None
-        if not (self._pack and all(_packable(module) for module in self._modules)):
+        linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]
+        if not self._pack or len(linears) < len(self._modules):
             return
-        weight = torch.cat([module.weight.detach() for module in self._modules])  # type: ignore[misc, union-attr]
-        biases = [module.bias for module in self._modules]
-        if any(bias is not None for bias in biases):
-            filled = [
-                bias.detach() if isinstance(bias, Tensor) else weight.new_zeros(module.out_features)  # type: ignore[arg-type]
-                for bias, module in zip(biases, self._modules, strict=True)
-            ]
-            self._bias = torch.cat(filled)
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        if any(linear.bias is not None for linear in linears):
+            zeros = weight.new_zeros
+            self._bias = torch.cat(
+                [zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears]
+            )
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         if not self._agrees(weight.shape[1]):
             self._packed = None
@@ -79,7 +78,7 @@ def can_pack(model: nn.Module) -> bool:
     )
 
 
-def _packable(module: nn.Module) -> bool:
+def _packable(module: nn.Linear) -> bool:
     return (
         type(module) is nn.Linear
         and module.weight.dtype == torch.float32

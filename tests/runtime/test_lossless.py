@@ -15,7 +15,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.generate import Generation, Limits, generate
-from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Plan, PlainPlanner
+from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.session import Session
 from tests.models import VOCABULARY, tiny_model
 
@@ -52,9 +52,7 @@ masks = st.sets(st.integers(0, ALL - 1), max_size=ALL).map(lambda skipped: SkipM
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    prompts, masks, st.integers(1, 16), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.data()
-)
+@given(prompts, masks, st.integers(1, 16), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.data())
 def test_any_draft_gives_plain_decoding_and_generate(
     ids: list[int], mask: SkipMask, length: int, new: int, threshold: float, data: st.DataObject
 ) -> None:

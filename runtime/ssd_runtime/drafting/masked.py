@@ -26,4 +26,3 @@ def draft_masked(session: Session, pending: int, mask: SkipMask, length: int, th
         if threshold > 0.0 and float(top.float() - logits.float().logsumexp(-1)) < unsure:
             break
     return drafted
-

@@ -1,0 +1,1 @@
+"""Benchmarks and their fixtures; not installed."""

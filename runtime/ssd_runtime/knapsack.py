@@ -1,0 +1,146 @@
+"""KnapSpec's search: which sub-layers to skip for each latency budget, by dynamic programming on hidden states."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.states import ReferenceStates, RowGroup, predictions
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Integer latencies of an attention and an MLP block, in units of the faster one (KnapSpec §3.4)."""
+
+    attention: int
+    mlp: int
+
+    @classmethod
+    def of(cls, latency: LatencyTable, context: float, resolution: int = 1) -> Weights:
+        """Rounded latencies at a context length; a unit is the faster block's ÷ `resolution`."""
+        attention, mlp = latency.attention_seconds(context, 1), latency.mlp_seconds(1)
+        unit = min(attention, mlp) / resolution
+        return cls(max(1, round(attention / unit)), max(1, round(mlp / unit)))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The best mask found for one budget of skipped weight."""
+
+    mask: SkipMask
+    skipped_weight: int
+    cosine: float
+    """Mean cosine between its states and the full model's behind the final norm."""
+    token_agreement: float
+    """Share of rows whose next token it predicts as the full model does (KnapSpec eq. 9)."""
+
+
+@torch.inference_mode()
+def search_knapsack(
+    decoder: Decoder,
+    reference: ReferenceStates,
+    weights: Weights,
+    threshold: float = 0.5,
+    budget: float = 0.5,
+) -> list[Candidate]:
+    """A candidate for every reachable skipped weight up to `budget` of the whole (KnapSpec Algorithm 1).
+
+    g[i, j] is the best state behind sub-layer i with weight j skipped: executing i keeps j, skipping it adds i's
+    weight, and of two ways to the same j the one closer in cosine to the full model's X(i) stays. States whose
+    cosine falls below `threshold` are dropped. All j of a sub-layer run as one batch. Unlike the printed Algorithm 2,
+    which backtracks by comparing states and stops at j = 0, choices are kept as back-pointers.
+    """
+    per_layer = weights.attention + weights.mlp
+    most = math.floor(budget * decoder.shape.num_layers * per_layer)
+    states = {0: reference.states[0]}
+    choices: list[dict[int, bool]] = []
+    for index in range(2 * decoder.shape.num_layers):
+        weight = weights.mlp if index % 2 else weights.attention
+        target = reference.states[index + 1]
+        executed = _execute(decoder, reference, index, states)
+        skipped = {j + weight: state for j, state in states.items() if j + weight <= most}
+        states, choice = {}, {}
+        for j in sorted(executed.keys() | skipped.keys()):
+            ways = [(way[j], is_skip) for way, is_skip in ((executed, False), (skipped, True)) if j in way]
+            scored = [(_cosine(state, target), state, is_skip) for state, is_skip in ways]
+            best = max(scored, key=lambda way: way[0])
+            if j == 0 or best[0] > threshold:
+                states[j], choice[j] = best[1], best[2]
+        choices.append(choice)
+    return [_candidate(decoder, reference, weights, choices, j, state) for j, state in states.items()]
+
+
+def _execute(
+    decoder: Decoder, reference: ReferenceStates, index: int, states: dict[int, Tensor]
+) -> dict[int, Tensor]:
+    """Run sub-layer `index` on every state, all budgets in one batch; nothing skipped needs no computing."""
+    layer, is_mlp = divmod(index, 2)
+    done = {0: reference.states[index + 1]}
+    budgets = [j for j in states if j]
+    if not budgets:
+        return done
+    x = torch.stack([states[j] for j in budgets])
+    if is_mlp:
+        x = decoder.mlp(layer, x.flatten(0, 1)).view_as(x)
+    else:
+        x = torch.cat([branch_attention(decoder, layer, x[:, g.rows], g) for g in reference.groups], 1)
+    return done | dict(zip(budgets, x, strict=True))
+
+
+def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -> Tensor:
+    """The attention block on `x` [branches, rows, hidden], variants of a group's rows that do not see each other.
+
+    A row sees the full model's keys before its own position, and its own key. Nothing is written to the cache.
+    """
+    shape, parts = decoder.shape, decoder.layers[layer]
+    branches, n, _ = x.shape
+    span = decoder.span(group.start, n)
+    flat = x.flatten(0, 1)
+    cos, sin = (table.repeat(branches, 1, 1) for table in (span.cos, span.sin))
+    queries, keys, values = decoder.project(layer, flat, cos, sin)
+    # [kv_heads, groups, branches * n, head_dim]; keys and values have one head a group, broadcast over it.
+    queries = queries.transpose(0, 1).reshape(shape.kv_heads, shape.groups, branches * n, shape.head_dim)
+    keys, values = (own.transpose(0, 1)[:, None] for own in (keys, values))
+    known_keys, known_values = (known[0] for known in group.cache.read(layer, group.start + n - 1))
+    scores = queries.flatten(1, 2) @ known_keys.transpose(1, 2)
+    scores = scores.view(shape.kv_heads, shape.groups * branches, n, -1)
+    if n > 1:
+        row, key = torch.arange(n, device=x.device), torch.arange(group.start + n - 1, device=x.device)
+        scores = scores.masked_fill(key[None] >= group.start + row[:, None], float("-inf"))
+    scores = scores.view(shape.kv_heads, shape.groups, branches * n, -1)
+    own_scores = (queries * keys).sum(-1, keepdim=True)
+    weights = torch.softmax(torch.cat([scores, own_scores], -1) * shape.head_dim**-0.5, -1)
+    mixed = weights[..., :-1].flatten(1, 2) @ known_values
+    mixed = mixed.view_as(queries) + weights[..., -1:] * values
+    merged = mixed.view(shape.heads, branches * n, shape.head_dim).transpose(0, 1).reshape(branches * n, -1)
+    return (flat + parts.output(merged)).view_as(x)
+
+
+def _candidate(
+    decoder: Decoder,
+    reference: ReferenceStates,
+    weights: Weights,
+    choices: list[dict[int, bool]],
+    skipped_weight: int,
+    state: Tensor,
+) -> Candidate:
+    left, skipped = skipped_weight, []
+    for index in range(len(choices) - 1, -1, -1):
+        if choices[index][left]:
+            skipped.append(index)
+            left -= weights.mlp if index % 2 else weights.attention
+    matches, _ = predictions(decoder, state, reference.targets)
+    cosine = _cosine(decoder.norm(state), decoder.norm(reference.states[-1]))
+    mask = SkipMask.of(decoder.shape.num_layers, skipped)
+    return Candidate(mask, skipped_weight, cosine, float(matches.float().mean()))
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """Mean over rows of the cosine (KnapSpec §2)."""
+    return float(torch.cosine_similarity(a.float(), b.float(), -1).mean())

@@ -1,0 +1,95 @@
+"""KnapSpec on the fly: the mask is searched again every so often on the latest tokens' hidden states."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.formulas import tokens_per_time
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.session import Prefill, Session
+from ssd_runtime.states import ReferenceStates, RowGroup
+
+
+@dataclass(frozen=True, slots=True)
+class KnapsackSettings:
+    """KnapSpec's parameters with its published defaults."""
+
+    refresh: int = 64
+    """T: draft-verify cycles between searches."""
+    window: int = 5
+    """m: cycles whose tokens' hidden states a search looks at."""
+    similarity: float = 0.5
+    """tau: states less similar to the full model's are dropped."""
+    budget: float = 0.5
+    """Largest share of the latency that may be skipped."""
+    max_draft: int = 10
+    """D: longest draft."""
+    confidence: float = 0.7
+    """Drafting ends behind a token less probable than this; 0 for the length of most tokens a second instead."""
+
+
+class KnapsackPlanner(BasePlanner):
+    """Plain steps until there are states to search on, then the mask of most tokens a second (KnapSpec §3.5)."""
+
+    wants_states = True
+
+    def __init__(self, latency: LatencyTable, settings: KnapsackSettings) -> None:
+        self._latency, self._settings = latency, settings
+        self._recent: deque[list[Tensor]] = deque(maxlen=settings.window)
+        self._cycles = 0
+        self._plan: Plan | None = None
+        self._session: Session | None = None
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Keep hold of the session whose cache the searches read."""
+        self._session = session
+
+    def plan(self, context: int) -> Plan:
+        """The plan of the latest search; searches when one is due."""
+        due = len(self._recent) == self._settings.window and self._cycles >= self._settings.refresh
+        if due or (self._plan is None and len(self._recent) == self._settings.window):
+            self._plan, self._cycles = self._search(context), 0
+        return self._plan or Plan("plain: collecting hidden states")
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        """Keep the states of the tokens that the cycle committed."""
+        assert states is not None, "this planner wants states"
+        self._recent.append(states)
+        self._cycles += 1
+
+    def _search(self, context: int) -> Plan:
+        assert self._session is not None, "start() comes first"
+        states = [torch.cat(rows) for rows in zip(*self._recent, strict=True)]
+        decoder, rows = self._session.decoder, states[0].shape[0]
+        targets = torch.cat([decoder.logits(part).argmax(-1) for part in states[-1].split(64)])
+        group = RowGroup(self._session.cache, context - rows, 0, rows)
+        found = search_knapsack(
+            decoder,
+            ReferenceStates(states, targets, [group]),
+            Weights.of(self._latency, context),
+            self._settings.similarity,
+            self._settings.budget,
+        )
+        return max((self._rated(candidate, context) for candidate in found), key=lambda rated: rated[0])[1]
+
+    def _rated(self, candidate: Candidate, context: int) -> tuple[float, Plan]:
+        """The candidate's highest TPT over draft lengths, with the measured time of each verification."""
+        draft = self._latency.step_seconds(context, 1, candidate.mask)
+        rate, length = max(
+            (
+                tokens_per_time(candidate.token_agreement, n, draft, self._latency.step_seconds(context, n + 1)),
+                n,
+            )
+            for n in range(1, self._settings.max_draft + 1)
+        )
+        early = self._settings.confidence
+        share = candidate.mask.attention_skipped + candidate.mask.mlp_skipped
+        reason = f"knapsack skips {share} of {len(candidate.mask)}: {rate:.1f} tokens/s predicted"
+        longest = self._settings.max_draft if early > 0 else length
+        return rate, Plan(reason, candidate.mask, longest, early, "knapsack")

@@ -1,0 +1,208 @@
+"""Measures a device's latency table on the model itself."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from ssd_artifacts.files import cache_folder, write_atomically
+from ssd_profiles.latency import Array, DeviceKey, LatencyTable
+from ssd_runtime.clock import seconds
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.kv_cache import KVCache
+
+QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
+OVERHEAD_CONTEXT = 128
+MAX_ROUNDS = 9
+MIN_ROUNDS = 3
+MAX_CACHE_BYTES = 2 << 30
+
+Progress = Callable[[float], None]
+
+
+def device_key(decoder: Decoder) -> DeviceKey:
+    """What latencies on the decoder's device depend on."""
+    if decoder.device.type == "cuda":
+        name = torch.cuda.get_device_name(decoder.device)
+    else:
+        name = _processor()
+    dtype = str(decoder.dtype).removeprefix("torch.")
+    return DeviceKey(name, torch.get_num_threads(), torch.__version__, dtype, decoder.kernels)
+
+
+@torch.inference_mode()
+def measure_latency(
+    decoder: Decoder, budget_seconds: float = 40.0, progress: Progress | None = None
+) -> LatencyTable:
+    """Medians over interleaved rounds of every point of the grid; at most about `budget_seconds`.
+
+    Each figure is one pass through all layers, divided by their number: a single layer looped would stay in the
+    processor's cache. Long contexts that do not fit the budget are left out; the table goes on linearly there.
+    """
+    bench = _Bench(decoder)
+    deadline = perf_counter() + budget_seconds
+    contexts = bench.contexts(budget_seconds / 2)
+    points = [(name, work) for name, work in bench.works(contexts)]
+    samples: dict[str, list[float]] = {name: [] for name, _ in points}
+    longest = 0.0
+    for round_number in range(MAX_ROUNDS):
+        began = perf_counter()
+        if round_number >= MIN_ROUNDS and began + longest > deadline:
+            break
+        for name, work in points:
+            samples[name].append(seconds(work, decoder.device))
+        longest = max(longest, perf_counter() - began)
+        if progress is not None:
+            progress(min(1.0, (round_number + 1) / MAX_ROUNDS))
+    if progress is not None:
+        progress(1.0)
+    return bench.table(contexts, samples)
+
+
+def cached_latency(decoder: Decoder, model_key: str, measure: Callable[[], LatencyTable]) -> LatencyTable:
+    """This device's table for the model `model_key` from the user's cache, else measured and kept there."""
+    path = latency_path(decoder, model_key)
+    try:
+        return LatencyTable.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        table = measure()
+        write_atomically(path, table.to_json())
+        return table
+
+
+def latency_path(decoder: Decoder, model_key: str) -> Path:
+    """Where the user's cache keeps this device's table for a model."""
+    return cache_folder() / "latency" / model_key[:16] / f"{device_key(decoder).slug()}.json"
+
+
+@dataclass(slots=True)
+class _Bench:
+    decoder: Decoder
+    cache: KVCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cache = self.decoder.new_cache()
+
+    def contexts(self, budget_seconds: float) -> list[int]:
+        """The contexts that fit the model, the memory and the time: one pass of each is tried."""
+        shape = self.decoder.shape
+        room = min(shape.max_context, MAX_CACHE_BYTES // self.cache.bytes_per_slot) - max(QUERIES)
+        wanted = [context for context in CONTEXTS if context < room]
+        if shape.max_context - max(QUERIES) == room and room > (wanted[-1] if wanted else 0):
+            wanted.append(room)
+        chosen: list[int] = []
+        spent = 0.0
+        for context in wanted:
+            self.cache.reserve(context + max(QUERIES))
+            passes = [self._attention(context, n) for n in QUERIES]
+            cost = sum(seconds(work, self.decoder.device) for work in passes)
+            # Room for the rounds still to come decides, so that a slow context is tried once at most.
+            if chosen and spent + cost * MIN_ROUNDS > budget_seconds:
+                break
+            chosen.append(context)
+            spent += cost * MIN_ROUNDS
+        return chosen or [max(1, room)]
+
+    def works(self, contexts: list[int]) -> list[tuple[str, Callable[[], object]]]:
+        """Every figure to be taken: a name and what to run."""
+        base = contexts[min(1, len(contexts) - 1)]
+        works: list[tuple[str, Callable[[], object]]] = []
+        for n in QUERIES:
+            works += [(f"attention {context} {n}", self._attention(context, n)) for context in contexts]
+            works += [
+                (f"mlp {n}", self._mlp(n)),
+                (f"head {n}", self._head(n)),
+                (f"step {n}", self._step(base, n)),
+            ]
+        return works
+
+    def table(self, contexts: list[int], samples: dict[str, list[float]]) -> LatencyTable:
+        layers = self.decoder.shape.num_layers
+        base = min(1, len(contexts) - 1)
+
+        def grid(kind: str, scale: int = 1) -> tuple[Array, Array]:
+            taken = [np.asarray(samples[f"{kind} {n}"]) / scale for n in QUERIES]
+            return np.asarray([np.median(t) for t in taken]), np.asarray([_spread(t) for t in taken])
+
+        attention = [grid(f"attention {context}", layers) for context in contexts]
+        (mlp, mlp_spread), (head, head_spread), (step, step_spread) = (
+            grid("mlp", layers),
+            grid("head"),
+            grid("step"),
+        )
+        parts = layers * (attention[base][0] + mlp) + head
+        return LatencyTable(
+            device_key(self.decoder),
+            self.decoder.layer_kinds,
+            np.asarray(QUERIES, float),
+            np.asarray(contexts, float),
+            {"full": np.asarray([values for values, _ in attention])},
+            mlp,
+            head,
+            step - parts,
+            {
+                "attention": np.asarray([spread for _, spread in attention]),
+                "mlp": mlp_spread,
+                "head": head_spread,
+                "step": step_spread,
+            },
+        )
+
+    def _rows(self, n: int) -> torch.Tensor:
+        # Every row another token: equal rows would make softmax and norms unusually well behaved.
+        ids = [(17 + 31 * i) % self.decoder.shape.vocabulary for i in range(n)]
+        return self.decoder.embed(ids)
+
+    def _attention(self, context: int, n: int) -> Callable[[], object]:
+        decoder, x, span = self.decoder, self._rows(n), self.decoder.span(context, n)
+
+        def work() -> None:
+            for layer in range(decoder.shape.num_layers):
+                decoder.attention(layer, x, self.cache, span)
+
+        return work
+
+    def _mlp(self, n: int) -> Callable[[], object]:
+        decoder, x = self.decoder, self._rows(n)
+
+        def work() -> None:
+            for layer in range(decoder.shape.num_layers):
+                decoder.mlp(layer, x)
+
+        return work
+
+    def _head(self, n: int) -> Callable[[], object]:
+        decoder, x = self.decoder, self._rows(n)
+        return lambda: decoder.logits(x).argmax(-1).tolist()
+
+    def _step(self, context: int, n: int) -> Callable[[], object]:
+        decoder = self.decoder
+        ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(n)]
+
+        def work() -> None:
+            x = decoder.run(decoder.embed(ids), self.cache, decoder.span(context, n))
+            decoder.logits(x).argmax(-1).tolist()
+
+        return work
+
+
+def _spread(samples: Array) -> float:
+    low, middle, high = np.percentile(samples, [25, 50, 75])
+    return float((high - low) / middle)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
