@@ -91,18 +91,12 @@ class Bundle:
             records,
             AnchorSet.from_file(str(path / ANCHORS)),
             {file.stem: _latency(file) for file in sorted((path / "latency").glob("*.json"))},
-            {
-                name: (path / name).read_text(encoding="utf-8")
-                for name in manifest.files
-                if name.startswith("report.")
-            },
+            {name: (path / name).read_text(encoding="utf-8") for name in manifest.files if name.startswith("report.")},
         )
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
-    present = {
-        file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file() or file.is_symlink()
-    }
+    present = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file() or file.is_symlink()}
     for name in sorted(set(manifest.files) - present):
         raise UserError(f"{path / name}: missing from the bundle; copy it again or compile it again")
     for name in sorted(present - set(manifest.files) - BESIDE):
@@ -176,6 +170,4 @@ class _FlowListDumper(yaml.SafeDumper):
         return super().represent_sequence(tag, sequence, flow_style=numbers)
 
 
-_FlowListDumper.add_representer(
-    list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data)
-)
+_FlowListDumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data))

@@ -38,9 +38,7 @@ class FrontierEntry(BaseModel):
     def _shapes(self) -> FrontierEntry:
         for name, values in (("tokens", self.tokens), ("steps", self.steps)):
             if [len(row) for row in values] != [len(self.thresholds)] * len(self.draft_lengths):
-                raise ValueError(
-                    f"{name}: expected {len(self.draft_lengths)} rows of {len(self.thresholds)} numbers"
-                )
+                raise ValueError(f"{name}: expected {len(self.draft_lengths)} rows of {len(self.thresholds)} numbers")
         return self
 
     @classmethod

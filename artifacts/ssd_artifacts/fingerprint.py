@@ -73,9 +73,7 @@ def config_sha256(config: Mapping[str, Any]) -> str:
 
 def tokenizer_sha256(tokenizer: Tokenizer, chat_template: str | None) -> str:
     """Hash of a tokenizer by behaviour: vocabulary, a probe text's ids, chat template."""
-    return _sha256(
-        json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.encode(PROBE), chat_template or ""])
-    )
+    return _sha256(json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.encode(PROBE), chat_template or ""]))
 
 
 @dataclass(frozen=True, slots=True)

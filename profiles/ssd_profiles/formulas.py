@@ -16,9 +16,7 @@ def expected_tokens(token_agreement: float, draft_length: int) -> float:
     return float((1.0 - token_agreement ** (draft_length + 1)) / (1.0 - token_agreement))
 
 
-def tokens_per_time(
-    token_agreement: float, draft_length: int, draft_seconds: float, verify_seconds: float
-) -> float:
+def tokens_per_time(token_agreement: float, draft_length: int, draft_seconds: float, verify_seconds: float) -> float:
     """TPT, the expected tokens a second of a (mask, draft length) (KnapSpec eq. 4).
 
     The paper charges one plain target forward for a verification; pass the measured time of one over

@@ -83,9 +83,7 @@ class LatencyTable:
             if mask is not None and mask.bits[2 * layer + 1]:
                 kept_mlp -= 1
         attention = sum(
-            count * self.attention_seconds(context, queries, kind)
-            for kind, count in kept_attention.items()
-            if count
+            count * self.attention_seconds(context, queries, kind) for kind, count in kept_attention.items() if count
         )
         fixed = self.head_seconds(queries) + _interpolate(queries, self.queries, self.overhead)
         return attention + kept_mlp * self.mlp_seconds(queries) + fixed
@@ -140,9 +138,7 @@ class LatencyTable:
         if not self.contexts.size or self.contexts.ndim != 1 or np.any(np.diff(self.contexts) <= 0):
             raise ValueError("contexts must ascend")
         if not self.layer_kinds or set(self.layer_kinds) != set(self.attention):
-            raise ValueError(
-                f"layer kinds {sorted(set(self.layer_kinds))} but attention of {sorted(self.attention)}"
-            )
+            raise ValueError(f"layer kinds {sorted(set(self.layer_kinds))} but attention of {sorted(self.attention)}")
         for kind, values in self.attention.items():
             if values.shape != (self.contexts.size, *points):
                 raise ValueError(f"attention {kind}: expected {(self.contexts.size, *points)}, got {values.shape}")

@@ -72,9 +72,7 @@ def _prompt(record: dict[str, Any], where: str, number: int, all_turns: bool) ->
 
 def _messages(value: Any, where: str) -> tuple[tuple[str, str], ...]:
     valid = isinstance(value, list) and all(
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
         for message in value
     )
     if not valid or not value:

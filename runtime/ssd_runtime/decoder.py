@@ -65,6 +65,7 @@ class Norm:
         self._plain = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
 
     def __call__(self, x: Tensor) -> Tensor:
+        """The normed rows of `x`."""
         # transformers rounds to the weight's dtype before the weight is applied: equal only in fp32.
         if self._plain and x.dtype == torch.float32 and not self._module._forward_hooks:
             return rms_norm(x, (x.shape[-1],), self._module.weight, self._epsilon)  # type: ignore[arg-type]

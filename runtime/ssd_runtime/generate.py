@@ -12,7 +12,7 @@ from torch import Tensor
 from ssd_runtime.acceptance import Verdict, accept_greedy
 from ssd_runtime.drafting.masked import draft_masked
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
-from ssd_runtime.session import Session
+from ssd_runtime.session import Prefill, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,21 @@ class Generation:
     decode_seconds: float = 0.0
 
     @property
+    def target_forwards(self) -> int:
+        """Full-model forwards behind the prefill."""
+        return len(self.cycles)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens drafted."""
+        return sum(cycle.drafted for cycle in self.cycles)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafted tokens that stood, those behind the end of generation included."""
+        return sum(cycle.accepted for cycle in self.cycles)
+
+    @property
     def tokens_per_second(self) -> float:
         """New tokens a second of decoding, prefill excluded."""
         return len(self.token_ids) / self.decode_seconds if self.decode_seconds else 0.0
@@ -57,16 +72,30 @@ def generate(
     """
     began = perf_counter()
     prompt = session.prefill(prompt_ids)
+    return decode(session, prompt, planner, limits, on_tokens, perf_counter() - began)
+
+
+@torch.inference_mode()
+def decode(
+    session: Session,
+    prompt: Prefill,
+    planner: Planner,
+    limits: Limits,
+    on_tokens: Callable[[list[int]], None] | None = None,
+    prefill_seconds: float = 0.0,
+) -> Generation:
+    """Decode behind a prompt that the session has been through; may be called again for the same prompt."""
+    began = perf_counter()
+    session.rewind(prompt)
     planner.start(session, prompt)
-    result = Generation(len(prompt_ids), planner.domain)
-    result.prefill_seconds = perf_counter() - began
+    result = Generation(prompt.tokens, planner.domain, prefill_seconds=prefill_seconds + perf_counter() - began)
 
     decoding = perf_counter()
-    room = session.decoder.shape.max_context - len(prompt_ids)
-    unfinished = _Output(result.token_ids, limits, min(limits.max_new_tokens, room))
+    room = session.decoder.shape.max_context - prompt.tokens
+    output = _Output(result.token_ids, limits, min(limits.max_new_tokens, room))
     first = _choices(session.decoder.head(prompt.last[None]))
-    _deliver(unfinished.take(first), on_tokens)
-    for cycle in _cycles(session, planner, unfinished):
+    _deliver(output.take(first), on_tokens)
+    for cycle in _cycles(session, planner, output):
         result.cycles.append(cycle)
         _deliver(cycle.tokens, on_tokens)
     result.decode_seconds = perf_counter() - decoding

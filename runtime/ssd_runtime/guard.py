@@ -30,7 +30,7 @@ class Guard:
     _next_rest: int = FIRST_REST
 
     def observe(self, cycle: Cycle, plain_seconds: float, verify_seconds: float) -> None:
-        """Take in a cycle; `plain_seconds` and `verify_seconds` are the table's for a plain step and its verification."""
+        """Take in a cycle; the table gives `plain_seconds` for a plain step, `verify_seconds` for its verification."""
         if cycle.drafted == 0:
             self.rest = max(0, self.rest - len(cycle.tokens))
             return

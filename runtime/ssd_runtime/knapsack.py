@@ -76,9 +76,7 @@ def search_knapsack(
     return [_candidate(decoder, reference, weights, choices, j, state) for j, state in states.items()]
 
 
-def _execute(
-    decoder: Decoder, reference: ReferenceStates, index: int, states: dict[int, Tensor]
-) -> dict[int, Tensor]:
+def _execute(decoder: Decoder, reference: ReferenceStates, index: int, states: dict[int, Tensor]) -> dict[int, Tensor]:
     """Run sub-layer `index` on every state, all budgets in one batch; nothing skipped needs no computing."""
     layer, is_mlp = divmod(index, 2)
     done = {0: reference.states[index + 1]}

@@ -47,6 +47,12 @@ class KVCache:
             grown[:, :, :, : old.shape[3]] = old
             self._layers[layer] = grown
 
+    def copy_from(self, other: KVCache, slots: int) -> None:
+        """Take over the first `slots` slots of another cache of the same model."""
+        self.reserve(slots)
+        for mine, theirs in zip(self._layers, other._layers, strict=True):
+            mine[:, :, :, :slots] = theirs[:, :, :, :slots]
+
     def write(self, layer: int, slot: int, keys: Tensor, values: Tensor) -> None:
         """Put `keys` and `values` [n, kv_heads, head_dim] into slots `slot`, …, `slot` + n - 1."""
         cache, end = self._layers[layer], slot + keys.shape[0]

@@ -33,6 +33,7 @@ class Linear:
         return self._packed is not None
 
     def __call__(self, x: Tensor) -> Tensor:
+        """The projections of `x`."""
         if self._packed is not None:
             return torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self._bias, "none", [], "")
         if len(self._modules) == 1:
@@ -54,9 +55,7 @@ class Linear:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         if any(linear.bias is not None for linear in linears):
             zeros = weight.new_zeros
-            self._bias = torch.cat(
-                [zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears]
-            )
+            self._bias = torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         if not self._agrees(weight.shape[1]):
             self._packed = None

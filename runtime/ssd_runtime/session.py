@@ -43,24 +43,34 @@ class Session:
         self.committed = 0
 
     @torch.inference_mode()
-    def prefill(self, ids: list[int]) -> Prefill:
-        """Run the full model over a prompt from position 0. Raises UserError when it leaves no room to decode."""
-        limit = self.decoder.shape.max_context
+    def prefill(self, ids: list[int], behind: Prefill | None = None) -> Prefill:
+        """Run the full model over a prompt from position 0, or over the rest of one `behind` its prefilled beginning.
+
+        Raises UserError when the prompt is empty or leaves no room to decode.
+        """
+        self.committed = behind.tokens if behind is not None else 0
+        total, limit = self.committed + len(ids), self.decoder.shape.max_context
         if not ids:
             raise UserError("prompt: it is empty; give at least one token")
-        if len(ids) >= limit:
+        if total >= limit:
             raise UserError(
-                f"prompt: {len(ids)} tokens, but this model's context holds {limit}, the answer included; "
+                f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
                 "shorten the prompt"
             )
-        self.committed, total = 0, torch.zeros(0)
+        summed = behind.mean * behind.tokens if behind is not None else torch.zeros((), device=self.decoder.device)
         for start in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[start : start + PREFILL_CHUNK]
             normed = self.decoder.norm(self.forward(chunk))
-            summed = normed.sum(0, dtype=torch.float32)
-            total = total + summed if start else summed
+            summed = summed + normed.sum(0, dtype=torch.float32)
             self.commit(len(chunk))
-        return Prefill(normed[-1], total / len(ids), len(ids))
+        return Prefill(normed[-1], summed / total, total)
+
+    def fork(self) -> Session:
+        """Another session that has the same tokens committed."""
+        other = Session(self.decoder)
+        other.cache.copy_from(self.cache, self.committed)
+        other.commit(self.committed)
+        return other
 
     @torch.inference_mode()
     def forward(
@@ -80,6 +90,10 @@ class Session:
         if states is not None:
             states.append(x)
         return self.decoder.run(x, self.cache, self.decoder.span(start, len(ids)), mask, states=states)
+
+    def rewind(self, prompt: Prefill) -> None:
+        """Forget all tokens behind the prompt that was last prefilled."""
+        self.committed = prompt.tokens
 
     def commit(self, tokens: int) -> None:
         """Count `tokens` more slots as committed."""

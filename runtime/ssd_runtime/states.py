@@ -64,8 +64,7 @@ class ReferenceStates:
         picked = [(group, row) for group in self.groups for row in range(group.begin + step // 2, group.end, step)]
         rows = torch.tensor([row for _, row in picked], device=self.targets.device)
         groups = [
-            RowGroup(group.cache, group.start + row - group.begin, i, i + 1)
-            for i, (group, row) in enumerate(picked)
+            RowGroup(group.cache, group.start + row - group.begin, i, i + 1) for i, (group, row) in enumerate(picked)
         ]
         return ReferenceStates([x[rows] for x in self.states], self.targets[rows], groups)
 

@@ -1,0 +1,1 @@
+"""What decides offline: measure, calibrate, search, index, validate, write."""

@@ -1,0 +1,112 @@
+"""The full model's own continuations of a domain's prompts, and its hidden states on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.generate import Limits, decode
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.session import Prefill, Session
+from ssd_runtime.states import ReferenceStates, RowGroup
+
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt, the full model's greedy continuation of it, and the prompt's features."""
+
+    prompt: list[int]
+    continuation: list[int]
+    features: dict[str, list[float]]
+
+    @property
+    def middle(self) -> float:
+        """Context length half-way through the continuation."""
+        return len(self.prompt) + len(self.continuation) / 2
+
+
+class SharedPrefix:
+    """A session that holds what all prompts of a domain begin with, worked examples mostly: computed once."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[list[int]]) -> None:
+        self._session = Session(decoder)
+        # At least one token of each prompt is its own: its state is asked for.
+        shortest = min(len(ids) for ids in prompts) - 1
+        same = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
+        self._length = min(shortest, sum(1 for _ in same))
+        self._prefill = self._session.prefill(prompts[0][: self._length]) if self._length else None
+
+    def prefill(self, ids: list[int]) -> tuple[Session, Prefill]:
+        """A session of the prompt's own, and what its prefill leaves behind."""
+        if self._prefill is not None:
+            self._session.rewind(self._prefill)
+        session = self._session.fork() if self._prefill is not None else Session(self._session.decoder)
+        return session, session.prefill(ids[self._length :], self._prefill)
+
+
+@torch.inference_mode()
+def continue_prompts(
+    decoder: Decoder, prompts: Sequence[list[int]], new_tokens: int, eos: frozenset[int], tick: Tick
+) -> list[dict[str, Any]]:
+    """Greedy continuations and features of `prompts`, as plain JSON for `samples_of`."""
+    shared, found = SharedPrefix(decoder, prompts), []
+    for ids in prompts:
+        session, prompt = shared.prefill(ids)
+        generation = decode(session, prompt, PlainPlanner(), Limits(new_tokens, eos))
+        found.append({"prompt": ids, "continuation": generation.token_ids, "features": features(prompt)})
+        tick()
+    return found
+
+
+@torch.inference_mode()
+def features_of(decoder: Decoder, prompts: Sequence[list[int]], tick: Tick) -> list[dict[str, list[float]]]:
+    """Features of `prompts`, as plain JSON."""
+    shared, found = SharedPrefix(decoder, prompts), []
+    for ids in prompts:
+        found.append(features(shared.prefill(ids)[1]))
+        tick()
+    return found
+
+
+def features(prompt: Prefill) -> dict[str, list[float]]:
+    """Both routing features of a prompt."""
+    return {name: prompt.feature(name).tolist() for name in ("mean", "last")}
+
+
+def samples_of(found: list[dict[str, Any]], domain: str) -> list[Sample]:
+    """The samples that have tokens to draft. Raises UserError when none has."""
+    samples = [Sample(**sample) for sample in found if len(sample["continuation"]) > 1]
+    if not samples:
+        raise UserError(f"domain {domain}: the model answers every prompt with its end token; give other prompts")
+    return samples
+
+
+@torch.inference_mode()
+def reference_states(decoder: Decoder, samples: Sequence[Sample]) -> ReferenceStates:
+    """The full model's states on the samples' continuations, one group a sample.
+
+    Rows are the inputs of decoding: every continuation token but the last, which has no known successor.
+    """
+    states: list[list[Tensor]] = []
+    targets: list[Tensor] = []
+    groups: list[RowGroup] = []
+    shared, begin = SharedPrefix(decoder, [sample.prompt for sample in samples]), 0
+    for sample in samples:
+        rows: list[Tensor] = []
+        session, _ = shared.prefill(sample.prompt)
+        x = session.forward(sample.continuation[:-1], states=rows)
+        targets.append(decoder.logits(x).argmax(-1))
+        states.append(rows)
+        end = begin + len(sample.continuation) - 1
+        groups.append(RowGroup(session.cache, session.committed, begin, end))
+        begin = end
+    return ReferenceStates([torch.cat(parts) for parts in zip(*states, strict=True)], torch.cat(targets), groups)

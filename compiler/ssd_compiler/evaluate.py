@@ -1,0 +1,99 @@
+"""Rates masks by predicted tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from ssd_profiles.acceptance import AcceptanceProfile, Trace
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.planning.throughput import Entry, Option, best_option
+from ssd_runtime.states import ReferenceStates, drafted_as
+
+FAR_BEHIND = 0.9
+"""A mask slower than this share of the best one, on the first sequences, is not looked at further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A mask, what its drafts yield, and the best way to draft with it."""
+
+    mask: SkipMask
+    origin: str
+    profile: AcceptanceProfile
+    option: Option
+    traces: tuple[Trace, ...]
+    complete: bool
+    """Whether all calibration rows were looked at."""
+
+    @property
+    def speedup(self) -> float:
+        """Predicted, against plain decoding."""
+        return self.option.speedup
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Predicted tokens a second of masks, from one parallel pass of each over the calibration rows.
+
+    A mask is evaluated once. `most` bounds the evaluations and `deadline` (of `perf_counter`) the time; `forwards`
+    counts work in full forwards of all calibration rows.
+    """
+
+    decoder: Decoder
+    reference: ReferenceStates
+    latency: LatencyTable
+    context: int
+    block: int
+    most: int
+    deadline: float
+    tick: Callable[[], None]
+    rated: dict[SkipMask, Rated] = field(default_factory=dict)
+    forwards: float = 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no more masks may be evaluated."""
+        return len(self.rated) >= self.most or perf_counter() > self.deadline
+
+    def rate(self, mask: SkipMask, origin: str) -> Rated:
+        """Evaluate a mask, or recall it.
+
+        The first sequences decide whether the rest is worth while: a mask that is far behind there is left at that.
+        """
+        known = self.rated.get(mask)
+        if known is not None:
+            return known
+        first = max(1, len(self.reference.groups) // 4)
+        rated = self._rate(mask, origin, self.reference.head(first), False)
+        if not self.rated or rated.speedup >= FAR_BEHIND * self.best().speedup:
+            rated = self._rate(mask, origin, self.reference, True)
+        self.rated[mask] = rated
+        self.tick()
+        return rated
+
+    def _rate(self, mask: SkipMask, origin: str, reference: ReferenceStates, complete: bool) -> Rated:
+        traces = tuple(drafted_as(self.decoder, reference, mask, self.block))
+        kept = len(mask) - mask.first_skipped - (len(list(mask)))
+        self.forwards += kept / len(mask) * len(reference) / len(self.reference)
+        profile = AcceptanceProfile.of_traces(traces)
+        option = best_option([Entry(mask.hex(), mask, profile)], self.latency, self.context)
+        assert option is not None
+        return Rated(mask, origin, profile, option, traces, complete)
+
+    def rate_all(self, masks: Iterable[SkipMask], origin: str) -> list[Rated]:
+        """Evaluate masks until nothing is left of the bounds."""
+        found = []
+        for mask in masks:
+            if self.exhausted:
+                break
+            found.append(self.rate(mask, origin))
+        return found
+
+    def best(self) -> Rated:
+        """The mask of most predicted tokens a second so far."""
+        complete = (rated for rated in self.rated.values() if rated.complete)
+        return max(complete, key=lambda rated: rated.option.tokens_per_second)

@@ -1,0 +1,107 @@
+"""The prompts of each domain, and which of them serve the search, the anchors and the validation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ssd_compiler.settings import CompileSettings
+from ssd_profiles.domain import DomainDefinition, Record, load_domain, starter_set
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import read_prompts
+from ssd_runtime.hub import hub_reachable
+from ssd_runtime.models import LoadedModel, conversation
+
+MIN_PROMPTS = 6
+DEFAULT_NEW_TOKENS = 64
+"""Length of continuations for domains that the user brings: that of most domains in KNN-SSD."""
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainPrompts:
+    """Token ids of a domain's prompts in three sets without overlap."""
+
+    name: str
+    max_new_tokens: int
+    search: list[list[int]]
+    anchors: list[list[int]]
+    validation: list[list[int]]
+
+
+def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> DomainPrompts:
+    """The prompts of a packaged domain or of the user's file, encoded, shuffled by seed and split.
+
+    Prompts that do not fit the model's context are left out. Raises UserError when too few remain.
+    """
+    files = dict(settings.domain_files)
+    wanted = settings.search_prompts + settings.anchor_prompts + settings.validation_prompts
+    shuffle = random.Random(f"{settings.seed} {name}").shuffle
+    if name in files:
+        new_tokens = DEFAULT_NEW_TOKENS
+        prompts = list(dict.fromkeys(tuple(conversation(prompt)) for prompt in read_prompts(Path(files[name]))))
+    else:
+        definition = load_domain(name)
+        new_tokens = definition.max_new_tokens
+        texts = _packaged(definition, wanted, warn)
+        prompts = [(("user", text),) for text in texts]
+    shuffle(prompts)
+    limit = loaded.model.config.max_position_embeddings - new_tokens
+    encoded = [ids for ids in map(loaded.encode, prompts) if len(ids) <= limit]
+    if len(encoded) < MIN_PROMPTS:
+        raise UserError(
+            f"domain {name}: {len(encoded)} different prompts fit this model's context, "
+            f"at least {MIN_PROMPTS} are needed; add prompts"
+        )
+    third = len(encoded) // 3
+    search, validation = min(settings.search_prompts, third), min(settings.validation_prompts, third)
+    return DomainPrompts(
+        name,
+        new_tokens,
+        encoded[:search],
+        encoded[search + validation : search + validation + settings.anchor_prompts],
+        encoded[search : search + validation],
+    )
+
+
+def _packaged(definition: DomainDefinition, wanted: int, warn: Warn) -> list[str]:
+    """Rendered prompts from the Hub's data set, else from the starter set, with a warning."""
+    try:
+        records, shots = _from_hub(definition, wanted)
+    except _UnreachableError as error:
+        starter = starter_set(definition.name)
+        records, shots = starter.records, starter.shots
+        warn(
+            f"domain {definition.name}: {definition.dataset.name} cannot be loaded ({error}); using the "
+            f"{len(records)} starter prompts that come with the package"
+        )
+    return [definition.render(record, shots) for record in records]
+
+
+class _UnreachableError(Exception):
+    """The Hub, or the library that loads from it, is not there."""
+
+
+def _from_hub(definition: DomainDefinition, wanted: int) -> tuple[list[Record], list[Record]]:
+    try:
+        import datasets
+    except ImportError:
+        raise _UnreachableError("install the extra ssd-decoding[datasets]") from None
+    if not hub_reachable():
+        raise _UnreachableError("no connection to the Hub")
+    source = definition.dataset
+    try:
+        rows = datasets.load_dataset(
+            source.name, source.config, split=source.split, revision=source.revision, streaming=True
+        )
+        records: list[Record] = [
+            {ours: str(row[theirs]) for ours, theirs in definition.fields.items()}
+            for row in islice(rows, wanted + definition.shots)
+        ]
+    except Exception as error:  # the library lets many kinds of network error through
+        raise _UnreachableError(type(error).__name__) from None
+    return records[definition.shots :], records[: definition.shots]
