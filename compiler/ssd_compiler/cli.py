@@ -1,0 +1,121 @@
+"""The command `ssd-compile`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ssd_artifacts.bundle import Bundle
+from ssd_compiler.build import MIXTURE, compile_bundle
+from ssd_compiler.progress import Reporter
+from ssd_compiler.report import domain_summary
+from ssd_compiler.settings import CompileSettings
+from ssd_profiles.domain import load_domain
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import read_prompts
+from ssd_runtime.command import run_command
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def compile_(
+    model: Annotated[str, typer.Option(help="Hub id, folder, .gguf file, or `demo`.")],
+    domains: Annotated[str, typer.Option(help="Packaged domains, comma-separated, e.g. cnn,gsm8k.")] = "",
+    domain_file: Annotated[
+        list[str] | None, typer.Option(help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
+    evaluations: Annotated[int, typer.Option(min=8, help="Masks evaluated a domain, unless --budget is given.")] = 96,
+    seed: Annotated[int, typer.Option(help="Fixes splits and random choices.")] = 0,
+    resume: Annotated[
+        bool, typer.Option(help="Go on where an interrupted compile into the same folder stopped.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+) -> None:
+    """Measure a model on this device, search what to skip for each domain, and write a bundle."""
+    settings = CompileSettings(
+        model=model,
+        domains=tuple(name for name in domains.split(",") if name),
+        domain_files=tuple(_named_file(text) for text in domain_file or []),
+        device=device,
+        dtype=dtype,
+        budget_seconds=_seconds(budget) if budget else None,
+        evaluations=evaluations,
+        seed=seed,
+    )
+    _check(settings, out)
+    bundle = compile_bundle(settings, out, resume, Reporter())
+    if as_json:
+        summaries = [domain_summary(record, bundle.model.num_layers) for record in bundle.domains.values()]
+        print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))
+    else:
+        _show(bundle, out)
+
+
+def main() -> None:
+    """Run the command; a user's mistake ends it with one line and exit code 2."""
+    run_command(app)
+
+
+def _check(settings: CompileSettings, out: Path) -> None:
+    """Refuse what can be refused before anything long begins."""
+    names = settings.all_domains
+    if not names:
+        raise UserError("--domains: none given; name some, e.g. --domains cnn,gsm8k, or give --domain-file")
+    for name in names:
+        if names.count(name) > 1 or name == MIXTURE or not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
+            raise UserError(
+                f"domain {name!r}: names must differ, be lower-case letters, digits, - or _, and not {MIXTURE!r}"
+            )
+    for name in settings.domains:
+        load_domain(name)
+    for _, path in settings.domain_files:
+        read_prompts(Path(path))
+    if out.exists() and not ((out / "manifest.yaml").is_file() or (out.is_dir() and not any(out.iterdir()))):
+        raise UserError(f"--out: {out} exists and is not a bundle; choose another folder")
+
+
+def _named_file(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    if not separator or not name or not path:
+        raise UserError(f"--domain-file: expected NAME=prompts.jsonl, got {text!r}")
+    return name, path
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"--budget: expected a time such as 90s, 10m or 1h, got {text!r}")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _show(bundle: Bundle, out: Path) -> None:
+    table = Table(title=f"{bundle.model.name}: predicted and measured against plain decoding")
+    for column in ("domain", "skipped (attention + MLP)", "α", "M", "predicted", "measured (95%)", "verdict", "search"):
+        table.add_column(column, justify="left" if column in ("domain", "verdict") else "right")
+    for record in bundle.domains.values():
+        summary = domain_summary(record, bundle.model.num_layers)
+        interval, layers = summary["measured_interval"], bundle.model.num_layers
+        table.add_row(
+            record.name,
+            f"{summary['attention_skipped']} + {summary['mlp_skipped']} of {layers} + {layers}",
+            f"{summary['draft_acceptance_rate']:.2f}" if interval else "–",
+            f"{summary['mean_acceptance_length']:.2f}" if interval else "–",
+            f"{summary['predicted_speedup']:.2f}x" if summary["predicted_speedup"] else "–",
+            f"{summary['measured_speedup']:.2f}x ({interval[0]:.2f}–{interval[1]:.2f})" if interval else "–",
+            summary["verdict"],
+            f"{summary['search_seconds']:.0f} s",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"bundle: {out}  report: {out / 'report.html'}", soft_wrap=True)

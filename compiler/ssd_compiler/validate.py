@@ -1,0 +1,114 @@
+"""Timed decoding of prompts that the search never saw: which finalist is fastest, and whether it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ssd_artifacts.domain_record import Choice, Validation
+from ssd_compiler.calibrate import SharedPrefix
+from ssd_profiles.intervals import bootstrap_interval, speedup
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.divergence import Kind, compare
+from ssd_runtime.generate import Generation, Limits
+from ssd_runtime.interleaved import Contenders, in_turn
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
+from ssd_runtime.planning.throughput import Entry, Option, best_option
+from ssd_runtime.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The finalist that was fastest, and what it brought on other prompts."""
+
+    choice: Choice
+    validation: Validation
+
+
+def validate(
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    finalists: Sequence[tuple[int, Entry]],
+    latency: LatencyTable,
+    context: int,
+    limits: Limits,
+    tick: Callable[[], None],
+) -> Confirmed:
+    """Choose among `finalists` (frontier index, entry) on half of the prompts, measure the chosen on the other half.
+
+    Everything is timed in turn, against plain decoding of the same engine. Raises RuntimeError if an output differs
+    from plain decoding by more than a rounding tie: that is a defect of this program.
+    """
+    options: dict[int, Option] = {}
+    for index, entry in finalists:
+        option = best_option([entry], latency, context)
+        assert option is not None
+        options[index] = option
+    half = len(prompts) // 2 if len(options) > 1 else 0
+    contenders: dict[str, Callable[[], Planner]] = {str(i): _constant(option) for i, option in options.items()}
+    trial = _timed(decoder, prompts[:half], contenders, limits, tick) if half else {}
+    totals = {name: sum(run.decode_seconds for run in runs) for name, runs in trial.items()}
+    best = min(totals, key=lambda name: totals[name]) if totals else str(finalists[0][0])
+    final = _timed(decoder, prompts[half:], {"plain": PlainPlanner, "masked": contenders[best]}, limits, tick)
+    return Confirmed(_choice(int(best), options[int(best)]), _figures(final["plain"], final["masked"]))
+
+
+def _constant(option: Option) -> Callable[[], Planner]:
+    plan = Plan("validation", option.entry.mask, option.draft_length, option.threshold, option.entry.name)
+    return lambda: ConstantPlanner(plan)
+
+
+def _timed(
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    contenders: Contenders,
+    limits: Limits,
+    tick: Callable[[], None],
+) -> dict[str, list[Generation]]:
+    """Every contender on every prompt, in turn, behind one short warm-up."""
+    shared = SharedPrefix(decoder, prompts)
+    runs: dict[str, list[Generation]] = {name: [] for name in contenders}
+    for turn, ids in enumerate(prompts):
+        session, prompt = shared.prefill(ids)
+        if turn == 0:
+            in_turn(session, prompt, contenders, Limits(min(8, limits.max_new_tokens), limits.eos_ids))
+        done = in_turn(session, prompt, contenders, limits, turn)
+        outputs = [generation.token_ids for generation in done.values()]
+        for other in outputs[1:]:
+            _require_same(session, ids, outputs[0], other)
+        for name, generation in done.items():
+            runs[name].append(generation)
+        tick()
+    return runs
+
+
+def _require_same(session: Session, ids: list[int], expected: list[int], got: list[int]) -> None:
+    found = compare(session, ids, expected, got)
+    if found.kind is Kind.ERROR:
+        raise RuntimeError(f"outputs differ at new token {found.position} (logit gap {found.gap}); please report it")
+
+
+def _choice(entry: int, option: Option) -> Choice:
+    return Choice(
+        entry=entry,
+        draft_length=option.draft_length,
+        threshold=option.threshold,
+        predicted_speedup=round(option.speedup, 4),
+    )
+
+
+def _figures(plain: list[Generation], masked: list[Generation]) -> Validation:
+    before, after = [run.decode_seconds for run in plain], [run.decode_seconds for run in masked]
+    low, high = bootstrap_interval(before, after)
+    forwards = sum(run.target_forwards for run in masked)
+    drafted = sum(run.num_draft_tokens for run in masked)
+    return Validation(
+        prompts=len(masked),
+        new_tokens=sum(len(run.token_ids) for run in masked),
+        speedup=round(speedup(before, after), 4),
+        speedup_interval=(round(low, 4), round(high, 4)),
+        mean_acceptance_length=round(sum(len(run.token_ids) - 1 for run in masked) / max(1, forwards), 4),
+        draft_acceptance_rate=round(sum(run.num_accepted_tokens for run in masked) / max(1, drafted), 4),
+        identical=all(a.token_ids == b.token_ids for a, b in zip(plain, masked, strict=True)),
+    )
