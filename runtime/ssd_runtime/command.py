@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-import click
 import typer
 
 from ssd_profiles.errors import UserError
+
+# Typer brings its own copy of click in some versions: only its exceptions' common base is the same everywhere.
+_USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def run_command(app: typer.Typer) -> None:
@@ -17,12 +20,10 @@ def run_command(app: typer.Typer) -> None:
         code = command.main(standalone_mode=False)
     except UserError as error:
         code = _complain(str(error))
-    except click.exceptions.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         code = _complain("interrupted", 130)
-    except KeyboardInterrupt:
-        code = _complain("interrupted", 130)
-    except click.exceptions.ClickException as error:
-        code = _complain(error.format_message())
+    except _USAGE_ERROR as error:
+        code = _complain(f"{error.format_message()} See --help.")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = _complain(f"{where}{error.strerror or error}; check the path, its permissions and the space left")

@@ -1,0 +1,168 @@
+"""The command `ssd-run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ssd_artifacts.bundle import Bundle
+from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.prompts import Prompt, read_prompts
+from ssd_runtime.command import run_command
+from ssd_runtime.outcome import Outcome, summary
+from ssd_runtime.strategies import check_strategy, make_strategy, needs_latency, read_settings
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --prompts.")] = None,
+    artifact: Annotated[Path | None, typer.Option(help="A bundle that ssd-compile wrote.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.")] = None,
+    all_turns: Annotated[bool, typer.Option(help="Decode every turn of `turns`, not the first alone.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    strategy: Annotated[str, typer.Option(help="auto, plain, knn, knapsack or fixed:NAME.")] = "auto",
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
+    raw: Annotated[bool, typer.Option(help="No chat template.")] = False,
+    compare: Annotated[bool, typer.Option(help="Decode plainly too, in turn, and compare output and speed.")] = False,
+    explain: Annotated[bool, typer.Option(help="Say on standard error what was planned and why.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, the summary last.")] = False,
+) -> None:
+    """Decode prompts faster, with exactly the output of plain decoding."""
+    requests = _requests(prompt, prompts, all_turns)
+    if artifact is None and model is None:
+        raise UserError("--artifact: none given; give a bundle, or --model with --strategy plain or knapsack")
+    check_strategy(strategy, artifact is not None)
+    settings = read_settings(strategy, assignments or [])
+    bundle = Bundle.load(artifact) if artifact is not None else None
+
+    # Only now the imports that take seconds: bad input is answered at once.
+    import torch
+
+    from ssd_runtime.decoder import Decoder
+    from ssd_runtime.models import load_model
+    from ssd_runtime.runner import Runner, RunSettings
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = load_model(model or _model_of(bundle, artifact), device, dtype)
+    if bundle is not None:
+        bundle.model.require_same_model(loaded.fingerprint(), str(artifact))
+    decoder = Decoder(loaded.model)
+    latency = _latency(decoder, bundle, loaded.fingerprint().config_sha256) if needs_latency(strategy) else None
+    runner = Runner(
+        loaded,
+        decoder,
+        make_strategy(strategy, settings, bundle, latency),
+        RunSettings(strategy, max_new_tokens, tuple(stop or ()), raw, compare),
+        (lambda text: None) if as_json else _write,
+    )
+    outcomes: list[Outcome] = []
+    for request in requests:
+        for outcome in runner.run(request):
+            outcomes.append(outcome)
+            _report(outcome, as_json, explain, compare)
+    _finish(outcomes, as_json, compare)
+
+
+def main() -> None:
+    """Run the command; a user's mistake ends it with one line and exit code 2."""
+    run_command(app)
+
+
+def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Prompt]:
+    if (prompt is None) == (path is None):
+        raise UserError("prompt: give either a prompt or --prompts FILE.jsonl")
+    if path is not None:
+        return read_prompts(path, all_turns)
+    if not prompt or not prompt.strip():
+        raise UserError("prompt: it is empty; give some text")
+    return [Prompt("1", turns=(prompt,))]
+
+
+def _model_of(bundle: Bundle | None, artifact: Path | None) -> str:
+    """What loads the bundle's model again."""
+    assert bundle is not None, "checked by the caller"
+    name, revision = bundle.model.name, bundle.model.revision
+    if Path(name).is_absolute() and not Path(name).exists():
+        raise UserError(f"{artifact}: its model was at {name}, which is not there; say where it is with --model")
+    is_hub = revision is not None and "@" not in name
+    return f"{name}@{revision}" if is_hub else name
+
+
+def _latency(decoder: Any, bundle: Bundle | None, model_key: str) -> LatencyTable:
+    """The bundle's table for this device, else one measured here, now or on an earlier run."""
+    from ssd_runtime.profiler import cached_latency, device_key, measure_latency
+
+    slug = device_key(decoder).slug()
+    if bundle is not None and slug in bundle.latency:
+        return bundle.latency[slug]
+
+    def measure() -> LatencyTable:
+        print("measuring this device once (well under a minute)…", file=sys.stderr)
+        return measure_latency(decoder)
+
+    return cached_latency(decoder, model_key, measure)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _report(outcome: Outcome, as_json: bool, explain: bool, compare: bool) -> None:
+    record = outcome.record()
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+    else:
+        _write("\n")
+    if explain:
+        _explain(outcome)
+    if compare and not as_json:
+        print(
+            f"[{record['id']}] {record['tokens_per_second']:.1f} tokens/s, plain "
+            f"{record['plain_tokens_per_second']:.1f}: {record['speedup']:.2f}x, "
+            f"identical: {'yes' if record['identical'] else record['divergence']}",
+            file=sys.stderr,
+        )
+
+
+def _explain(outcome: Outcome) -> None:
+    """Each plan in force, with where it began and what came of it."""
+    routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
+    print(f"[{outcome.prompt.id}] {outcome.generation.prompt_tokens} prompt tokens, {routed}", file=sys.stderr)
+    for reason, group in groupby(outcome.generation.cycles, key=lambda cycle: cycle.plan.reason):
+        cycles = list(group)
+        drafted, tokens = sum(cycle.drafted for cycle in cycles), sum(len(cycle.tokens) for cycle in cycles)
+        print(
+            f"  at {cycles[0].context} tokens: {reason} → {len(cycles)} target forwards, {tokens} tokens, "
+            f"{sum(cycle.accepted for cycle in cycles)} of {drafted} drafts accepted",
+            file=sys.stderr,
+        )
+
+
+def _finish(outcomes: list[Outcome], as_json: bool, compare: bool) -> None:
+    total = summary(outcomes)
+    if as_json:
+        print(json.dumps({"summary": total}), flush=True)
+    elif compare and len(outcomes) > 1:
+        print(f"all: {total['speedup']:.2f}x of plain decoding, identical: {total['identical']}", file=sys.stderr)
+    if compare and total["divergence"] == "error":
+        print("error: an output differs from plain decoding by more than rounding; please report it", file=sys.stderr)
+        raise typer.Exit(1)
