@@ -1,16 +1,13 @@
-"""Small random models of every supported family, in fp32 on the CPU."""
+"""What all tests share."""
 
 from __future__ import annotations
 
 import pytest
-from transformers import PreTrainedModel
+from hypothesis import settings
 
-from tests.models import tiny_model
-
-
-@pytest.fixture(scope="session")
-def llama() -> PreTrainedModel:
-    return tiny_model("llama")
+# Models run in these tests on machines that others use too: no example has a deadline.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 
 @pytest.fixture(autouse=True)

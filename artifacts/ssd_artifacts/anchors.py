@@ -31,11 +31,9 @@ class AnchorSet:
 
     def to_bytes(self) -> bytes:
         """The set as a safetensors file."""
-        metadata = {
-            "feature": self.feature,
-            "domains": json.dumps(list(self.domains)),
-            "threshold": repr(float(self.threshold)),
-        }
+        about = {"feature": self.feature, "domains": list(self.domains), "threshold": float(self.threshold)}
+        # One entry alone: safetensors writes several in an order that changes from run to run.
+        metadata = {"anchors": json.dumps(about)}
         tensors = {"features": self.features, "center": self.center, "labels": self.labels}
         return save({name: np.ascontiguousarray(value) for name, value in tensors.items()}, metadata)
 
@@ -44,16 +42,16 @@ class AnchorSet:
         """Inverse of `to_bytes`. Raises UserError when the file is damaged."""
         try:
             with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
+                about = json.loads((file.metadata() or {})["anchors"])
                 anchors = cls(
-                    metadata["feature"],
-                    tuple(json.loads(metadata["domains"])),
+                    about["feature"],
+                    tuple(about["domains"]),
                     file.get_tensor("features"),
                     file.get_tensor("center"),
                     file.get_tensor("labels"),
-                    float(metadata["threshold"]),
+                    float(about["threshold"]),
                 )
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged anchors ({error}); compile the bundle again") from None
         anchors._check(path)
         return anchors

@@ -119,7 +119,7 @@ class DomainRecord(BaseModel):
     choice: Choice | None
     """None when no mask was evaluated."""
     potential: Finite
-    """An optimistic bound on the speed-up of skipping sub-layers on the compiling device."""
+    """The speed-up on the compiling device if every draft of the best mask ended just before its first error."""
     pays: bool
     """Whether validation was faster than plain decoding."""
     validation: Validation | None

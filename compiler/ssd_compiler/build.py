@@ -21,7 +21,7 @@ from ssd_compiler.calibrate import Sample, continue_prompts, features_of, refere
 from ssd_compiler.progress import Reporter
 from ssd_compiler.prompts import DomainPrompts, load_prompts
 from ssd_compiler.report import html_report, json_report
-from ssd_compiler.search import WORTHWHILE, SearchBounds, SearchResult, search
+from ssd_compiler.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.validate import validate
 from ssd_compiler.workspace import Workspace
@@ -164,13 +164,16 @@ class _Build:
             settings.block,
         )
 
-        def announce(potential: float) -> None:
+        def announce(potential: float, predicted: float, worthwhile: bool) -> None:
             verdict = (
                 "searching on"
-                if potential >= WORTHWHILE
+                if worthwhile
                 else "skipping layers will not pay on this model and device; the runtime will decode plainly"
             )
-            self.reporter.note(f"{name}: at most {potential:.2f}x of plain decoding is possible here: {verdict}")
+            self.reporter.note(
+                f"{name}: at most {potential:.2f}x of plain decoding if drafts always ended in time, "
+                f"{predicted:.2f}x predicted: {verdict}"
+            )
 
         def run() -> dict[str, Any]:
             with self.reporter.stage(f"{name}: search", None if timed else settings.evaluations) as tick:
@@ -181,6 +184,7 @@ class _Build:
                 "finalists": found.finalists,
                 "context": found.context,
                 "potential": found.potential,
+                "worthwhile": found.worthwhile,
                 "cost": found.cost.model_dump(mode="json"),
             }
 
@@ -190,19 +194,21 @@ class _Build:
             kept["finalists"],
             kept["context"],
             kept["potential"],
+            kept["worthwhile"],
             SearchCost.model_validate(kept["cost"]),
         )
 
     def _validate(self, name: str, found: SearchResult, prompts: DomainPrompts, latency: LatencyTable) -> Any:
         finalists = [(index, option.entry) for index, option in self._finalists(found, latency)]
-        if found.potential < WORTHWHILE:
-            # One timed look is enough to back a no.
-            finalists = finalists[:1]
+        held_back = prompts.validation
+        if not found.worthwhile:
+            # One timed look at the best is enough to back a no.
+            finalists, held_back = finalists[:1], held_back[: max(2, len(held_back) // 2)]
         limits = Limits(prompts.max_new_tokens, self.loaded.eos_ids)
 
         def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: validate", len(prompts.validation)) as tick:
-                confirmed = validate(self.decoder, prompts.validation, finalists, latency, found.context, limits, tick)
+            with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
+                confirmed = validate(self.decoder, held_back, finalists, latency, found.context, limits, tick)
             return {
                 "choice": confirmed.choice.model_dump(mode="json"),
                 "validation": confirmed.validation.model_dump(mode="json"),

@@ -38,7 +38,7 @@ def compile_(
     evaluations: Annotated[int, typer.Option(min=8, help="Masks evaluated a domain, unless --budget is given.")] = 96,
     seed: Annotated[int, typer.Option(help="Fixes splits and random choices.")] = 0,
     resume: Annotated[
-        bool, typer.Option(help="Go on where an interrupted compile into the same folder stopped.")
+        bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:

@@ -27,8 +27,9 @@ KNAPSACK_SHARE = 0.35
 """Share of the evaluations spent on its candidates, spread over the budgets; the best budget's neighbours follow."""
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RANDOM_MASKS = 4
-WORTHWHILE = 1.05
-"""Potential below which a long search is left out."""
+WORTHWHILE = 0.97
+"""Predicted speed-up of the knapsack's best below which a longer search is left out: no refinement seen so far has
+added more than one or two percent to it."""
 FRONTIER_ENTRIES = 24
 FRONTIER_CONTEXTS = (128, 512, 2048, 8192, 32768)
 FINALISTS = 3
@@ -53,6 +54,8 @@ class SearchResult:
     """Indices into the frontier, by predicted speed-up at the domain's context."""
     context: int
     potential: float
+    worthwhile: bool
+    """Whether the knapsack's candidates promised enough for the long search."""
     cost: SearchCost
 
 
@@ -63,24 +66,26 @@ def search(
     context: int,
     bounds: SearchBounds,
     tick: Callable[[], None],
-    announce: Callable[[float], None],
+    announce: Callable[[float, float, bool], None],
 ) -> SearchResult:
     """Find a domain's frontier.
 
-    The knapsack's candidates come first: they tell what can be gained at all, which `announce` receives. When that is
-    something, uniform and random masks follow, then Bayesian optimisation started from all of them.
+    The knapsack's candidates and uniform masks come first. They tell what can be gained here: `announce` receives the
+    speed-up with perfect foresight, the predicted one and whether that is worth more search. If so, random masks
+    follow, then Bayesian optimisation started from all of them.
     """
     began = perf_counter()
     evaluator = Evaluator(
         decoder, reference, latency, context, bounds.block, bounds.evaluations, began + bounds.seconds, tick
     )
     forwards = _rate_knapsack(evaluator)
-    potential = _potential(evaluator)
-    announce(potential)
     layers = decoder.shape.num_layers
     evaluator.rate_all(uniform_masks(layers), "uniform")
-    if potential >= WORTHWHILE:
-        evaluator.rate_all(random_masks(layers, evaluator.best().mask, bounds.seed), "random")
+    potential, best = _potential(evaluator), evaluator.best()
+    worthwhile = best.speedup >= WORTHWHILE
+    announce(potential, best.speedup, worthwhile)
+    if worthwhile:
+        evaluator.rate_all(random_masks(layers, best.mask, bounds.seed), "random")
         optimise(evaluator, bounds.seed)
     frontier = select_frontier(list(evaluator.rated.values()), latency, context)
     order = sorted(range(len(frontier)), key=lambda i: -frontier[i].speedup)
@@ -92,6 +97,7 @@ def search(
         order[:FINALISTS],
         context,
         potential,
+        worthwhile,
         SearchCost(
             seconds=round(perf_counter() - began, 2),
             evaluations=len(evaluator.rated),

@@ -25,7 +25,7 @@ class CompileSettings:
     seed: int = 0
     search_prompts: int = 8
     anchor_prompts: int = 32
-    validation_prompts: int = 8
+    validation_prompts: int = 6
     anchors: int = 10
     """k: anchors a domain (KNN-SSD §5.1)."""
     feature: str = "mean"

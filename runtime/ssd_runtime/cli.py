@@ -29,7 +29,9 @@ def run(
         str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.")] = None,
-    all_turns: Annotated[bool, typer.Option(help="Decode every turn of `turns`, not the first alone.")] = False,
+    all_turns: Annotated[
+        bool, typer.Option("--all-turns", help="Decode every turn of `turns`, not the first alone.")
+    ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     strategy: Annotated[str, typer.Option(help="auto, plain, knn, knapsack or fixed:NAME.")] = "auto",
     assignments: Annotated[
@@ -39,9 +41,11 @@ def run(
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
-    raw: Annotated[bool, typer.Option(help="No chat template.")] = False,
-    compare: Annotated[bool, typer.Option(help="Decode plainly too, in turn, and compare output and speed.")] = False,
-    explain: Annotated[bool, typer.Option(help="Say on standard error what was planned and why.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Decode plainly too, in turn, and compare output and speed.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say on standard error what was planned and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, the summary last.")] = False,
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""

@@ -38,7 +38,7 @@ def device_key(decoder: Decoder) -> DeviceKey:
 
 
 @torch.inference_mode()
-def measure_latency(decoder: Decoder, budget_seconds: float = 40.0, progress: Progress | None = None) -> LatencyTable:
+def measure_latency(decoder: Decoder, budget_seconds: float = 25.0, progress: Progress | None = None) -> LatencyTable:
     """Medians over interleaved rounds of every point of the grid; at most about `budget_seconds`.
 
     Each figure is one pass through all layers, divided by their number: a single layer looped would stay in the

@@ -1,0 +1,85 @@
+"""A small bundle to write, damage and plan with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ssd_artifacts.anchors import AnchorSet
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.domain_record import Choice, DomainRecord, FrontierEntry, SearchCost, Validation
+from ssd_artifacts.fingerprint import ModelFingerprint
+from ssd_profiles.mask import SkipMask
+from tests.tables import DEVICE, latency_table, profile
+
+LAYERS = 4
+
+
+def fingerprint(**changes: str) -> ModelFingerprint:
+    given = {"config_sha256": "c" * 64, "tokenizer_sha256": "d" * 64, "weights_sample_sha256": "b" * 64}
+    return ModelFingerprint(
+        name="tiny",
+        revision=None,
+        architecture="LlamaForCausalLM",
+        num_layers=LAYERS,
+        weights_sha256="a" * 64,
+        dtype="float32",
+        quantization=None,
+        **{**given, **changes},
+    )
+
+
+def record(name: str, agreements: dict[tuple[int, ...], float], measured: float | None = None) -> DomainRecord:
+    """A domain whose frontier has these masks with these token agreements."""
+    table = latency_table(LAYERS)
+    masks = [(SkipMask.of(LAYERS, skipped), agreement) for skipped, agreement in agreements.items()]
+    validation = (
+        Validation(
+            prompts=3,
+            new_tokens=99,
+            speedup=measured,
+            speedup_interval=(measured - 0.1, measured + 0.1),
+            mean_acceptance_length=2.5,
+            draft_acceptance_rate=0.8,
+            identical=True,
+        )
+        if measured is not None
+        else None
+    )
+    return DomainRecord(
+        name=name,
+        context=300,
+        frontier=[
+            FrontierEntry.of(mask, "knapsack", profile(agreement), table.draft_cost(mask, 300))
+            for mask, agreement in masks
+        ],
+        choice=Choice(entry=0, draft_length=4, threshold=0.0, predicted_speedup=1.2) if masks else None,
+        potential=1.4,
+        pays=True,
+        validation=validation,
+        search=SearchCost(seconds=1.5, evaluations=9, target_forwards=4.2),
+    )
+
+
+def bundle(**domains: DomainRecord) -> Bundle:
+    """A bundle of these domains, `one` and `two` by default; their anchors lie along the first axes."""
+    given = domains or {
+        "one": record("one", {(2, 3, 4, 5): 0.95}, 1.2),
+        "two": record("two", {(0, 1): 0.7, (6,): 0.9}),
+    }
+    names = tuple(name for name in given if name != "mix")
+    return Bundle(
+        "0.1.0",
+        "2026-11-21T00:00:00+00:00",
+        fingerprint(),
+        given,
+        AnchorSet(
+            "mean",
+            names,
+            np.eye(len(names), 32, dtype=np.float32),
+            np.zeros(32, np.float32),
+            np.arange(len(names)),
+            0.5,
+        ),
+        {DEVICE.slug(): latency_table(LAYERS)},
+        {"report.json": "{}", "report.html": "<p>Ω</p>"},
+    )

@@ -1,0 +1,137 @@
+"""Planners choose what the latencies and the acceptance say is fastest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.guard import FIRST_REST, WINDOW_TOKENS, Guard
+from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, NearestAnchorPlanner
+from ssd_runtime.planning.plan import PLAIN, Cycle, Plan
+from ssd_runtime.planning.throughput import Entry, best_option
+from ssd_runtime.routing import Router
+from ssd_runtime.session import Prefill
+from tests.bundles import LAYERS, bundle, record
+from tests.tables import latency_table, profile
+
+HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
+
+
+def prompt(axis: int, width: int = 32) -> Prefill:
+    return Prefill(torch.eye(width)[axis], torch.eye(width)[axis], 10)
+
+
+def cycle(drafted: int, tokens: int, seconds: float, verify: float = 0.0) -> Cycle:
+    plan = Plan("test", HALF, drafted) if drafted else PLAIN
+    return Cycle(plan, 100, drafted, tokens - 1, list(range(tokens)), seconds - verify, verify)
+
+
+@pytest.mark.parametrize("context", [16, 1000, 4000])
+def test_better_agreement_is_faster(context: int) -> None:
+    table = latency_table(LAYERS)
+    options = [best_option([Entry("", HALF, profile(a))], table, context) for a in (0.3, 0.5, 0.7, 0.9, 0.99)]
+    rates = [option.tokens_per_second for option in options if option is not None]
+    assert rates == sorted(rates)
+    assert len(rates) == 5
+
+
+def test_the_option_is_the_best_of_the_grid() -> None:
+    table, some = latency_table(LAYERS), profile(0.8)
+    option = best_option([Entry("", HALF, some)], table, 500)
+    assert option is not None
+    rates = {
+        (length, threshold): some.tokens[i, j]
+        / (some.steps[i, j] * table.step_seconds(500, 1, HALF) + table.step_seconds(500, some.steps[i, j] + 1))
+        for i, length in enumerate(some.draft_lengths)
+        for j, threshold in enumerate(some.thresholds)
+    }
+    assert rates[option.draft_length, option.threshold] == pytest.approx(max(rates.values()), rel=1e-6)
+    assert option.speedup == pytest.approx(option.tokens_per_second * table.step_seconds(500))
+
+
+def test_costlier_verification_shortens_drafts() -> None:
+    some = profile(0.9)
+    cheap = best_option([Entry("", HALF, some)], latency_table(LAYERS, per_token=1e-7), 100)
+    dear = best_option([Entry("", HALF, some)], latency_table(LAYERS, per_token=1e-4), 100)
+    assert cheap is not None
+    assert dear is not None
+    assert dear.draft_length < cheap.draft_length
+
+
+def test_masks_shift_to_attention_as_the_context_grows() -> None:
+    """KnapSpec's Figure 3 on a made-up device: attention grows with the context, the MLP does not."""
+    attention, mlp = (SkipMask.of(LAYERS, skipped) for skipped in ({2, 4, 6}, {3, 5, 7}))
+    entries = [Entry("attention", attention, profile(0.9)), Entry("mlp", mlp, profile(0.9))]
+    table = latency_table(LAYERS, mlp=4e-4, per_context=1e-6)
+    names = [best_option(entries, table, context).entry.name for context in (16, 4000)]  # type: ignore[union-attr]
+    assert names == ["mlp", "attention"]
+
+
+def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
+    given = bundle()
+    for axis, domain in enumerate(("one", "two")):
+        planner = NearestAnchorPlanner(given, Router(given.anchors), latency_table(LAYERS))
+        planner.start(None, prompt(axis))  # type: ignore[arg-type]
+        assert planner.domain == domain
+        assert str(planner.plan(100).entry).startswith(domain)
+
+
+def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
+    assert FixedPlanner(record("x", {}), latency_table(LAYERS), LAYERS).plan(10) is PLAIN
+    assert FixedPlanner(record("x", {(2, 3): 0.9}), latency_table(LAYERS), LAYERS).plan(10).mask is not None
+
+
+def auto(axis: int, **domains: object) -> AutoPlanner:
+    given = bundle(**domains)  # type: ignore[arg-type]
+    planner = AutoPlanner(given, Router(given.anchors), latency_table(LAYERS))
+    planner.start(None, prompt(axis))  # type: ignore[arg-type]
+    return planner
+
+
+def test_auto_speculates_only_where_that_is_predicted_to_be_faster() -> None:
+    good, bad = record("good", {(2, 3, 4, 5): 0.98}), record("bad", {(2, 3, 4, 5): 0.3})
+    assert auto(0, good=good, bad=bad).plan(100).mask == HALF
+    assert auto(1, good=good, bad=bad).plan(100).mask is None
+
+
+def test_auto_believes_validation_more_than_prediction() -> None:
+    """The choice was predicted to run at 1.2x; measured at 0.5x, every prediction of the domain is corrected."""
+    assert auto(0, good=record("good", {(2, 3, 4, 5): 0.98}, measured=0.5)).plan(100).mask is None
+
+
+def test_auto_uses_the_mixture_out_of_domain() -> None:
+    good, mixture = record("good", {(2, 3): 0.98}), record("mix", {(4, 5): 0.98})
+    planner = auto(7, good=good, mix=mixture)
+    assert planner.domain is None
+    assert str(planner.plan(100).entry).startswith("mix")
+    assert auto(7, good=good).plan(100).mask is None
+
+
+def test_the_guard_stops_losses_and_tries_again() -> None:
+    guard = Guard()
+    for _ in range(WINDOW_TOKENS):
+        guard.observe(cycle(4, 1, 0.1, 0.02), 0.02, 0.02)
+    assert guard.rest > 0
+    rest = guard.rest
+    guard.observe(cycle(0, 1, 0.02), 0.02, 0.02)
+    assert guard.rest == rest - 1
+
+
+def test_the_guard_rests_twice_as_long_each_time() -> None:
+    guard, rests = Guard(), []
+    for _ in range(3):
+        while not guard.rest:
+            guard.observe(cycle(4, 1, 0.1, 0.02), 0.02, 0.02)
+        rests.append(guard.rest)
+        while guard.rest:
+            guard.observe(cycle(0, 1, 0.02), 0.02, 0.02)
+    assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
+
+
+def test_the_guard_leaves_gains_alone_even_on_a_slow_machine() -> None:
+    guard = Guard()
+    for _ in range(200):
+        # Everything takes three times as long as the table says, speculation still gains.
+        guard.observe(cycle(4, 4, 3 * 0.05, 3 * 0.03), 0.02, 0.03)
+    assert guard.rest == 0

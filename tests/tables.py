@@ -1,0 +1,37 @@
+"""Made-up latency tables and acceptance profiles with simple laws."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from ssd_profiles.acceptance import AcceptanceProfile, Trace
+from ssd_profiles.latency import DeviceKey, LatencyTable
+
+DEVICE = DeviceKey("Test Device (R) 2", 2, "2.0", "float32", "packed")
+
+
+def latency_table(
+    num_layers: int, mlp: float = 2e-4, per_token: float = 1e-5, per_context: float = 1e-7
+) -> LatencyTable:
+    """Attention 0.1 ms + `per_context` a cached token, MLP `mlp`, head 1 ms; each + `per_token` a query token."""
+    queries, contexts = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0]), np.array([16.0, 256.0, 2048.0])
+    return LatencyTable(
+        DEVICE,
+        ("full",) * num_layers,
+        queries,
+        contexts,
+        {"full": 1e-4 + per_context * contexts[:, None] + per_token * queries[None]},
+        mlp + per_token * queries,
+        1e-3 + per_token * queries,
+        np.full(queries.shape, 2e-4),
+        {},
+    )
+
+
+@cache
+def profile(agreement: float, seed: int = 0, tokens: int = 2000) -> AcceptanceProfile:
+    """The profile of independent matches."""
+    random = np.random.default_rng(seed)
+    return AcceptanceProfile.of_traces([Trace(random.random(tokens) < agreement, random.random(tokens))])
