@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ssd_compiler.anchors import build_anchors
+from ssd_runtime.routing import Router
+
+
+def cloud(axis: int, count: int, seed: int, spread: float = 0.2) -> np.ndarray:
+    """Points around a unit vector, with a large dimension that all domains share."""
+    random = np.random.default_rng(seed)
+    points = spread * random.standard_normal((count, 16))
+    points[:, axis] += 1.0
+    points[:, 15] += 30.0
+    return points.astype(np.float32)
+
+
+POOL = {name: cloud(axis, 40, axis) for axis, name in enumerate("abc")}
+HELD = {name: cloud(axis, 20, 10 + axis) for axis, name in enumerate("abc")}
+
+
+def test_unseen_prompts_reach_their_domain_and_strangers_none() -> None:
+    router = Router(build_anchors(POOL, HELD, "mean", 5, 0))
+    for axis, name in enumerate("abc"):
+        routes = [router.nearest(torch.from_numpy(row)) for row in cloud(axis, 50, 20 + axis)]
+        assert np.mean([route.domain == name for route in routes]) >= 0.98
+        assert np.mean([route.known for route in routes]) >= 0.9
+    strangers = [router.nearest(torch.from_numpy(row)) for row in cloud(7, 50, 30)]
+    assert np.mean([route.known for route in strangers]) <= 0.2
+
+
+def test_anchors_are_the_domains_own_prompts_nearest_their_centre() -> None:
+    anchors = build_anchors(POOL, HELD, "last", 5, 0)
+    assert anchors.features.shape == (15, 16)
+    assert anchors.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    for label, name in enumerate("abc"):
+        chosen = anchors.features[anchors.labels == label]
+        assert all(any(np.array_equal(row, one) for one in POOL[name]) for row in chosen)
+        distance = np.linalg.norm(POOL[name] - POOL[name].mean(0), axis=1)
+        picked = np.linalg.norm(chosen - POOL[name].mean(0), axis=1)
+        assert picked.max() <= np.sort(distance)[9]
+
+
+def test_a_domain_without_a_cluster_keeps_its_own_mean() -> None:
+    """Two domains in one place, one far off in two clusters: K-means gives the pair one cluster."""
+    far = np.concatenate([cloud(0, 20, 1, 0.01), 40 * cloud(1, 20, 2, 0.01)])
+    pool = {"far": far, "x": cloud(4, 20, 3, 0.01), "y": cloud(4, 12, 4, 0.01)}
+    anchors = build_anchors(pool, pool, "mean", 3, 0)
+    assert anchors.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_one_domain_alone() -> None:
+    anchors = build_anchors({"a": POOL["a"]}, {"a": HELD["a"]}, "mean", 50, 0)
+    assert len(anchors.features) == 40
+    assert anchors.threshold < 1.0

@@ -1,0 +1,119 @@
+"""A search finds planted layers, within its bounds and reproducibly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.planted import plant
+from ssd_compiler.bayesian import optimise, undecided_sublayers
+from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
+from ssd_compiler.evaluate import Evaluator
+from ssd_compiler.search import SearchBounds, SearchResult, _perfect_runs, search, uniform_masks
+from ssd_profiles.acceptance import Trace
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.states import ReferenceStates
+from tests.models import tiny_model
+from tests.tables import latency_table
+
+MODEL, WEAK = plant(tiny_model("llama", seed=6, max_position_embeddings=256), 0.02, 4)
+DECODER = Decoder(MODEL)
+TABLE = latency_table(8, per_token=1e-6)
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceStates:
+    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
+    return reference_states(
+        DECODER, samples_of(continue_prompts(DECODER, prompts, 33, frozenset(), lambda: None), "test")
+    )
+
+
+def run(reference: ReferenceStates, evaluations: int = 40, seed: int = 0) -> tuple[SearchResult, list[bool]]:
+    said: list[bool] = []
+    bounds = SearchBounds(evaluations, float("inf"), seed, 8)
+    result = search(
+        DECODER, reference, TABLE, 60, bounds, lambda: None, lambda _p, _s, worthwhile: said.append(worthwhile)
+    )
+    return result, said
+
+
+def test_the_planted_layers_are_found(reference: ReferenceStates) -> None:
+    result, said = run(reference)
+    best = result.frontier[result.finalists[0]].skip_mask(8)
+    assert best.jaccard(WEAK) >= 0.75
+    assert said == [True]
+    assert result.potential >= 1.2
+    assert result.cost.evaluations <= 40
+    assert 0 < result.cost.target_forwards < 40
+
+
+def test_equal_seeds_give_equal_frontiers(reference: ReferenceStates) -> None:
+    assert run(reference, seed=3)[0].frontier == run(reference, seed=3)[0].frontier
+
+
+def test_no_entry_of_a_frontier_beats_another_in_everything(reference: ReferenceStates) -> None:
+    entries = run(reference)[0].frontier
+    points = [(e.skip_mask(8).attention_skipped, e.skip_mask(8).mlp_skipped, e.token_agreement) for e in entries]
+    for one in points:
+        assert not any(other != one and all(a >= b for a, b in zip(other, one, strict=True)) for other in points)
+
+
+def test_a_model_without_spare_layers_is_a_no(reference: ReferenceStates) -> None:
+    model = tiny_model("llama", seed=6, max_position_embeddings=256)
+    decoder = Decoder(model)
+    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(2)]
+    found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
+    own = reference_states(decoder, samples_of(found, "test"))
+    said: list[bool] = []
+    result = search(
+        decoder, own, latency_table(4), 60, SearchBounds(60, float("inf"), 0, 8), lambda: None,
+        lambda _p, _s, worthwhile: said.append(worthwhile),
+    )  # fmt: skip
+    assert said == [False]
+    assert "bayesian" not in {entry.origin for entry in result.frontier}
+    assert result.cost.evaluations < 60
+
+
+def evaluator(reference: ReferenceStates, most: int) -> Evaluator:
+    return Evaluator(DECODER, reference, TABLE, 60, 8, most, float("inf"), lambda: None)
+
+
+def test_bayesian_search_improves_on_where_it_starts(reference: ReferenceStates) -> None:
+    some = evaluator(reference, 60)
+    spoiled = set(WEAK)
+    for wrong in sorted(spoiled)[:3]:
+        some.rate(SkipMask.of(8, spoiled - {wrong}), "start")
+    some.rate(SkipMask.of(8, spoiled ^ {0}), "start")
+    before = some.best().speedup
+    optimise(some, seed=0)
+    assert some.best().speedup > before
+    assert len(some.rated) <= 60
+
+
+def test_undecided_are_those_that_good_masks_disagree_on(reference: ReferenceStates) -> None:
+    some = evaluator(reference, 9)
+    masks = [SkipMask.of(8, {4, 5, 6}), SkipMask.of(8, {4, 5}), SkipMask.of(8, {4, 5, 6, 7})]
+    rated = [some.rate(mask, "x") for mask in masks]
+    assert set(undecided_sublayers(rated + rated)) <= {6, 7}
+
+
+def test_bounds_hold(reference: ReferenceStates) -> None:
+    some = evaluator(reference, 3)
+    some.rate_all((SkipMask.of(8, {i}) for i in range(16)), "x")
+    assert len(some.rated) == 3
+    late = Evaluator(DECODER, reference, TABLE, 60, 8, 99, 0.0, lambda: None)
+    assert late.rate_all([WEAK], "x") == []
+
+
+def test_perfect_foresight_never_drafts_in_vain() -> None:
+    trace = Trace(np.array([1, 1, 0, 0, 1, 1, 1], bool), np.ones(7))
+    assert list(_perfect_runs(trace, 16)) == [2, 0, 3]
+
+
+def test_uniform_masks_keep_first_and_last_layer() -> None:
+    for layers in (2, 3, 30):
+        for mask in uniform_masks(layers):
+            assert not {0, 1, 2 * layers - 2, 2 * layers - 1} & set(mask)
+            assert mask.attention_skipped == mask.mlp_skipped

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.generate import Limits, generate
+from ssd_runtime.kv_cache import KVCache
+from ssd_runtime.linear import Linear
+from ssd_runtime.models import find_model
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.profiler import measure_latency
+from ssd_runtime.session import Session
+from tests.models import tiny_model
+
+
+def test_the_cache_grows_and_keeps_what_it_holds() -> None:
+    cache = KVCache([torch.device("cpu")] * 2, 2, 4, torch.float32, 600)
+    cache.reserve(10)
+    keys, values = torch.randn(10, 2, 4), torch.randn(10, 2, 4)
+    cache.write(1, 0, keys, values)
+    small = cache.capacity
+    cache.reserve(small + 1)
+    assert cache.capacity == 2 * small
+    got_keys, got_values = cache.read(1, 10)
+    assert torch.equal(got_keys[0].transpose(0, 1), keys)
+    assert torch.equal(got_values[0].transpose(0, 1), values)
+    cache.reserve(600)
+    with pytest.raises(ValueError, match="600"):
+        cache.reserve(601)
+
+
+def test_packed_projections_side_by_side_with_biases() -> None:
+    modules = [nn.Linear(24, 40), nn.Linear(24, 8, bias=False)]
+    linear, x = Linear(modules, pack=True), torch.randn(5, 24)
+    expected = torch.cat([module(x) for module in modules], -1)
+    assert linear.packed
+    torch.testing.assert_close(linear(x), expected)
+    modules[1].weight.data = torch.randn(8, 24)
+    linear.refresh()
+    torch.testing.assert_close(linear(x), torch.cat([module(x) for module in modules], -1))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def test_only_exact_linears_are_packed() -> None:
+    special, x = Doubled(6, 4), torch.randn(2, 6)
+    linear = Linear([special], pack=True)
+    assert not linear.packed
+    torch.testing.assert_close(linear(x), special(x))
+
+
+def test_the_users_model_is_not_changed() -> None:
+    model = tiny_model("llama")
+    before = {name: (value.data_ptr(), value.clone()) for name, value in model.state_dict().items()}
+    settings = model.config.to_dict()
+    generate(Session(Decoder(model)), [1, 2, 3], PlainPlanner(), Limits(5))
+    for name, value in model.state_dict().items():
+        assert value.data_ptr() == before[name][0]
+        assert torch.equal(value, before[name][1])
+    assert model.config.to_dict() == settings
+
+
+def test_two_threads_on_one_decoder_do_not_interfere() -> None:
+    decoder = Decoder(tiny_model("llama", seed=1))
+    prompts = [[i + 1, 2 * i + 1, 5] for i in range(6)]
+    expected = [generate(Session(decoder), ids, PlainPlanner(), Limits(40)).token_ids for ids in prompts]
+    got: dict[int, list[int]] = {}
+
+    def work(i: int) -> None:
+        got[i] = generate(Session(decoder), prompts[i], PlainPlanner(), Limits(40)).token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[i] for i in range(len(prompts))] == expected
+
+
+def test_prefill_behind_a_shared_beginning() -> None:
+    decoder = Decoder(tiny_model("qwen3"))
+    whole = Session(decoder).prefill(list(range(1, 41)))
+    beginning = Session(decoder)
+    first = beginning.prefill(list(range(1, 31)))
+    rest = beginning.fork().prefill(list(range(31, 41)), first)
+    assert rest.tokens == whole.tokens
+    torch.testing.assert_close(rest.last, whole.last, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(rest.mean, whole.mean, atol=1e-4, rtol=1e-4)
+
+
+def test_a_latency_table_is_measured_within_its_model() -> None:
+    decoder, seen = Decoder(tiny_model("llama")), list[float]()
+    table = measure_latency(decoder, 2.0, seen.append)
+    table.check()
+    assert table.contexts[-1] == 128 - 32
+    assert table.layer_kinds == ("full",) * 4
+    assert table.step_seconds(50) > 0
+    assert seen[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("./nowhere", "no such folder"),
+        ("/nowhere/m.gguf", "no such file"),
+        ("a/b/c", "no such folder"),
+        ("no spaces allowed", "neither a folder nor a Hub id|the Hub cannot give it"),
+    ],
+)
+def test_models_that_are_not_there(spec: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_runtime.models.hub_reachable", lambda: False)
+    with pytest.raises(UserError, match=says):
+        find_model(spec)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.planted import plant
+from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.generate import Limits, generate
+from ssd_runtime.knapsack import Weights, branch_attention, search_knapsack
+from ssd_runtime.planning.knapsack import KnapsackPlanner, KnapsackSettings
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.session import Session
+from ssd_runtime.states import ReferenceStates
+from tests.models import tiny_model
+from tests.tables import latency_table
+
+MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=256), 0.02, 4)
+DECODER = Decoder(MODEL)
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceStates:
+    found = continue_prompts(DECODER, [[1, 2, 3], [4, 5, 9, 8, 7]], 33, frozenset(), lambda: None)
+    return reference_states(DECODER, samples_of(found, "test"))
+
+
+@pytest.mark.parametrize("weights", [Weights(1, 1), Weights(1, 3), Weights(5, 2)])
+def test_candidates_skip_what_they_say(reference: ReferenceStates, weights: Weights) -> None:
+    found = search_knapsack(DECODER, reference, weights)
+    whole = 8 * (weights.attention + weights.mlp)
+    for candidate in found:
+        mask = candidate.mask
+        assert mask.attention_skipped * weights.attention + mask.mlp_skipped * weights.mlp == candidate.skipped_weight
+        assert candidate.skipped_weight <= whole / 2
+    assert len({candidate.skipped_weight for candidate in found}) == len(found)
+    assert found[0].mask == SkipMask.of(8)
+    assert found[0].cosine == pytest.approx(1.0, abs=1e-5)
+    assert found[0].token_agreement == 1.0
+
+
+def test_the_planted_layers_are_found(reference: ReferenceStates) -> None:
+    found = {c.skipped_weight: c.mask for c in search_knapsack(DECODER, reference, Weights(1, 1))}
+    assert found[8] == WEAK
+
+
+def test_similarity_threshold_prunes(reference: ReferenceStates) -> None:
+    everything = search_knapsack(DECODER, reference, Weights(1, 1), threshold=-1.0, budget=1.0)
+    pruned = search_knapsack(DECODER, reference, Weights(1, 1), threshold=0.9, budget=1.0)
+    assert len(everything) == 17
+    assert 1 <= len(pruned) < len(everything)
+
+
+@torch.inference_mode()
+def test_a_states_cosine_is_that_of_running_its_mask(reference: ReferenceStates) -> None:
+    """The state that the programme carries is the masked model's own, row by row."""
+    rows = reference.every(3)
+    for candidate in search_knapsack(DECODER, rows, Weights(1, 1)):
+        x = rows.states[0][None]
+        for index in range(16):
+            if not candidate.mask.bits[index]:
+                layer, is_mlp = divmod(index, 2)
+                parts = [branch_attention(DECODER, layer, x[:, g.rows], g) for g in rows.groups]
+                x = DECODER.mlp(layer, x[0])[None] if is_mlp else torch.cat(parts, 1)
+        final, target = DECODER.norm(x[0]), DECODER.norm(rows.states[-1])
+        assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
+
+
+@torch.inference_mode()
+def test_branches_with_nothing_changed_are_the_full_model(reference: ReferenceStates) -> None:
+    for layer in range(8):
+        for group in reference.groups:
+            x = reference.states[2 * layer][group.rows]
+            got = branch_attention(DECODER, layer, torch.stack([x, x]), group)
+            torch.testing.assert_close(got[1], reference.states[2 * layer + 1][group.rows], atol=2e-4, rtol=1e-3)
+
+
+def test_weights_are_rounded_latency_ratios() -> None:
+    table = latency_table(4, mlp=1.1e-3)
+    assert Weights.of(table, 0) == Weights(1, round(table.mlp_seconds(1) / table.attention_seconds(0, 1)))
+    long = Weights.of(latency_table(4, mlp=1e-5, per_context=1e-6), 5000)
+    assert long.mlp == 1
+    assert long.attention > 50
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.7])
+def test_on_the_fly_it_finds_the_planted_layers_and_changes_nothing(confidence: float) -> None:
+    settings = KnapsackSettings(refresh=6, window=3, confidence=confidence)
+    planner = KnapsackPlanner(latency_table(8, per_token=1e-6), settings)
+    got = generate(Session(DECODER), [7, 7, 9], planner, Limits(120))
+    assert got.token_ids == generate(Session(DECODER), [7, 7, 9], PlainPlanner(), Limits(120)).token_ids
+    masks = {cycle.plan.mask for cycle in got.cycles if cycle.plan.mask}
+    assert len(masks) >= 1
+    assert got.target_forwards < 119
+    assert max(mask.jaccard(WEAK) for mask in masks) >= 0.6

@@ -1,0 +1,71 @@
+"""The parallel estimate of a mask's acceptance is what real drafting does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bench.planted import plant
+from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.drafting.masked import draft_masked
+from ssd_runtime.session import Session
+from ssd_runtime.states import ReferenceStates, drafted_as
+from tests.models import tiny_model
+
+BLOCK = 4
+MODEL, WEAK = plant(tiny_model("qwen2", seed=2, max_position_embeddings=256), 0.1, 4)
+DECODER = Decoder(MODEL)
+
+
+def references() -> tuple[list[list[int]], ReferenceStates]:
+    found = continue_prompts(DECODER, [[1, 2, 3], [1, 2, 9, 8, 7]], 41, frozenset(), lambda: None)
+    samples = samples_of(found, "test")
+    return [sample.prompt + sample.continuation for sample in samples], reference_states(DECODER, samples)
+
+
+@pytest.mark.parametrize("mask", [WEAK, SkipMask.of(8, {5, 9}), SkipMask.of(8), SkipMask.of(8, range(16))])
+@torch.inference_mode()
+def test_the_parallel_pass_equals_drafting_from_every_block(mask: SkipMask) -> None:
+    texts, reference = references()
+    for text, group, trace in zip(texts, reference.groups, drafted_as(DECODER, reference, mask, BLOCK), strict=True):
+        session = Session(DECODER)
+        session.prefill(text[: group.start])
+        for begin in range(0, len(group) - BLOCK, BLOCK):
+            wanted = text[group.start + begin : group.start + begin + BLOCK + 1]
+            drafted = draft_masked(session, wanted[0], mask, BLOCK, 0.0)
+            right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
+            until = right.index(False) + 1 if False in right else BLOCK
+            # Behind a wrong token real drafting goes on from it, the pass from the right one.
+            assert trace.matches[begin : begin + until].tolist() == right[:until]
+            session.forward(wanted[:-1])
+            session.commit(BLOCK)
+
+
+@torch.inference_mode()
+def test_skipping_nothing_is_always_right() -> None:
+    _, reference = references()
+    assert all(trace.matches.all() for trace in drafted_as(DECODER, reference, SkipMask.of(8), BLOCK))
+
+
+def test_head_and_every_keep_rows_with_their_positions() -> None:
+    _, reference = references()
+    assert len(reference.head(1)) == len(reference.groups[0])
+    few = reference.every(7)
+    for group in few.groups:
+        assert len(group) == 1
+        row = group.start - reference.groups[0].start
+        matching = [g.begin + group.start - g.start for g in reference.groups if group.cache is g.cache]
+        assert row is not None
+        assert torch.equal(few.states[-1][group.begin], reference.states[-1][matching[0]])
+        assert few.targets[group.begin] == reference.targets[matching[0]]
+
+
+def test_evaluating_leaves_committed_keys_alone() -> None:
+    _, reference = references()
+    before = [g.cache.read(3, g.start + len(g))[0].clone() for g in reference.groups]
+    drafted_as(DECODER, reference, SkipMask.of(8, {0, 1}), BLOCK)
+    after = [g.cache.read(3, g.start + len(g))[0] for g in reference.groups]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
