@@ -157,8 +157,10 @@ class _Build:
         context = round(sum(sample.middle for sample in samples) / len(samples))
         searches = len(settings.all_domains) + (len(settings.all_domains) > 1)
         timed = settings.budget_seconds is not None
+        # The mixture is the fallback for prompts of no domain: half the effort.
+        evaluations = settings.evaluations // 2 if name == MIXTURE else settings.evaluations
         bounds = SearchBounds(
-            10_000 if timed else settings.evaluations,
+            10_000 if timed else evaluations,
             settings.budget_seconds / searches if settings.budget_seconds is not None else float("inf"),
             settings.seed,
             settings.block,
@@ -176,7 +178,7 @@ class _Build:
             )
 
         def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: search", None if timed else settings.evaluations) as tick:
+            with self.reporter.stage(f"{name}: search", None if timed else evaluations) as tick:
                 reference = reference_states(self.decoder, samples)
                 found = search(self.decoder, reference, latency, context, bounds, tick, announce)
             return {

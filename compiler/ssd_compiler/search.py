@@ -33,6 +33,8 @@ added more than one or two percent to it."""
 FRONTIER_ENTRIES = 24
 FRONTIER_CONTEXTS = (128, 512, 2048, 8192, 32768)
 FINALISTS = 3
+NEARLY_SAME = 0.85
+"""Jaccard similarity of masks that timing would hardly tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,12 @@ def search(
         evaluator.rate_all(random_masks(layers, best.mask, bounds.seed), "random")
         optimise(evaluator, bounds.seed)
     frontier = select_frontier(list(evaluator.rated.values()), latency, context)
-    order = sorted(range(len(frontier)), key=lambda i: -frontier[i].speedup)
     return SearchResult(
         [
             FrontierEntry.of(rated.mask, rated.origin, rated.profile, latency.draft_cost(rated.mask, context))
             for rated in frontier
         ],
-        order[:FINALISTS],
+        _finalists(frontier),
         context,
         potential,
         worthwhile,
@@ -189,6 +190,16 @@ def select_frontier(rated: list[Rated], latency: LatencyTable, context: int) -> 
             if ranked[rank] not in chosen and len(chosen) < FRONTIER_ENTRIES:
                 chosen.append(ranked[rank])
     return sorted(chosen, key=lambda one: (len(list(one.mask)), one.mask.hex()))
+
+
+def _finalists(frontier: list[Rated]) -> list[int]:
+    """The fastest entries, leaving out those that are nearly the same mask as a faster one."""
+    chosen: list[int] = []
+    for index in sorted(range(len(frontier)), key=lambda i: -frontier[i].speedup):
+        mask = frontier[index].mask
+        if len(chosen) < FINALISTS and all(mask.jaccard(frontier[other].mask) < NEARLY_SAME for other in chosen):
+            chosen.append(index)
+    return chosen
 
 
 def _speed_at(rated: Rated, latency: LatencyTable, context: int) -> float:

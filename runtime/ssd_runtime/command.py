@@ -11,25 +11,29 @@ from ssd_profiles.errors import UserError
 
 # Typer brings its own copy of click in some versions: only its exceptions' common base is the same everywhere.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def run_command(app: typer.Typer) -> None:
     """Run a typer app and exit."""
     command = typer.main.get_command(app)
     try:
+        # Typer turns Ctrl-C into this exit code itself.
         code = command.main(standalone_mode=False)
     except UserError as error:
         code = _complain(str(error))
     except (typer.Abort, KeyboardInterrupt):
-        code = _complain("interrupted", 130)
+        code = INTERRUPTED
     except _USAGE_ERROR as error:
         code = _complain(f"{error.format_message()} See --help.")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = _complain(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
+    if code == INTERRUPTED:
+        _complain("interrupted")
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(message: str, code: int = 2) -> int:
+def _complain(message: str) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return code
+    return BAD_INPUT

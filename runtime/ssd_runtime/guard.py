@@ -10,7 +10,7 @@ from ssd_runtime.planning.plan import Cycle
 WINDOW_TOKENS = 24
 """Tokens over which the speed of speculation is judged."""
 STOP_BELOW = 0.97
-FIRST_REST = 32
+FIRST_REST = 16
 LONGEST_REST = 512
 
 

