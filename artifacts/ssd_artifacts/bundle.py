@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 class Bundle:
     """A compiled configuration: it can only ever change the speed of decoding, never the output.
 
-    `mixture` is the domain record searched on all domains together; `latency` maps a device's slug to its table.
+    Of several domains one is named `mix`, searched on all of them together; `latency` maps a device's slug to its table.
     """
 
     tool_version: str
@@ -39,11 +39,6 @@ class Bundle:
     latency: dict[str, LatencyTable]
     reports: dict[str, str]
     """File name to text."""
-
-    @property
-    def mixture(self) -> DomainRecord | None:
-        """The record searched on all domains together, under the name `mix`."""
-        return self.domains.get("mix")
 
     def save(self, path: Path) -> None:
         """Write the bundle to `path`, whole or not at all."""

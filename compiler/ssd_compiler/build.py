@@ -29,10 +29,9 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits
 from ssd_runtime.models import LoadedModel, load_model
+from ssd_runtime.planning.frontier import MIXTURE
 from ssd_runtime.planning.throughput import Entry, best_option
 from ssd_runtime.profiler import measure_latency
-
-MIXTURE = "mix"
 
 
 def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter: Reporter) -> Bundle:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle
-from ssd_compiler.build import MIXTURE, compile_bundle
+from ssd_compiler.build import compile_bundle
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report import domain_summary
 from ssd_compiler.settings import CompileSettings
@@ -20,6 +20,7 @@ from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_command
+from ssd_runtime.planning.frontier import MIXTURE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -100,22 +101,29 @@ def _seconds(text: str) -> float:
 
 
 def _show(bundle: Bundle, out: Path) -> None:
-    table = Table(title=f"{bundle.model.name}: predicted and measured against plain decoding")
-    for column in ("domain", "skipped (attention + MLP)", "α", "M", "predicted", "measured (95%)", "verdict", "search"):
-        table.add_column(column, justify="left" if column in ("domain", "verdict") else "right")
+    layers = bundle.model.num_layers
+    table = Table(title=f"{bundle.model.name}: speed against plain decoding on this device")
+    for column in ("domain", "skipped", "α", "M", "predicted", "measured", "95%", "verdict", "search"):
+        table.add_column(column, justify="left" if column in ("domain", "verdict") else "right", no_wrap=True)
     for record in bundle.domains.values():
-        summary = domain_summary(record, bundle.model.num_layers)
-        interval, layers = summary["measured_interval"], bundle.model.num_layers
+        summary = domain_summary(record, layers)
+        measured, interval = summary["measured_speedup"], summary["measured_interval"] or (0.0, 0.0)
         table.add_row(
             record.name,
-            f"{summary['attention_skipped']} + {summary['mlp_skipped']} of {layers} + {layers}",
-            f"{summary['draft_acceptance_rate']:.2f}" if interval else "–",
-            f"{summary['mean_acceptance_length']:.2f}" if interval else "–",
+            f"{summary['attention_skipped']}+{summary['mlp_skipped']} of {2 * layers}",
+            f"{summary['draft_acceptance_rate']:.2f}" if measured else "–",
+            f"{summary['mean_acceptance_length']:.2f}" if measured else "–",
             f"{summary['predicted_speedup']:.2f}x" if summary["predicted_speedup"] else "–",
-            f"{summary['measured_speedup']:.2f}x ({interval[0]:.2f}–{interval[1]:.2f})" if interval else "–",
+            f"{measured:.2f}x" if measured else "–",
+            f"{interval[0]:.2f}–{interval[1]:.2f}" if measured else "–",
             summary["verdict"],
             f"{summary['search_seconds']:.0f} s",
         )
     console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=100)
     console.print(table)
-    console.print(f"bundle: {out}  report: {out / 'report.html'}", soft_wrap=True)
+    for record in bundle.domains.values():
+        if record.choice is not None:
+            mask = record.frontier[record.choice.entry].skip_mask(layers)
+            console.print(f"{record.name} skips {mask}", soft_wrap=True)
+    console.print(f"bundle: {out} · report: {out / 'report.html'}", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,19 +18,24 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Something worth knowing."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Something the user may want to change."""
-        self.console.print(f"warning: {text}", style="yellow", markup=False)
+        self.console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, title: str, total: int | None) -> Iterator[Callable[[], None]]:
-        """Show a bar for a stage of `total` steps; the value is called behind each."""
+        """Show a bar for a stage of `total` steps, or one line when it is done; the value is called behind each step."""
+        if not self.console.is_terminal:
+            began = perf_counter()
+            yield lambda: None
+            self.note(f"{title}: {perf_counter() - began:.0f} s")
+            return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self.console, transient=not self.console.is_terminal) as progress:
+        with Progress(*columns, console=self.console) as progress:
             task = progress.add_task(title, total=total)
             yield lambda: progress.advance(task)
-        if not self.console.is_terminal:
-            elapsed = progress.tasks[0].elapsed or 0.0
-            self.note(f"{title}: {elapsed:.0f} s")
+            # A stage may end before its bound, or not know one.
+            done = progress.tasks[0].completed
+            progress.update(task, total=max(done, 1), completed=max(done, 1))

@@ -47,7 +47,7 @@ def domain_summary(record: DomainRecord, num_layers: int) -> dict[str, Any]:
             if validation and entry and validation.draft_acceptance_rate > 0
             else None
         ),
-        "verdict": "speculate" if record.pays else "decode plainly",
+        "verdict": "speculate" if record.pays else "plain",
         "search_seconds": record.search.seconds,
         "evaluations": record.search.evaluations,
         "target_forwards": record.search.target_forwards,

@@ -18,7 +18,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
-from ssd_runtime.planning.throughput import Entry, best_option
+from ssd_runtime.planning.throughput import Entry, StepCosts, best_option
 from ssd_runtime.states import ReferenceStates
 
 KNAPSACK_ROWS = 24
@@ -138,15 +138,13 @@ def _potential(evaluator: Evaluator) -> float:
     An optimistic bound: no draft length or confidence threshold can do better with these masks.
     """
     latency, context = evaluator.latency, evaluator.context
-    plain = latency.step_seconds(context)
-    verify = [latency.step_seconds(context, n) for n in latency.queries]
-    best = 1.0
+    costs, best = StepCosts.at(latency, context), 1.0
     for rated in evaluator.rated.values():
         draft = latency.step_seconds(context, 1, rated.mask)
         for length in rated.profile.draft_lengths:
             runs = np.asarray([run for trace in rated.traces for run in _perfect_runs(trace, length)])
-            seconds = runs.sum() * draft + np.interp(runs + 1, latency.queries, verify).sum()
-            best = max(best, float((runs.sum() + runs.size) * plain / seconds))
+            seconds = runs.sum() * draft + costs.verification(runs).sum()
+            best = max(best, float((runs.sum() + runs.size) * costs.plain / seconds))
     return best
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, NearestAnchorPlanner
+from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.knapsack import KnapsackPlanner, KnapsackSettings
 from ssd_runtime.planning.plan import PlainPlanner, Planner
 from ssd_runtime.routing import Router
@@ -66,15 +66,13 @@ def make_strategy(name: str, settings: Any, bundle: Bundle | None, latency: Late
     if name == "knapsack":
         return lambda: KnapsackPlanner(latency, settings)
     assert bundle is not None, "check_strategy() comes first"
-    layers = bundle.model.num_layers
+    frontiers = {domain: Frontier.of(record, bundle.model.num_layers) for domain, record in bundle.domains.items()}
     if name.startswith("fixed:"):
-        domain = name.removeprefix("fixed:")
-        if domain not in bundle.domains:
-            raise UserError(
-                f"--strategy {name}: the bundle has no domain {domain!r}; it has {', '.join(bundle.domains)}"
-            )
-        return lambda: FixedPlanner(bundle.domains[domain], latency, layers)
+        chosen = frontiers.get(name.removeprefix("fixed:"))
+        if chosen is None:
+            raise UserError(f"--strategy {name}: the bundle has no such domain; it has {', '.join(frontiers)}")
+        return lambda: FixedPlanner(chosen, latency)
     router = Router(bundle.anchors)
     if name == "knn":
-        return lambda: NearestAnchorPlanner(bundle, router, latency)
-    return lambda: AutoPlanner(bundle, router, latency)
+        return lambda: NearestAnchorPlanner(frontiers, router, latency)
+    return lambda: AutoPlanner(frontiers, router, latency)

@@ -15,7 +15,7 @@ from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.models import LoadedModel, load_model
-from ssd_runtime.planning.plan import ConstantPlanner, Plan, PlainPlanner
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.session import Session
 
 pytestmark = pytest.mark.model

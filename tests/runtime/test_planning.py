@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ssd_artifacts.bundle import Bundle
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.guard import FIRST_REST, WINDOW_TOKENS, Guard
-from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, NearestAnchorPlanner
+from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, Cycle, Plan
 from ssd_runtime.planning.throughput import Entry, best_option
 from ssd_runtime.routing import Router
@@ -16,6 +17,10 @@ from tests.bundles import LAYERS, bundle, record
 from tests.tables import latency_table, profile
 
 HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
+
+
+def frontiers(given: Bundle) -> dict[str, Frontier]:
+    return {name: Frontier.of(record, LAYERS) for name, record in given.domains.items()}
 
 
 def prompt(axis: int, width: int = 32) -> Prefill:
@@ -71,20 +76,21 @@ def test_masks_shift_to_attention_as_the_context_grows() -> None:
 def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
     given = bundle()
     for axis, domain in enumerate(("one", "two")):
-        planner = NearestAnchorPlanner(given, Router(given.anchors), latency_table(LAYERS))
+        planner = NearestAnchorPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS))
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.domain == domain
         assert str(planner.plan(100).entry).startswith(domain)
 
 
 def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
-    assert FixedPlanner(record("x", {}), latency_table(LAYERS), LAYERS).plan(10) is PLAIN
-    assert FixedPlanner(record("x", {(2, 3): 0.9}), latency_table(LAYERS), LAYERS).plan(10).mask is not None
+    empty, one = (Frontier.of(record("x", masks), LAYERS) for masks in ({}, {(2, 3): 0.9}))
+    assert FixedPlanner(empty, latency_table(LAYERS)).plan(10) is PLAIN
+    assert FixedPlanner(one, latency_table(LAYERS)).plan(10).mask is not None
 
 
 def auto(axis: int, **domains: object) -> AutoPlanner:
     given = bundle(**domains)  # type: ignore[arg-type]
-    planner = AutoPlanner(given, Router(given.anchors), latency_table(LAYERS))
+    planner = AutoPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS))
     planner.start(None, prompt(axis))  # type: ignore[arg-type]
     return planner
 

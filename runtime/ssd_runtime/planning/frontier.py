@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_record import DomainRecord
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.guard import Guard
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, Cycle, Plan
-from ssd_runtime.planning.throughput import Option, best_option, entries_of
+from ssd_runtime.planning.throughput import Entry, Option, StepCosts, best_option
 from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill, Session
 
+MIXTURE = "mix"
+"""The frontier searched on all domains together."""
 REPLAN_GROWTH = 1.1
-"""The context grows by this factor, or by `REPLAN_TOKENS`, before masks are compared again."""
+"""The context grows by this factor, and by `REPLAN_TOKENS`, before masks are compared again."""
 REPLAN_TOKENS = 64
 MIN_GAIN = 1.02
 """Predicted speed-up below which speculation is not worth its risk."""
 
 
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """A domain's masks, ready to choose from."""
+
+    entries: tuple[Entry, ...]
+    correction: float = 1.0
+    """Measured ÷ predicted speed-up when the bundle was validated."""
+
+    @classmethod
+    def of(cls, record: DomainRecord, num_layers: int) -> Frontier:
+        """The frontier of a bundle's record."""
+        entries = tuple(
+            Entry(f"{record.name}[{index}]", entry.skip_mask(num_layers), entry.profile())
+            for index, entry in enumerate(record.frontier)
+        )
+        if record.validation is None or record.choice is None or record.choice.predicted_speedup <= 0.0:
+            return cls(entries)
+        return cls(entries, record.validation.speedup / record.choice.predicted_speedup)
+
+
 @dataclass(slots=True)
 class _Current:
-    """The option in force, and up to which context length it is."""
+    """The best option and the costs at the current context length, looked up again as it grows."""
 
+    frontier: Frontier
+    latency: LatencyTable
     option: Option | None = None
+    costs: StepCosts = field(init=False)
     until: int = -1
 
-    def at(self, context: int, record: DomainRecord, latency: LatencyTable, num_layers: int) -> Option | None:
+    def at(self, context: int) -> Option | None:
         if context >= self.until:
-            self.option = best_option(entries_of(record, num_layers), latency, context)
+            self.option = best_option(self.frontier.entries, self.latency, context)
+            self.costs = StepCosts.at(self.latency, context)
             self.until = max(int(context * REPLAN_GROWTH), context + REPLAN_TOKENS)
         return self.option
 
@@ -39,28 +65,26 @@ class _Current:
 class FixedPlanner(BasePlanner):
     """One domain's frontier for every prompt; the best of it by tokens a second at the current context length."""
 
-    def __init__(self, record: DomainRecord, latency: LatencyTable, num_layers: int) -> None:
-        self._record, self._latency, self._num_layers = record, latency, num_layers
-        self._current = _Current()
+    def __init__(self, frontier: Frontier, latency: LatencyTable) -> None:
+        self._current = _Current(frontier, latency)
 
     def plan(self, context: int) -> Plan:
         """The frontier's best, or a plain step when the frontier is empty."""
-        option = self._current.at(context, self._record, self._latency, self._num_layers)
-        return PLAIN if option is None else _speculate(option)
+        option = self._current.at(context)
+        return PLAIN if option is None else _speculate(option, option.speedup)
 
 
 class NearestAnchorPlanner(BasePlanner):
     """KNN-SSD: the frontier of the domain whose anchor is nearest to the prompt."""
 
-    def __init__(self, bundle: Bundle, router: Router, latency: LatencyTable) -> None:
-        self._bundle, self._router, self._latency = bundle, router, latency
+    def __init__(self, frontiers: Mapping[str, Frontier], router: Router, latency: LatencyTable) -> None:
+        self._frontiers, self._router, self._latency = frontiers, router, latency
         self._fixed: FixedPlanner | None = None
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
         self.domain = self._router.route(prompt).domain
-        record = self._bundle.domains[self.domain]
-        self._fixed = FixedPlanner(record, self._latency, self._bundle.model.num_layers)
+        self._fixed = FixedPlanner(self._frontiers[self.domain], self._latency)
 
     def plan(self, context: int) -> Plan:
         """The best of that domain's frontier."""
@@ -75,25 +99,26 @@ class AutoPlanner(BasePlanner):
     corrected by how validation compared with it when the bundle was made.
     """
 
-    def __init__(self, bundle: Bundle, router: Router, latency: LatencyTable) -> None:
-        self._bundle, self._router, self._latency = bundle, router, latency
-        self._guard, self._current = Guard(), _Current()
-        self._record: DomainRecord | None = None
+    def __init__(self, frontiers: Mapping[str, Frontier], router: Router, latency: LatencyTable) -> None:
+        self._frontiers, self._router, self._latency = frontiers, router, latency
+        self._guard = Guard()
+        self._current: _Current | None = None
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
         route = self._router.route(prompt)
         self.domain = route.domain if route.known else None
-        self._record = self._bundle.domains[route.domain] if route.known else self._bundle.mixture
+        frontier = self._frontiers.get(route.domain if route.known else MIXTURE)
+        self._current = None if frontier is None else _Current(frontier, self._latency)
 
     def plan(self, context: int) -> Plan:
         """What is fastest at this context length, by prediction and by what the guard has measured."""
-        if self._record is None:
+        if self._current is None:
             return Plan("plain: the prompt is like no domain of the bundle")
-        option = self._current.at(context, self._record, self._latency, self._bundle.model.num_layers)
+        option = self._current.at(context)
         if option is None:
             return Plan("plain: the domain has no masks")
-        expected = option.speedup * _correction(self._record)
+        expected = option.speedup * self._current.frontier.correction
         if expected < MIN_GAIN:
             return Plan(f"plain: skipping is predicted to run at {expected:.2f}x")
         if self._guard.rest:
@@ -102,22 +127,14 @@ class AutoPlanner(BasePlanner):
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Let the guard judge the cycle."""
-        plain = self._latency.step_seconds(cycle.context)
-        verify = self._latency.step_seconds(cycle.context, cycle.drafted + 1)
-        self._guard.observe(cycle, plain, verify)
+        if self._current is not None:
+            costs = self._current.costs
+            self._guard.observe(cycle, costs.plain, float(costs.verification(cycle.drafted)))
 
 
-def _correction(record: DomainRecord) -> float:
-    """Measured ÷ predicted speed-up of the domain's choice, 1 when it was not validated."""
-    if record.validation is None or record.choice is None or record.choice.predicted_speedup <= 0.0:
-        return 1.0
-    return record.validation.speedup / record.choice.predicted_speedup
-
-
-def _speculate(option: Option, expected: float | None = None) -> Plan:
-    speedup = option.speedup if expected is None else expected
+def _speculate(option: Option, expected: float) -> Plan:
     return Plan(
-        f"draft {option.draft_length} with {option.entry.name}: {speedup:.2f}x predicted",
+        f"draft {option.draft_length} with {option.entry.name}: {expected:.2f}x predicted",
         option.entry.mask,
         option.draft_length,
         option.threshold,

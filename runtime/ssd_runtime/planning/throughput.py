@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ssd_artifacts.domain_record import DomainRecord
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
@@ -34,12 +34,24 @@ class Option:
     """Against plain decoding at the same context length, by the same latency table."""
 
 
-def entries_of(record: DomainRecord, num_layers: int) -> list[Entry]:
-    """The frontier of a domain."""
-    return [
-        Entry(f"{record.name}[{index}]", entry.skip_mask(num_layers), entry.profile())
-        for index, entry in enumerate(record.frontier)
-    ]
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds of full forwards at one context length."""
+
+    plain: float
+    queries: NDArray[np.float64]
+    curve: NDArray[np.float64]
+    """A forward of each of `queries` tokens."""
+
+    @classmethod
+    def at(cls, latency: LatencyTable, context: int) -> StepCosts:
+        """The table's figures at a context length."""
+        curve = np.asarray([latency.step_seconds(context, n) for n in latency.queries])
+        return cls(float(curve[0]), latency.queries, curve)
+
+    def verification(self, drafted: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Verifying so many drafted tokens, the pending token included in the forward."""
+        return np.interp(np.asarray(drafted) + 1.0, self.queries, self.curve)
 
 
 def best_option(entries: Sequence[Entry], latency: LatencyTable, context: int) -> Option | None:
@@ -48,17 +60,15 @@ def best_option(entries: Sequence[Entry], latency: LatencyTable, context: int) -
     KnapSpec's TPT (eq. 4) with two differences: tokens and draft steps a cycle are those of the acceptance
     profile, and a verification costs what was measured for that many tokens, not one plain step.
     """
-    plain = latency.step_seconds(context)
-    grid = latency.queries
-    verify_curve = [latency.step_seconds(context, n) for n in grid]
+    costs = StepCosts.at(latency, context)
     best: Option | None = None
     for entry in entries:
         profile = entry.profile
-        verify = np.interp(profile.steps + 1.0, grid, verify_curve)
-        rate = profile.tokens / (profile.steps * latency.step_seconds(context, 1, entry.mask) + verify)
+        draft = latency.step_seconds(context, 1, entry.mask)
+        rate = profile.tokens / (profile.steps * draft + costs.verification(profile.steps))
         row, column = np.unravel_index(int(rate.argmax()), rate.shape)
         speed = float(rate[row, column])
         if best is None or speed > best.tokens_per_second:
             length, threshold = profile.draft_lengths[row], profile.thresholds[column]
-            best = Option(entry, length, threshold, speed, speed * plain)
+            best = Option(entry, length, threshold, speed, speed * costs.plain)
     return best
