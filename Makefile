@@ -7,10 +7,10 @@ PYTHON ?= python3
 
 ## Compile two bundles and decode with them: the demo model (skipping does not pay) and a planted one (it does).
 demo: $(READY)
-	$(BIN)/ssd-compile --model demo --domains cnn,gsm8k --evaluations 40 --out build/demo
+	$(BIN)/ssd-compile --model demo --domains cnn,gsm8k --evaluations 32 --out build/demo
 	$(BIN)/ssd-run --artifact build/demo --max-new-tokens 48 --compare --explain "Why is the sky blue?"
 	$(BIN)/python -m bench.planted --model demo --epsilon 0.05 --out build/planted
-	$(BIN)/ssd-compile --model build/planted --domains cnn,gsm8k --evaluations 40 --out build/planted-bundle
+	$(BIN)/ssd-compile --model build/planted --domains cnn,gsm8k --evaluations 32 --out build/planted-bundle
 	$(BIN)/ssd-run --artifact build/planted-bundle --max-new-tokens 48 --compare --explain "Why is the sky blue?"
 
 ## All tests; those of the real model too.

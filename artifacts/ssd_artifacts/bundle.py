@@ -28,7 +28,8 @@ M = TypeVar("M", bound=BaseModel)
 class Bundle:
     """A compiled configuration: it can only ever change the speed of decoding, never the output.
 
-    Of several domains one is named `mix`, searched on all of them together; `latency` maps a device's slug to its table.
+    Of several domains one is named `mix`, searched on all of them together. `latency` maps a device's slug to its
+    table.
     """
 
     tool_version: str

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
-from typing import Any
 
-import numpy as np
-
-from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import Choice, DomainRecord, FrontierEntry, SearchCost, Validation
-from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_compiler.anchors import build_anchors
-from ssd_compiler.calibrate import Sample, continue_prompts, features_of, reference_states, samples_of
 from ssd_compiler.progress import Reporter
-from ssd_compiler.prompts import DomainPrompts, load_prompts
-from ssd_compiler.report import html_report, json_report
-from ssd_compiler.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import CompileSettings
-from ssd_compiler.validate import validate
+from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
-from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits
-from ssd_runtime.models import LoadedModel, load_model
+from ssd_runtime.models import load_model
 from ssd_runtime.planning.frontier import MIXTURE
-from ssd_runtime.planning.throughput import Entry, best_option
-from ssd_runtime.profiler import measure_latency
 
 
 def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter: Reporter) -> Bundle:
@@ -41,202 +21,16 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         fingerprint = loaded.fingerprint(full=True)
         decoder = Decoder(loaded.model)
     work = Workspace(out, settings, fingerprint.weights_sha256, resume)
-    build = _Build(settings, loaded, decoder, fingerprint, work, reporter)
+    stages = Stages(settings, loaded, decoder, fingerprint, work, reporter)
 
-    latency = build.latency()
-    prompts = {name: build.prompts(name) for name in settings.all_domains}
-    samples = {name: build.calibrate(prompts[name]) for name in prompts}
-    records = {name: build.domain(name, samples[name], prompts[name], latency) for name in prompts}
+    latency = stages.latency()
+    prompts = {name: stages.prompts(name) for name in settings.all_domains}
+    samples = {name: stages.calibrate(prompts[name]) for name in prompts}
+    records = {name: stages.domain(name, samples[name], prompts[name], latency) for name in prompts}
     if len(prompts) > 1:
-        records[MIXTURE] = build.mixture(samples, latency)
-    bundle = build.bundle(latency, records, build.anchors(prompts, samples))
+        records[MIXTURE] = stages.mixture(samples, latency)
+    bundle = stages.bundle(latency, records, stages.anchors(prompts, samples))
 
     bundle.save(out)
     work.remove()
     return bundle
-
-
-@dataclass(slots=True)
-class _Build:
-    """The stages, and what they all need."""
-
-    settings: CompileSettings
-    loaded: LoadedModel
-    decoder: Decoder
-    fingerprint: ModelFingerprint
-    work: Workspace
-    reporter: Reporter
-    began: float = field(default_factory=perf_counter)
-
-    def latency(self) -> LatencyTable:
-        """Measure what every sub-layer costs on this device."""
-
-        def measure() -> str:
-            with self.reporter.stage("measure latency", None):
-                return measure_latency(self.decoder).to_json()
-
-        return LatencyTable.from_json(self.work.stage("latency", measure))
-
-    def prompts(self, name: str) -> DomainPrompts:
-        """Load a domain's prompts and split them: search, anchors, validation."""
-
-        def load() -> dict[str, Any]:
-            loaded = load_prompts(name, self.settings, self.loaded, self.reporter.warn)
-            return {part: getattr(loaded, part) for part in DomainPrompts.__slots__}
-
-        return DomainPrompts(**self.work.stage(f"prompts-{name}", load))
-
-    def calibrate(self, prompts: DomainPrompts) -> list[Sample]:
-        """Let the full model continue the search prompts."""
-
-        def generate() -> Any:
-            with self.reporter.stage(f"{prompts.name}: calibrate", len(prompts.search)) as tick:
-                eos = self.loaded.eos_ids
-                return continue_prompts(self.decoder, prompts.search, prompts.max_new_tokens, eos, tick)
-
-        return samples_of(self.work.stage(f"calibration-{prompts.name}", generate), prompts.name)
-
-    def domain(self, name: str, samples: list[Sample], prompts: DomainPrompts, latency: LatencyTable) -> DomainRecord:
-        """Search a domain's masks and confirm the best of them by timed decoding."""
-        found = self._search(name, samples, latency)
-        confirmed = self._validate(name, found, prompts, latency)
-        choice = Choice.model_validate(confirmed["choice"]) if confirmed else None
-        validation = Validation.model_validate(confirmed["validation"]) if confirmed else None
-        return _record(name, found, choice, validation, validation is not None and validation.speedup > 1.0)
-
-    def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> DomainRecord:
-        """Search one frontier for all domains together, an equal number of samples from each."""
-        total = max(len(some) for some in samples.values())
-        share = max(1, total // len(samples))
-        mixed = [sample for some in samples.values() for sample in some[:share]]
-        found = self._search(MIXTURE, mixed, latency)
-        entry, option = self._finalists(found, latency)[0]
-        choice = Choice(
-            entry=entry,
-            draft_length=option.draft_length,
-            threshold=option.threshold,
-            predicted_speedup=round(option.speedup, 4),
-        )
-        return _record(MIXTURE, found, choice, None, option.speedup > 1.0)
-
-    def anchors(self, prompts: dict[str, DomainPrompts], samples: dict[str, list[Sample]]) -> AnchorSet:
-        """Pick each domain's anchors and the out-of-domain threshold."""
-        feature = self.settings.feature
-
-        def measure(name: str) -> Any:
-            with self.reporter.stage(f"{name}: anchors", len(prompts[name].anchors)) as tick:
-                return features_of(self.decoder, prompts[name].anchors, tick)
-
-        pool = {name: self.work.stage(f"anchors-{name}", partial(measure, name)) for name in prompts}
-        return build_anchors(
-            {name: np.asarray([row[feature] for row in rows], np.float32) for name, rows in pool.items()},
-            {name: np.asarray([s.features[feature] for s in some], np.float32) for name, some in samples.items()},
-            feature,
-            self.settings.anchors,
-            self.settings.seed,
-        )
-
-    def bundle(self, latency: LatencyTable, records: dict[str, DomainRecord], anchors: AnchorSet) -> Bundle:
-        """Put everything together, with the reports."""
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        seconds = perf_counter() - self.began
-        report = json_report(self.settings, self.fingerprint, latency, records, seconds)
-        return Bundle(
-            version("ssd-decoding"),
-            created,
-            self.fingerprint,
-            records,
-            anchors,
-            {latency.device.slug(): latency},
-            {"report.json": report, "report.html": html_report(self.fingerprint, latency, records, created)},
-        )
-
-    def _search(self, name: str, samples: list[Sample], latency: LatencyTable) -> SearchResult:
-        settings = self.settings
-        context = round(sum(sample.middle for sample in samples) / len(samples))
-        searches = len(settings.all_domains) + (len(settings.all_domains) > 1)
-        timed = settings.budget_seconds is not None
-        # The mixture is the fallback for prompts of no domain: half the effort.
-        evaluations = settings.evaluations // 2 if name == MIXTURE else settings.evaluations
-        bounds = SearchBounds(
-            10_000 if timed else evaluations,
-            settings.budget_seconds / searches if settings.budget_seconds is not None else float("inf"),
-            settings.seed,
-            settings.block,
-        )
-
-        def announce(potential: float, predicted: float, worthwhile: bool) -> None:
-            verdict = (
-                "searching on"
-                if worthwhile
-                else "skipping layers will not pay on this model and device; the runtime will decode plainly"
-            )
-            self.reporter.note(
-                f"{name}: at most {potential:.2f}x of plain decoding if drafts always ended in time, "
-                f"{predicted:.2f}x predicted: {verdict}"
-            )
-
-        def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: search", None if timed else evaluations) as tick:
-                reference = reference_states(self.decoder, samples)
-                found = search(self.decoder, reference, latency, context, bounds, tick, announce)
-            return {
-                "frontier": [entry.model_dump(mode="json") for entry in found.frontier],
-                "finalists": found.finalists,
-                "context": found.context,
-                "potential": found.potential,
-                "worthwhile": found.worthwhile,
-                "cost": found.cost.model_dump(mode="json"),
-            }
-
-        kept = self.work.stage(f"search-{name}", run)
-        return SearchResult(
-            [FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
-            kept["finalists"],
-            kept["context"],
-            kept["potential"],
-            kept["worthwhile"],
-            SearchCost.model_validate(kept["cost"]),
-        )
-
-    def _validate(self, name: str, found: SearchResult, prompts: DomainPrompts, latency: LatencyTable) -> Any:
-        finalists = [(index, option.entry) for index, option in self._finalists(found, latency)]
-        held_back = prompts.validation
-        if not found.worthwhile:
-            # One timed look at the best is enough to back a no.
-            finalists, held_back = finalists[:1], held_back[: max(2, len(held_back) // 2)]
-        limits = Limits(prompts.max_new_tokens, self.loaded.eos_ids)
-
-        def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
-                confirmed = validate(self.decoder, held_back, finalists, latency, found.context, limits, tick)
-            return {
-                "choice": confirmed.choice.model_dump(mode="json"),
-                "validation": confirmed.validation.model_dump(mode="json"),
-            }
-
-        return self.work.stage(f"validation-{name}", run) if finalists else None
-
-    def _finalists(self, found: SearchResult, latency: LatencyTable) -> list[tuple[int, Any]]:
-        """Frontier index and best option of each finalist."""
-        layers, chosen = self.decoder.shape.num_layers, []
-        for index in found.finalists:
-            entry = found.frontier[index]
-            option = best_option([Entry(entry.mask, entry.skip_mask(layers), entry.profile())], latency, found.context)
-            chosen.append((index, option))
-        return chosen
-
-
-def _record(
-    name: str, found: SearchResult, choice: Choice | None, validation: Validation | None, pays: bool
-) -> DomainRecord:
-    return DomainRecord(
-        name=name,
-        context=found.context,
-        frontier=found.frontier,
-        choice=choice,
-        potential=round(found.potential, 4),
-        pays=pays,
-        validation=validation,
-        search=found.cost,
-    )

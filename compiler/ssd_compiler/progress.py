@@ -26,7 +26,7 @@ class Reporter:
 
     @contextmanager
     def stage(self, title: str, total: int | None) -> Iterator[Callable[[], None]]:
-        """Show a bar for a stage of `total` steps, or one line when it is done; the value is called behind each step."""
+        """Show a bar for `total` steps, or a line when all is done; the value is called behind each step."""
         if not self.console.is_terminal:
             began = perf_counter()
             yield lambda: None

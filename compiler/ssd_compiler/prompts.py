@@ -43,12 +43,14 @@ def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn
     shuffle = random.Random(f"{settings.seed} {name}").shuffle
     if name in files:
         new_tokens = DEFAULT_NEW_TOKENS
-        prompts = list(dict.fromkeys(tuple(conversation(prompt)) for prompt in read_prompts(Path(files[name]))))
+        prompts = [tuple(conversation(prompt)) for prompt in read_prompts(Path(files[name]))]
     else:
         definition = load_domain(name)
         new_tokens = definition.max_new_tokens
         texts = _packaged(definition, wanted, warn)
         prompts = [(("user", text),) for text in texts]
+    # A prompt that stands twice must not serve both the search and the validation.
+    prompts = list(dict.fromkeys(prompts))
     shuffle(prompts)
     limit = loaded.model.config.max_position_embeddings - new_tokens
     encoded = [ids for ids in map(loaded.encode, prompts) if len(ids) <= limit]

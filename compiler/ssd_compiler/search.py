@@ -11,14 +11,15 @@ import numpy as np
 
 from ssd_artifacts.domain_record import FrontierEntry, SearchCost
 from ssd_compiler.bayesian import optimise
-from ssd_compiler.evaluate import Evaluator, Rated
+from ssd_compiler.evaluate import Evaluator
+from ssd_compiler.frontier import select_finalists, select_frontier
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
-from ssd_runtime.planning.throughput import Entry, StepCosts, best_option
+from ssd_runtime.planning.throughput import StepCosts
 from ssd_runtime.states import ReferenceStates
 
 KNAPSACK_ROWS = 24
@@ -30,11 +31,6 @@ RANDOM_MASKS = 4
 WORTHWHILE = 0.97
 """Predicted speed-up of the knapsack's best below which a longer search is left out: no refinement seen so far has
 added more than one or two percent to it."""
-FRONTIER_ENTRIES = 24
-FRONTIER_CONTEXTS = (128, 512, 2048, 8192, 32768)
-FINALISTS = 3
-NEARLY_SAME = 0.85
-"""Jaccard similarity of masks that timing would hardly tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ def search(
             FrontierEntry.of(rated.mask, rated.origin, rated.profile, latency.draft_cost(rated.mask, context))
             for rated in frontier
         ],
-        _finalists(frontier),
+        select_finalists(frontier),
         context,
         potential,
         worthwhile,
@@ -171,44 +167,6 @@ def random_masks(num_layers: int, like: SkipMask, seed: int) -> Iterator[SkipMas
     count, picker = len(list(like)), random.Random(seed)
     for _ in range(RANDOM_MASKS):
         yield SkipMask.of(num_layers, picker.sample(range(2 * num_layers), count))
-
-
-def select_frontier(rated: list[Rated], latency: LatencyTable, context: int) -> list[Rated]:
-    """The masks that no other one beats in attention skipped, MLPs skipped and token agreement at once.
-
-    Latencies play no part in that, so that the frontier serves on any device. Of too many, those fastest here at
-    the domain's own and at other context lengths stay. Ordered by what they skip.
-    """
-    kept = [one for one in rated if one.complete]
-    undominated = [one for one in kept if not any(_dominates(other, one) for other in kept)]
-    chosen: list[Rated] = []
-    for rank in range(len(undominated)):
-        for length in (context, *FRONTIER_CONTEXTS):
-            ranked = sorted(undominated, key=lambda one: -_speed_at(one, latency, length))
-            if ranked[rank] not in chosen and len(chosen) < FRONTIER_ENTRIES:
-                chosen.append(ranked[rank])
-    return sorted(chosen, key=lambda one: (len(list(one.mask)), one.mask.hex()))
-
-
-def _finalists(frontier: list[Rated]) -> list[int]:
-    """The fastest entries, leaving out those that are nearly the same mask as a faster one."""
-    chosen: list[int] = []
-    for index in sorted(range(len(frontier)), key=lambda i: -frontier[i].speedup):
-        mask = frontier[index].mask
-        if len(chosen) < FINALISTS and all(mask.jaccard(frontier[other].mask) < NEARLY_SAME for other in chosen):
-            chosen.append(index)
-    return chosen
-
-
-def _speed_at(rated: Rated, latency: LatencyTable, context: int) -> float:
-    option = best_option([Entry("", rated.mask, rated.profile)], latency, context)
-    return option.tokens_per_second if option is not None else 0.0
-
-
-def _dominates(one: Rated, other: Rated) -> bool:
-    mine = (one.mask.attention_skipped, one.mask.mlp_skipped, one.profile.token_agreement)
-    theirs = (other.mask.attention_skipped, other.mask.mlp_skipped, other.profile.token_agreement)
-    return all(a >= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
 
 
 def _spread(candidates: list[Candidate], count: int) -> list[Candidate]:

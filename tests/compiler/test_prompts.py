@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd_compiler.prompts import DomainPrompts, load_prompts
+from ssd_compiler.settings import CompileSettings
+from ssd_profiles.errors import UserError
+from ssd_runtime.models import LoadedModel, load_model
+from tests.folders import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(str(save_tiny_model(tmp_path_factory.mktemp("model"))), "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_compiler.prompts.hub_reachable", lambda: False)
+
+
+def own(tmp_path: Path, texts: list[str], **changes: int) -> CompileSettings:
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    return CompileSettings("m", (), (("own", str(path)),), **changes)  # type: ignore[arg-type]
+
+
+def parts(prompts: DomainPrompts) -> list[set[tuple[int, ...]]]:
+    return [{tuple(ids) for ids in part} for part in (prompts.search, prompts.anchors, prompts.validation)]
+
+
+@pytest.mark.parametrize("count", [6, 7, 20, 90])
+def test_the_three_sets_never_overlap(loaded: LoadedModel, tmp_path: Path, count: int) -> None:
+    texts = [f"prompt {i}" for i in range(count)]
+    found = load_prompts("own", own(tmp_path, texts + texts), loaded, lambda _: None)
+    sets = parts(found)
+    assert all(sets)
+    assert sum(map(len, sets)) == len(set.union(*sets)) <= count
+
+
+def test_the_split_depends_on_the_seed_alone(loaded: LoadedModel, tmp_path: Path) -> None:
+    texts = [f"prompt {i}" for i in range(30)]
+    one, same, other = (load_prompts("own", own(tmp_path, texts, seed=s), loaded, lambda _: None) for s in (1, 1, 2))
+    assert one == same
+    assert parts(one) != parts(other)
+
+
+def test_too_few_or_too_long(loaded: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="5 different prompts"):
+        load_prompts("own", own(tmp_path, [f"p{i}" for i in range(5)] * 3), loaded, lambda _: None)
+    with pytest.raises(UserError, match="0 different prompts"):
+        load_prompts("own", own(tmp_path, [f"{i} " + "long " * 600 for i in range(9)]), loaded, lambda _: None)
+
+
+def test_starter_prompts_come_with_a_warning(loaded: LoadedModel) -> None:
+    warnings: list[str] = []
+    settings = CompileSettings("m", ("gsm8k",))
+    with pytest.raises(UserError, match="fit this model's context"):  # 512 tokens are too few for five shots
+        load_prompts("gsm8k", settings, loaded, warnings.append)
+    assert len(warnings) == 1
+    assert "starter prompts" in warnings[0]

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.planted import plant
+from ssd_compiler.validate import validate
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.acceptance import Verdict
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.generate import Limits
+from ssd_runtime.planning.throughput import Entry
+from tests.models import tiny_model
+from tests.tables import latency_table, profile
+
+MODEL, WEAK = plant(tiny_model("llama", seed=6, max_position_embeddings=256), 0.02, 4)
+DECODER = Decoder(MODEL)
+PROMPTS = [[1, 2, 3 + i] for i in range(4)]
+
+
+def test_figures_are_those_of_the_second_half() -> None:
+    finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SkipMask.of(8, {3}), profile(0.9)))]
+    ticks: list[int] = []
+    found = validate(DECODER, PROMPTS, finalists, latency_table(8), 50, Limits(20), lambda: ticks.append(1))
+    assert found.choice.entry in (5, 2)
+    assert found.validation.prompts == 2
+    assert found.validation.new_tokens == 40
+    assert found.validation.identical
+    assert found.validation.speedup_interval[0] <= found.validation.speedup <= found.validation.speedup_interval[1]
+    assert len(ticks) == 4
+
+
+def test_one_finalist_is_measured_on_all_prompts() -> None:
+    found = validate(
+        DECODER, PROMPTS, [(0, Entry("weak", WEAK, profile(0.95)))], latency_table(8), 50, Limits(20), lambda: None
+    )
+    assert found.validation.prompts == 4
+
+
+def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_runtime.generate.accept_greedy", lambda draft, target: Verdict(len(draft), target[-1]))
+    bad = Entry("all", SkipMask.of(8, range(16)), profile(0.9))
+    with pytest.raises(RuntimeError, match="differ"):
+        validate(DECODER, PROMPTS, [(0, bad)], latency_table(8), 50, Limits(20), lambda: None)
