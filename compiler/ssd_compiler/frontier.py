@@ -19,7 +19,7 @@ def select_frontier(rated: list[Rated], latency: LatencyTable, context: int) -> 
     Latencies play no part in that, so that the frontier serves on any device. Of too many, those fastest here at
     the domain's own and at other context lengths stay. Ordered by what they skip.
     """
-    kept = [one for one in rated if one.complete]
+    kept = [one for one in rated if one.complete and any(one.mask.bits)]
     undominated = [one for one in kept if not any(_dominates(other, one) for other in kept)]
     chosen: list[Rated] = []
     for rank in range(len(undominated)):

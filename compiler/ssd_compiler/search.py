@@ -78,6 +78,8 @@ def search(
     )
     forwards = _rate_knapsack(evaluator)
     layers = decoder.shape.num_layers
+    if not evaluator.rated:
+        evaluator.rate(next(uniform_masks(layers)), "uniform")
     evaluator.rate_all(uniform_masks(layers), "uniform")
     potential, best = _potential(evaluator), evaluator.best()
     worthwhile = best.speedup >= WORTHWHILE
@@ -112,7 +114,11 @@ def _rate_knapsack(evaluator: Evaluator) -> float:
     share = max(2, int(KNAPSACK_SHARE * evaluator.most))
     # The most promising first: those far behind it then cost a quarter of an evaluation.
     coarse = sorted(_spread(found, share), key=lambda candidate: -_promise(evaluator, candidate))
-    evaluator.rate_all((candidate.mask for candidate in coarse), "knapsack")
+    if not coarse:
+        return 0.0
+    # At least one, however little time is left: what follows compares with it.
+    evaluator.rate(coarse[0].mask, "knapsack")
+    evaluator.rate_all((candidate.mask for candidate in coarse[1:]), "knapsack")
     masks = [candidate.mask for candidate in found]
     best = masks.index(evaluator.best().mask)
     nearby = sorted(range(len(masks)), key=lambda i: abs(i - best))

@@ -87,7 +87,10 @@ class Stages:
         share = max(1, total // len(samples))
         mixed = [sample for some in samples.values() for sample in some[:share]]
         found = self._search(MIXTURE, mixed, latency)
-        entry, option = self._finalists(found, latency)[0]
+        finalists = self._finalists(found, latency)
+        if not finalists:
+            return _record(MIXTURE, found, None, None, False)
+        entry, option = finalists[0]
         choice = Choice(
             entry=entry,
             draft_length=option.draft_length,

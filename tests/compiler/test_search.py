@@ -107,6 +107,23 @@ def test_bounds_hold(reference: ReferenceStates) -> None:
     assert late.rate_all([WEAK], "x") == []
 
 
+def test_no_time_at_all_still_gives_a_frontier(reference: ReferenceStates) -> None:
+    bounds = SearchBounds(10_000, 0.0, 0, 8)
+    result = search(DECODER, reference, TABLE, 60, bounds, lambda: None, lambda *_: None)
+    assert result.cost.evaluations == 1
+    assert len(result.frontier) == 1
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_models_of_one_or_two_layers(layers: int) -> None:
+    decoder = Decoder(tiny_model("llama", num_hidden_layers=layers))
+    found = continue_prompts(decoder, [[1, 2, 3]], 9, frozenset(), lambda: None)
+    own = reference_states(decoder, samples_of(found, "test"))
+    bounds = SearchBounds(12, float("inf"), 0, 8)
+    result = search(decoder, own, latency_table(layers), 20, bounds, lambda: None, lambda *_: None)
+    assert all(entry.mask.strip("0") for entry in result.frontier)
+
+
 def test_perfect_foresight_never_drafts_in_vain() -> None:
     trace = Trace(np.array([1, 1, 0, 0, 1, 1, 1], bool), np.ones(7))
     assert list(_perfect_runs(trace, 16)) == [2, 0, 3]
