@@ -69,7 +69,7 @@ def step(session: Session, context: int, n: int, mask: SkipMask | None) -> Calla
     """A forward of `n` tokens over `context` cached ones, with the choice of the next tokens."""
 
     def work() -> None:
-        session.committed = context
+        session.ids = [1] * context
         x = session.forward([(11 + 7 * i) % 1000 for i in range(n)], mask)
         session.decoder.logits(x).argmax(-1).tolist()
 

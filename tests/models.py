@@ -8,6 +8,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCABULARY = 97
+WINDOW = 16
+SWITCH = 32
+"""Where longrope changes its angles."""
 SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -60,6 +63,62 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-untied": ("qwen2", {}),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-wide-heads": ("qwen3", {"head_dim": 16}),
+    "qwen3-sliding": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-sliding": ("mistral", {"sliding_window": WINDOW}),
+    "phi3": ("phi3", {"resid_pdrop": 0.1}),
+    "phi3-sliding": ("phi3", {"sliding_window": WINDOW}),
+    "phi3-partial-rope": ("phi3", {"partial_rotary_factor": 0.5}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": SWITCH,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [1.5, 2.0, 3.0, 4.0],
+                "original_max_position_embeddings": SWITCH,
+            },
+        },
+    ),
+    "gemma2": ("gemma2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0}),
+    "gemma2-no-caps": (
+        "gemma2",
+        {"sliding_window": WINDOW, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 20,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo2-no-groups": ("olmo2", {"num_key_value_heads": 4}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}),
+    "smollm3-sliding": (
+        "smollm3",
+        {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
 }
 """Name to (model type, what differs from `SMALL`)."""
 
@@ -73,5 +132,5 @@ def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             scale = 0.3 if parameter.ndim == 2 else 0.1
-            parameter.add_(torch.randn_like(parameter) * scale) if "norm" not in name else None
+            parameter.add_(torch.randn_like(parameter) * (0.1 if "norm" in name else scale))
     return model

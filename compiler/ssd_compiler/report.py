@@ -123,7 +123,11 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
 def _latency_table(latency: LatencyTable) -> str:
     queries = [n for n in QUERIES if n <= latency.queries[-1]]
     rows = [
-        (f"attention, {int(context)} cached", *(f"{latency.attention_seconds(context, n) * 1e3:.3f}" for n in queries))
+        (
+            f"{kind} attention, {int(context)} cached",
+            *(f"{latency.attention_seconds(context, n, kind) * 1e3:.3f}" for n in queries),
+        )
+        for kind in latency.attention
         for context in latency.contexts
     ]
     rows.append(("MLP", *(f"{latency.mlp_seconds(n) * 1e3:.3f}" for n in queries)))

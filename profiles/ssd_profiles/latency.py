@@ -56,7 +56,7 @@ class LatencyTable:
     overhead: Array
     spread: dict[str, Array]
 
-    def attention_seconds(self, context: float, queries: float, kind: str = "full") -> float:
+    def attention_seconds(self, context: float, queries: float, kind: str) -> float:
         """One attention block: `queries` new tokens over `context` cached ones."""
         grid = self.attention[kind]
         by_context = [_interpolate(queries, self.queries, row) for row in grid]
@@ -65,6 +65,12 @@ class LatencyTable:
     def mlp_seconds(self, queries: float) -> float:
         """One MLP block over `queries` tokens."""
         return _interpolate(queries, self.queries, self.mlp)
+
+    def sublayer_seconds(self, context: float, queries: float) -> list[float]:
+        """Each of the 2L sub-layers."""
+        attention = {kind: self.attention_seconds(context, queries, kind) for kind in self.attention}
+        mlp = self.mlp_seconds(queries)
+        return [seconds for kind in self.layer_kinds for seconds in (attention[kind], mlp)]
 
     def head_seconds(self, queries: float) -> float:
         """Final norm, LM head and arg max of `queries` tokens."""

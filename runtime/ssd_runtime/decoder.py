@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
 from threading import RLock
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.families import Family, family_of
+from ssd_runtime.attention import attend, capped
+from ssd_runtime.families import LONGROPE, Family, family_of, layer_kinds, rope_types, setting
 from ssd_runtime.kv_cache import KVCache
+from ssd_runtime.layer import Layer, Norm
 from ssd_runtime.linear import Linear, can_pack
-from ssd_runtime.rotary import RotaryTable, rotate
+from ssd_runtime.rotary import RotaryTable, Rotation, rotate
+from ssd_runtime.span import Span, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,77 +36,6 @@ class Shape:
     def groups(self) -> int:
         """Query heads that share a key-value head."""
         return self.heads // self.kv_heads
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Where the n rows of a forward stand: their rotation, the slots they fill, the keys they see.
-
-    `cos` and `sin` [n, 1, head_dim]; new keys go to slots `slot`, …, `slot` + n - 1; keys 0, …, `length` - 1 are
-    read under `bias` [groups * n, length] (0 or -inf, rows repeated for each query head of a group), or all of
-    them when it is None.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    slot: int
-    length: int
-    bias: Tensor | None
-
-
-class Norm:
-    """An RMS norm module: the fused function on its weight, or the module itself where rounding would differ."""
-
-    __slots__ = ("_epsilon", "_module", "_plain")
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._epsilon = float(getattr(module, "variance_epsilon", 0.0))
-        self._plain = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The normed rows of `x`."""
-        # transformers rounds to the weight's dtype before the weight is applied: equal only in fp32.
-        if self._plain and x.dtype == torch.float32 and not self._module._forward_hooks:
-            return rms_norm(x, (x.shape[-1],), self._module.weight, self._epsilon)  # type: ignore[arg-type]
-        return self._module(x)
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer, taken apart."""
-
-    attention_norm: Norm
-    qkv: Linear
-    q_norm: Norm | None
-    k_norm: Norm | None
-    output: Linear
-    mlp_norm: Norm
-    gate_up: Linear
-    activation: Callable[[Tensor], Tensor]
-    down: Linear
-    device: torch.device
-
-    @classmethod
-    def of(cls, layer: nn.Module, family: Family, pack: bool) -> Layer:
-        """The parts of a transformers decoder layer."""
-        attention, mlp = _module(layer, family.attention), _module(layer, family.mlp)
-        return cls(
-            attention_norm=Norm(_module(layer, family.attention_norm)),
-            qkv=Linear([_module(attention, name) for name in family.qkv], pack),
-            q_norm=Norm(_module(attention, "q_norm")) if family.qk_norm else None,
-            k_norm=Norm(_module(attention, "k_norm")) if family.qk_norm else None,
-            output=Linear([_module(attention, family.output)], pack),
-            mlp_norm=Norm(_module(layer, family.mlp_norm)),
-            gate_up=Linear([_module(mlp, name) for name in family.gate_up], pack),
-            activation=_module(mlp, "act_fn"),
-            down=Linear([_module(mlp, family.down)], pack),
-            device=next(layer.parameters()).device,
-        )
-
-    def linears(self) -> tuple[Linear, ...]:
-        """Every projection."""
-        return self.qkv, self.output, self.gate_up, self.down
 
 
 class Decoder:
@@ -133,13 +62,30 @@ class Decoder:
         )
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = base.embed_tokens.weight.device
-        self.layer_kinds = ("full",) * self.shape.num_layers
+        kinds = layer_kinds(model, self.family)
+        distinct = list(dict.fromkeys(kinds))
+        self.layer_kinds = tuple(kind.name for kind in kinds)
+        self.rope_switch = _rope_switch(model, self.family)
+        """A sequence of more tokens is rotated by other angles throughout (longrope)."""
+        self._cap = setting(model, self.family.attention_cap)
+        self._logit_cap = setting(model, self.family.logit_cap)
+        self._logit_divisor = setting(model, self.family.logit_divisor) or 1.0
+        self._embedding_scale = _embedding_scale(model, self.family)
+        residual = setting(model, self.family.residual_multiplier) or 1.0
         pack = pack and can_pack(model)
         with torch.inference_mode():
-            self.layers = [Layer.of(layer, self.family, pack) for layer in base.layers]
-            self._norm = Norm(base.norm)
+            self.layers = [
+                Layer.of(layer, self.family, distinct.index(kind), residual, pack)
+                for layer, kind in zip(base.layers, kinds, strict=True)
+            ]
+            self._norm = Norm(base.norm, self.family.norm_offset)
             self._head = Linear([model.lm_head], pack)
-            self._rotary = RotaryTable(base.rotary_emb, torch.empty(0, dtype=self.dtype, device=self.device))
+            like = torch.empty(0, dtype=self.dtype, device=self.device)
+            tables = {
+                name: RotaryTable(base.rotary_emb, like, self.rope_switch, name)
+                for name in rope_types(model, self.family)
+            }
+        self.spans = Spans(distinct, tables, self.shape.groups, self.dtype, self.device)
 
     @property
     def kernels(self) -> str:
@@ -150,8 +96,10 @@ class Decoder:
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built."""
         with torch.inference_mode():
-            for linear in self._linears():
-                linear.refresh()
+            for layer in self.layers:
+                layer.refresh()
+            self._norm.refresh()
+            self._head.refresh()
 
     def new_cache(self) -> KVCache:
         """An empty cache for one session."""
@@ -162,54 +110,44 @@ class Decoder:
 
     def embed(self, ids: list[int]) -> Tensor:
         """Embeddings [n, hidden] of token ids."""
-        return self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
+        x = self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
+        return x if self._embedding_scale is None else x * self._embedding_scale
 
-    def span(self, start: int, n: int) -> Span:
-        """Rows at positions `start`, …, `start` + n - 1, each seeing all before it and itself."""
-        end = start + n
-        cos, sin = self._rotary.rows(slice(start, end), end)
-        bias = None
-        if n > 1:
-            bias = torch.zeros(n, end, dtype=self.dtype, device=self.device)
-            bias[:, start:].masked_fill_(_future(n, self.device), float("-inf"))
-            bias = bias.repeat(self.shape.groups, 1)
-        return Span(cos, sin, start, end, bias)
-
-    def free_span(self, positions: Tensor, slot: int, visible: Tensor) -> Span:
-        """Rows at any `positions` [n], written from `slot` on, seeing keys where `visible` [n, length] is true."""
-        cos, sin = self._rotary.rows(positions, int(positions.max()) + 1)
-        bias = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
-        bias.masked_fill_(~visible, float("-inf"))
-        return Span(cos, sin, slot, visible.shape[1], bias.repeat(self.shape.groups, 1))
+    def span(self, cache: KVCache, start: int, n: int) -> Span:
+        """Rows at positions `start`, …, `start` + n - 1, each seeing all that it may before it, and itself."""
+        return self.spans.consecutive(start, n, cache.long)
 
     def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
         """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
         parts, shape, n = self.layers[layer], self.shape, x.shape[0]
-        queries, keys, values = self.project(layer, x, span.cos, span.sin)
+        sight = span.sights[parts.kind]
+        queries, keys, values = self.project(layer, x, sight.rotation)
         cache.write(layer, span.slot, keys, values)
-        all_keys, all_values = cache.read(layer, span.length)
+        all_keys, all_values = cache.read(layer, sight.begin, sight.end)
         # Query heads of a group become rows, so that their shared keys are read once and never expanded.
         grouped = queries.transpose(0, 1).reshape(1, shape.kv_heads, shape.groups * n, shape.head_dim)
-        mixed = scaled_dot_product_attention(grouped, all_keys, all_values, attn_mask=span.bias)
-        merged = mixed.view(shape.heads, n, shape.head_dim).transpose(0, 1).reshape(n, -1)
-        return x + parts.output(merged)
+        mixed = attend(grouped, all_keys, all_values, sight.bias, parts.scale, self._cap)
+        return parts.add_attention(x, mixed.view(shape.heads, n, shape.head_dim).transpose(0, 1).reshape(n, -1))
 
-    def project(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries, keys and plain values of `x`, each [n, its heads, head_dim]."""
         parts, shape, n = self.layers[layer], self.shape, x.shape[0]
         both = shape.heads + shape.kv_heads
-        qkv = parts.qkv(parts.attention_norm(x)).view(n, both + shape.kv_heads, shape.head_dim)
+        qkv = parts.qkv_of(x).view(n, both + shape.kv_heads, shape.head_dim)
         qk = qkv[:, :both]
         if parts.q_norm is not None and parts.k_norm is not None:
-            qk = torch.cat([parts.q_norm(qk[:, : shape.heads]), parts.k_norm(qk[:, shape.heads :])], 1)
-        qk = rotate(qk, cos, sin)
+            qk = self._normed(parts.q_norm, parts.k_norm, qk)
+        if rotation is not None:
+            qk = rotate(qk, rotation)
         return qk[:, : shape.heads], qk[:, shape.heads :], qkv[:, both:]
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden]."""
-        parts = self.layers[layer]
-        gate, up = parts.gate_up(parts.mlp_norm(x)).chunk(2, -1)
-        return x + parts.down(parts.activation(gate) * up)
+        return self.layers[layer].add_mlp(x)
+
+    def scores(self, layer: int, products: Tensor) -> Tensor:
+        """Attention scores from products of queries and keys."""
+        return capped(products * self.layers[layer].scale, self._cap)
 
     def run(
         self,
@@ -236,11 +174,21 @@ class Decoder:
 
     def head(self, normed: Tensor) -> Tensor:
         """Logits [n, vocabulary] of states behind the final norm."""
-        return self._head(normed)
+        logits = self._head(normed)
+        if self._logit_divisor != 1.0:
+            logits = logits / self._logit_divisor
+        return capped(logits, self._logit_cap)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [n, vocabulary] of states behind the last sub-layer."""
-        return self._head(self._norm(x))
+        return self.head(self._norm(x))
+
+    def _normed(self, q_norm: Norm, k_norm: Norm, qk: Tensor) -> Tensor:
+        n, heads = qk.shape[0], self.shape.heads
+        queries, keys = qk[:, :heads], qk[:, heads:]
+        if self.family.qk_norm == "projection":
+            queries, keys = queries.reshape(n, -1), keys.reshape(n, -1)
+        return torch.cat([q_norm(queries).view(n, heads, -1), k_norm(keys).view(n, qk.shape[1] - heads, -1)], 1)
 
     def _linears(self) -> Iterator[Linear]:
         for layer in self.layers:
@@ -248,9 +196,16 @@ class Decoder:
         yield self._head
 
 
-def _future(n: int, device: torch.device) -> Tensor:
-    return torch.ones(n, n, dtype=torch.bool, device=device).triu_(1)
+def _rope_switch(model: PreTrainedModel, family: Family) -> int | None:
+    if LONGROPE not in rope_types(model, family).values():
+        return None
+    return int(model.config.rope_parameters["original_max_position_embeddings"])
 
 
-def _module(parent: nn.Module, path: str) -> Any:
-    return reduce(getattr, path.split("."), parent)
+def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor | None:
+    """What the base model multiplies embeddings by, beyond what its embedding module does itself."""
+    module = model.model.embed_tokens
+    # The first 5.x versions of transformers scale Gemma-2's embeddings in the model, later ones in the module.
+    if family.scaled_embedding and not hasattr(module, "embed_scale"):
+        return torch.tensor(model.config.hidden_size**0.5, dtype=module.weight.dtype, device=module.weight.device)
+    return setting(model, family.embedding_multiplier)

@@ -111,7 +111,7 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
         drafted = perf_counter()
         states: list[Tensor] | None = [] if planner.wants_states else None
         verdict = _verify(session, pending, draft, states)
-        session.commit(verdict.accepted + 1)
+        session.commit([pending, *draft[: verdict.accepted]])
         verified = perf_counter()
         tokens = output.take([*draft[: verdict.accepted], verdict.next_token])
         cycle = Cycle(plan, context, len(draft), verdict.accepted, tokens, drafted - began, verified - drafted)
@@ -121,7 +121,7 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
 
 def _draft(session: Session, pending: int, plan: Plan, most: int) -> list[int]:
     """Draft tokens; never more than could be used, since a verification yields one token besides."""
-    length = min(plan.draft_length, most)
+    length = min(plan.draft_length, session.draft_room(most))
     if plan.mask is None or length < 1:
         return []
     return draft_masked(session, pending, plan.mask, length, plan.threshold)

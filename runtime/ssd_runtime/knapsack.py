@@ -11,22 +11,22 @@ from torch import Tensor
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.rotary import repeated
 from ssd_runtime.states import ReferenceStates, RowGroup, predictions
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Integer latencies of an attention and an MLP block, in units of the faster one (KnapSpec §3.4)."""
+    """Integer latencies of the 2L sub-layers, in units of the fastest one (KnapSpec §3.4)."""
 
-    attention: int
-    mlp: int
+    sublayers: tuple[int, ...]
 
     @classmethod
     def of(cls, latency: LatencyTable, context: float, resolution: int = 1) -> Weights:
-        """Rounded latencies at a context length; a unit is the faster block's ÷ `resolution`."""
-        attention, mlp = latency.attention_seconds(context, 1), latency.mlp_seconds(1)
-        unit = min(attention, mlp) / resolution
-        return cls(max(1, round(attention / unit)), max(1, round(mlp / unit)))
+        """Rounded latencies at a context length; a unit is the fastest sub-layer's ÷ `resolution`."""
+        seconds = latency.sublayer_seconds(context, 1)
+        unit = min(seconds) / resolution
+        return cls(tuple(max(1, round(each / unit)) for each in seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,10 @@ def search_knapsack(
     cosine falls below `threshold` are dropped. All j of a sub-layer run as one batch. Unlike the printed Algorithm 2,
     which backtracks by comparing states and stops at j = 0, choices are kept as back-pointers.
     """
-    per_layer = weights.attention + weights.mlp
-    most = math.floor(budget * decoder.shape.num_layers * per_layer)
+    most = math.floor(budget * sum(weights.sublayers))
     states = {0: reference.states[0]}
     choices: list[dict[int, bool]] = []
-    for index in range(2 * decoder.shape.num_layers):
-        weight = weights.mlp if index % 2 else weights.attention
+    for index, weight in enumerate(weights.sublayers):
         target = reference.states[index + 1]
         executed = _execute(decoder, reference, index, states)
         skipped = {j + weight: state for j, state in states.items() if j + weight <= most}
@@ -97,27 +95,30 @@ def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -
     A row sees the full model's keys before its own position, and its own key. Nothing is written to the cache.
     """
     shape, parts = decoder.shape, decoder.layers[layer]
+    window = decoder.spans.kinds[parts.kind].window
     branches, n, _ = x.shape
-    span = decoder.span(group.start, n)
+    sight = decoder.span(group.cache, group.start, n).sights[parts.kind]
     flat = x.flatten(0, 1)
-    cos, sin = (table.repeat(branches, 1, 1) for table in (span.cos, span.sin))
-    queries, keys, values = decoder.project(layer, flat, cos, sin)
+    queries, keys, values = decoder.project(layer, flat, repeated(sight.rotation, branches))
     # [kv_heads, groups, branches * n, head_dim]; keys and values have one head a group, broadcast over it.
     queries = queries.transpose(0, 1).reshape(shape.kv_heads, shape.groups, branches * n, shape.head_dim)
     keys, values = (own.transpose(0, 1)[:, None] for own in (keys, values))
-    known_keys, known_values = (known[0] for known in group.cache.read(layer, group.start + n - 1))
-    scores = queries.flatten(1, 2) @ known_keys.transpose(1, 2)
+    last = group.start + n - 1
+    known_keys, known_values = (known[0] for known in group.cache.read(layer, sight.begin, last))
+    scores = decoder.scores(layer, queries.flatten(1, 2) @ known_keys.transpose(1, 2))
     scores = scores.view(shape.kv_heads, shape.groups * branches, n, -1)
     if n > 1:
-        row, key = torch.arange(n, device=x.device), torch.arange(group.start + n - 1, device=x.device)
-        scores = scores.masked_fill(key[None] >= group.start + row[:, None], float("-inf"))
+        row = torch.arange(group.start, last + 1, device=x.device)[:, None]
+        key = torch.arange(sight.begin, last, device=x.device)
+        hidden = key >= row if window is None else (key >= row) | (key <= row - window)
+        scores = scores.masked_fill(hidden, float("-inf"))
     scores = scores.view(shape.kv_heads, shape.groups, branches * n, -1)
-    own_scores = (queries * keys).sum(-1, keepdim=True)
-    weights = torch.softmax(torch.cat([scores, own_scores], -1) * shape.head_dim**-0.5, -1)
+    own_scores = decoder.scores(layer, (queries * keys).sum(-1, keepdim=True))
+    weights = torch.softmax(torch.cat([scores, own_scores], -1), -1, dtype=torch.float32).to(x.dtype)
     mixed = weights[..., :-1].flatten(1, 2) @ known_values
     mixed = mixed.view_as(queries) + weights[..., -1:] * values
     merged = mixed.view(shape.heads, branches * n, shape.head_dim).transpose(0, 1).reshape(branches * n, -1)
-    return (flat + parts.output(merged)).view_as(x)
+    return parts.add_attention(flat, merged).view_as(x)
 
 
 def _candidate(
@@ -132,7 +133,7 @@ def _candidate(
     for index in range(len(choices) - 1, -1, -1):
         if choices[index][left]:
             skipped.append(index)
-            left -= weights.mlp if index % 2 else weights.attention
+            left -= weights.sublayers[index]
     matches, _ = predictions(decoder, state, reference.targets)
     cosine = _cosine(decoder.norm(state), decoder.norm(reference.states[-1]))
     mask = SkipMask.of(decoder.shape.num_layers, skipped)

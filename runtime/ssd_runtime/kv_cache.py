@@ -21,6 +21,8 @@ class KVCache:
         self, devices: Sequence[torch.device], kv_heads: int, head_dim: int, dtype: torch.dtype, max_slots: int
     ) -> None:
         self.max_slots = max_slots
+        self.long = False
+        """Whether what is written was rotated as in a sequence beyond the original context (longrope)."""
         self._shape = (2, kv_heads, head_dim)
         self._layers = [torch.empty(2, 1, kv_heads, 0, head_dim, dtype=dtype, device=device) for device in devices]
 
@@ -50,6 +52,7 @@ class KVCache:
     def copy_from(self, other: KVCache, slots: int) -> None:
         """Take over the first `slots` slots of another cache of the same model."""
         self.reserve(slots)
+        self.long = other.long
         for mine, theirs in zip(self._layers, other._layers, strict=True):
             mine[:, :, :, :slots] = theirs[:, :, :, :slots]
 
@@ -59,7 +62,7 @@ class KVCache:
         cache[0, 0, :, slot:end] = keys.transpose(0, 1)
         cache[1, 0, :, slot:end] = values.transpose(0, 1)
 
-    def read(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of slots 0, …, `length` - 1, each [1, kv_heads, length, head_dim], as views."""
+    def read(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots `begin`, …, `end` - 1, each [1, kv_heads, slots, head_dim], as views."""
         cache = self._layers[layer]
-        return cache[0, :, :, :length], cache[1, :, :, :length]
+        return cache[0, :, :, begin:end], cache[1, :, :, begin:end]

@@ -42,11 +42,11 @@ class Linear:
 
     def refresh(self) -> None:
         """Build again if the user's modules changed since."""
-        if self._stamp != _stamp(self._modules):
+        if self._stamp != stamp_of(self._modules):
             self._build()
 
     def _build(self) -> None:
-        self._stamp = _stamp(self._modules)
+        self._stamp = stamp_of(self._modules)
         self._packed: Tensor | None = None
         self._bias: Tensor | None = None
         linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]
@@ -82,19 +82,21 @@ def _packable(module: nn.Linear) -> bool:
         type(module) is nn.Linear
         and module.weight.dtype == torch.float32
         and module.weight.device.type == "cpu"
-        and not _hooked(module)
+        and not hooked(module)
     )
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
+    """Whether a call of the module runs more than its own `forward`."""
     # accelerate replaces `forward` on the instance instead of registering a hook.
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
-def _stamp(modules: Sequence[nn.Module]) -> list[Any]:
+def stamp_of(modules: Sequence[nn.Module]) -> list[Any]:
+    """Something that differs once a weight, a hook or a type of the modules has changed."""
     return [
         # Inference tensors keep no version; they are not written in place either.
-        (type(module), _hooked(module), parameter.data_ptr(), parameter.is_inference() or parameter._version)
+        (type(module), hooked(module), parameter.data_ptr(), parameter.is_inference() or parameter._version)
         for module in modules
         for parameter in module.parameters()
     ]

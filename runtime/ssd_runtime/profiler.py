@@ -85,8 +85,13 @@ class _Bench:
     decoder: Decoder
     cache: KVCache = field(init=False)
 
+    kinds: dict[str, list[int]] = field(init=False)
+    """The layers of each kind."""
+
     def __post_init__(self) -> None:
         self.cache = self.decoder.new_cache()
+        names = self.decoder.layer_kinds
+        self.kinds = {kind: [i for i, name in enumerate(names) if name == kind] for kind in dict.fromkeys(names)}
 
     def contexts(self, budget_seconds: float) -> list[int]:
         """The contexts that fit the model, the memory and the time: one pass of each is tried."""
@@ -99,7 +104,7 @@ class _Bench:
         spent = 0.0
         for context in wanted:
             self.cache.reserve(context + max(QUERIES))
-            passes = [self._attention(context, n) for n in QUERIES]
+            passes = [self._attention(context, n, layers) for layers in self.kinds.values() for n in QUERIES]
             cost = sum(seconds(work, self.decoder.device) for work in passes)
             # Room for the rounds still to come decides, so that a slow context is tried once at most.
             if chosen and spent + cost * MIN_ROUNDS > budget_seconds:
@@ -113,7 +118,11 @@ class _Bench:
         base = contexts[min(1, len(contexts) - 1)]
         works: list[tuple[str, Callable[[], object]]] = []
         for n in QUERIES:
-            works += [(f"attention {context} {n}", self._attention(context, n)) for context in contexts]
+            works += [
+                (f"{kind} {context} {n}", self._attention(context, n, layers))
+                for kind, layers in self.kinds.items()
+                for context in contexts
+            ]
             works += [
                 (f"mlp {n}", self._mlp(n)),
                 (f"head {n}", self._head(n)),
@@ -129,24 +138,28 @@ class _Bench:
             taken = [np.asarray(samples[f"{kind} {n}"]) / scale for n in QUERIES]
             return np.asarray([np.median(t) for t in taken]), np.asarray([_spread(t) for t in taken])
 
-        attention = [grid(f"attention {context}", layers) for context in contexts]
+        attention = {
+            kind: [grid(f"{kind} {context}", len(of_kind)) for context in contexts]
+            for kind, of_kind in self.kinds.items()
+        }
         (mlp, mlp_spread), (head, head_spread), (step, step_spread) = (
             grid("mlp", layers),
             grid("head"),
             grid("step"),
         )
-        parts = layers * (attention[base][0] + mlp) + head
+        blocks = sum(len(of_kind) * attention[kind][base][0] for kind, of_kind in self.kinds.items())
+        parts = blocks + layers * mlp + head
         return LatencyTable(
             device_key(self.decoder),
             self.decoder.layer_kinds,
             np.asarray(QUERIES, float),
             np.asarray(contexts, float),
-            {"full": np.asarray([values for values, _ in attention])},
+            {kind: np.asarray([values for values, _ in grids]) for kind, grids in attention.items()},
             mlp,
             head,
             step - parts,
             {
-                "attention": np.asarray([spread for _, spread in attention]),
+                **{kind: np.asarray([spread for _, spread in grids]) for kind, grids in attention.items()},
                 "mlp": mlp_spread,
                 "head": head_spread,
                 "step": step_spread,
@@ -158,11 +171,11 @@ class _Bench:
         ids = [(17 + 31 * i) % self.decoder.shape.vocabulary for i in range(n)]
         return self.decoder.embed(ids)
 
-    def _attention(self, context: int, n: int) -> Callable[[], object]:
-        decoder, x, span = self.decoder, self._rows(n), self.decoder.span(context, n)
+    def _attention(self, context: int, n: int, layers: list[int]) -> Callable[[], object]:
+        decoder, x, span = self.decoder, self._rows(n), self.decoder.span(self.cache, context, n)
 
         def work() -> None:
-            for layer in range(decoder.shape.num_layers):
+            for layer in layers:
                 decoder.attention(layer, x, self.cache, span)
 
         return work
@@ -185,7 +198,7 @@ class _Bench:
         ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(n)]
 
         def work() -> None:
-            x = decoder.run(decoder.embed(ids), self.cache, decoder.span(context, n))
+            x = decoder.run(decoder.embed(ids), self.cache, decoder.span(self.cache, context, n))
             decoder.logits(x).argmax(-1).tolist()
 
         return work

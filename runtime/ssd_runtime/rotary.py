@@ -1,52 +1,71 @@
-"""Rotary position embedding from a table of the model's own angles."""
+"""Rotary position embeddings from tables of the model's own angles."""
 
 from __future__ import annotations
 
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and signed sin of some rows, each [n, 1, rotated part of a head]."""
 
 
 class RotaryModule(Protocol):
     """What transformers' rotary modules offer."""
 
-    def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [1, n, head_dim], of `position_ids` [1, n] in the dtype of `x`."""
+    def __call__(self, x: Tensor, position_ids: Tensor, **layer_type: Any) -> tuple[Tensor, Tensor]:
+        """cos and sin, each [1, n, width], of `position_ids` [1, n] in the dtype of `x`."""
         ...
 
 
 class RotaryTable:
     """cos and signed sin of positions 0, 1, …, computed by the model's own module and kept.
 
-    Holds only for rotary types whose angles depend on the position alone (`families.ROPE_TYPES`).
+    With `switch`, angles depend on the sequence's length too (longrope): transformers picks them by the largest
+    position of a forward, so that the tables of short and of long sequences are computed apart.
     """
 
-    def __init__(self, module: RotaryModule, like: Tensor) -> None:
-        self._module, self._like = module, like
+    def __init__(self, module: RotaryModule, like: Tensor, switch: int | None = None, name: str = "default") -> None:
+        self._module, self._like, self._switch = module, like, switch
+        self._arguments = {} if name == "default" else {"layer_type": name}
         self._lock = Lock()
-        self._tables = self._compute(256)
+        self._tables = {long: self._compute(256, long) for long in ((False, True) if switch else (False,))}
 
-    def rows(self, positions: Tensor | slice, end: int) -> tuple[Tensor, Tensor]:
-        """cos and signed sin, each [n, 1, head_dim], of positions below `end`."""
-        cos, sin = self._tables
+    def rows(self, positions: Tensor | slice, end: int, long: bool = False) -> Rotation:
+        """The rows of positions below `end`, as in a sequence of more than `switch` tokens if `long`."""
+        long = long or (self._switch is not None and end > self._switch)
+        cos, sin = self._tables[long]
         if end > cos.shape[0]:
             with self._lock:
-                if end > self._tables[0].shape[0]:
-                    self._tables = self._compute(max(end, 2 * self._tables[0].shape[0]))
-            cos, sin = self._tables
+                have = self._tables[long][0].shape[0]
+                if end > have:
+                    self._tables[long] = self._compute(max(end, 2 * have), long)
+            cos, sin = self._tables[long]
         return cos[positions], sin[positions]
 
-    def _compute(self, length: int) -> tuple[Tensor, Tensor]:
+    def _compute(self, length: int, long: bool) -> Rotation:
+        if self._switch is not None:
+            length = max(length, self._switch + 1) if long else min(length, self._switch)
         positions = torch.arange(length, device=self._like.device)[None]
-        cos, sin = self._module(self._like, positions)
+        cos, sin = self._module(self._like, positions, **self._arguments)
         half = cos.shape[-1] // 2
         # rotate_half(x) = cat(-x2, x1) is a roll by half with the first half negated: the sign goes into sin.
         signed = torch.cat([-sin[..., :half], sin[..., half:]], -1)
         return cos[0, :, None].contiguous(), signed[0, :, None].contiguous()
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `heads` [n, heads, head_dim] by rows of a `RotaryTable`."""
-    return heads * cos + heads.roll(heads.shape[-1] // 2, -1) * sin
+def repeated(rotation: Rotation | None, times: int) -> Rotation | None:
+    """The rotation of the same rows several times over."""
+    return None if rotation is None else (rotation[0].repeat(times, 1, 1), rotation[1].repeat(times, 1, 1))
+
+
+def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate `heads` [n, heads, head_dim]; of a partial embedding, the first part of each head."""
+    cos, sin = rotation
+    width = cos.shape[-1]
+    if width == heads.shape[-1]:
+        return heads * cos + heads.roll(width // 2, -1) * sin
+    turned, kept = heads[..., :width], heads[..., width:]
+    return torch.cat([turned * cos + turned.roll(width // 2, -1) * sin, kept], -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,17 +31,23 @@ class Prefill:
 
 
 class Session:
-    """A sequence being decoded: `committed` slots of the cache hold full-model keys and values of its tokens.
+    """A sequence being decoded: the cache's first slots hold full-model keys and values of its committed tokens.
 
-    Forwards write at and past `committed`; only `commit` moves it, so that what a draft or a rejected token wrote
-    is overwritten by the next forward.
+    Forwards write behind the committed tokens; only `commit` adds to these, so that what a draft or a rejected
+    token wrote is overwritten by the next forward. Where a sequence outgrows the context that longrope's first
+    angles are for, the committed tokens are computed again with the second, as transformers does.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         decoder.refresh()
         self.decoder = decoder
         self.cache = decoder.new_cache()
-        self.committed = 0
+        self.ids: list[int] = []
+
+    @property
+    def committed(self) -> int:
+        """Tokens committed so far."""
+        return len(self.ids)
 
     @torch.inference_mode()
     def prefill(self, ids: list[int], behind: Prefill | None = None) -> Prefill:
@@ -48,8 +55,8 @@ class Session:
 
         Raises UserError when the prompt is empty or leaves no room to decode.
         """
-        self.committed = behind.tokens if behind is not None else 0
-        total, limit = self.committed + len(ids), self.decoder.shape.max_context
+        known = self.ids[: behind.tokens] if behind is not None else []
+        total, limit = len(known) + len(ids), self.decoder.shape.max_context
         if not ids:
             raise UserError("prompt: it is empty; give at least one token")
         if total >= limit:
@@ -57,19 +64,20 @@ class Session:
                 f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
                 "shorten the prompt"
             )
+        if behind is not None and self._is_long(total) != self.cache.long:
+            known, ids, behind = [], known + ids, None
+        self.ids, self.cache.long = known, self._is_long(total)
         summed = behind.mean * behind.tokens if behind is not None else torch.zeros((), device=self.decoder.device)
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            chunk = ids[start : start + PREFILL_CHUNK]
-            normed = self.decoder.norm(self.forward(chunk))
+        for x in self._fill(ids):
+            normed = self.decoder.norm(x)
             summed = summed + normed.sum(0, dtype=torch.float32)
-            self.commit(len(chunk))
         return Prefill(normed[-1], summed / total, total)
 
     def fork(self) -> Session:
         """Another session that has the same tokens committed."""
         other = Session(self.decoder)
         other.cache.copy_from(self.cache, self.committed)
-        other.commit(self.committed)
+        other.commit(self.ids)
         return other
 
     @torch.inference_mode()
@@ -85,16 +93,41 @@ class Session:
         With `states`, the state before the first and behind every sub-layer is appended to it.
         """
         start = self.committed + ahead
+        if self._is_long(start + len(ids)) and not self.cache.long:
+            self._compute_again(long=True)
         self.cache.reserve(start + len(ids))
         x = self.decoder.embed(ids)
         if states is not None:
             states.append(x)
-        return self.decoder.run(x, self.cache, self.decoder.span(start, len(ids)), mask, states=states)
+        return self.decoder.run(x, self.cache, self.decoder.span(self.cache, start, len(ids)), mask, states=states)
 
     def rewind(self, prompt: Prefill) -> None:
         """Forget all tokens behind the prompt that was last prefilled."""
-        self.committed = prompt.tokens
+        self.ids = self.ids[: prompt.tokens]
+        if self._is_long(self.committed) != self.cache.long:
+            self._compute_again(not self.cache.long)
 
-    def commit(self, tokens: int) -> None:
-        """Count `tokens` more slots as committed."""
-        self.committed += tokens
+    def commit(self, ids: list[int]) -> None:
+        """Count the slots that a forward of `ids` has filled as committed."""
+        self.ids.extend(ids)
+
+    def draft_room(self, most: int) -> int:
+        """How many of `most` drafts can be verified at once: all rows of a forward are rotated by the same angles."""
+        switch = self.decoder.rope_switch
+        return most if switch is None or self.cache.long else min(most, switch - self.committed - 1)
+
+    def _is_long(self, tokens: int) -> bool:
+        return self.decoder.rope_switch is not None and tokens > self.decoder.rope_switch
+
+    @torch.inference_mode()
+    def _compute_again(self, long: bool) -> None:
+        ids, self.ids, self.cache.long = self.ids, [], long
+        for _ in self._fill(ids):
+            pass
+
+    def _fill(self, ids: list[int]) -> Iterator[Tensor]:
+        """Run and commit `ids` in chunks; yields the states behind the last sub-layer."""
+        for start in range(0, len(ids), PREFILL_CHUNK):
+            chunk = ids[start : start + PREFILL_CHUNK]
+            yield self.forward(chunk)
+            self.commit(chunk)

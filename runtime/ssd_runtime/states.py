@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder, Span
+from ssd_runtime.decoder import Decoder
 from ssd_runtime.kv_cache import KVCache
+from ssd_runtime.span import Span
 
 HEAD_ROWS = 128
 """Rows sent through the LM head at once: logits of a large vocabulary fill memory quickly."""
@@ -114,4 +115,6 @@ def _block_span(decoder: Decoder, group: RowGroup, block: int) -> Span:
     full = torch.arange(slot, device=device)[None] < group.start + block_start
     own = torch.arange(n, device=device)[None]
     drafted = (own >= block_start) & (own <= row)
-    return decoder.free_span(group.start + row[:, 0], slot, torch.cat([full, drafted], 1))
+    key_positions = torch.cat([torch.arange(slot, device=device), group.start + own[0]])
+    visible = torch.cat([full, drafted], 1)
+    return decoder.spans.free(group.start + row[:, 0], slot, visible, key_positions, group.cache.long)

@@ -14,7 +14,7 @@ from tests.tables import latency_table
 def test_a_step_is_the_sum_of_what_it_keeps(context: float, queries: float, skipped: set[int]) -> None:
     table, mask = latency_table(4), SkipMask.of(4, skipped)
     expected = (
-        (4 - mask.attention_skipped) * table.attention_seconds(context, queries)
+        (4 - mask.attention_skipped) * table.attention_seconds(context, queries, "full")
         + (4 - mask.mlp_skipped) * table.mlp_seconds(queries)
         + table.head_seconds(queries)
         + 2e-4
@@ -26,7 +26,9 @@ def test_linear_between_and_beyond_the_grid() -> None:
     table = latency_table(4)
     for context in (50.0, 300.0, 4000.0):
         for n in (1.0, 3.0, 40.0):
-            assert table.attention_seconds(context, n) == pytest.approx(1e-4 + 1e-7 * context + 1e-5 * n, rel=1e-6)
+            assert table.attention_seconds(context, n, "full") == pytest.approx(
+                1e-4 + 1e-7 * context + 1e-5 * n, rel=1e-6
+            )
 
 
 def test_json_round_trip_is_stable() -> None:

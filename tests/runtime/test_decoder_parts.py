@@ -26,7 +26,7 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
     small = cache.capacity
     cache.reserve(small + 1)
     assert cache.capacity == 2 * small
-    got_keys, got_values = cache.read(1, 10)
+    got_keys, got_values = cache.read(1, 0, 10)
     assert torch.equal(got_keys[0].transpose(0, 1), keys)
     assert torch.equal(got_values[0].transpose(0, 1), values)
     cache.reserve(600)
@@ -104,6 +104,13 @@ def test_a_latency_table_is_measured_within_its_model() -> None:
     assert table.layer_kinds == ("full",) * 4
     assert table.step_seconds(50) > 0
     assert seen[-1] == 1.0
+
+
+def test_every_kind_of_layer_has_its_own_latencies() -> None:
+    table = measure_latency(Decoder(tiny_model("gemma3")), 2.0)
+    assert table.layer_kinds == ("sliding", "sliding", "full", "sliding")
+    assert set(table.attention) == {"sliding", "full"}
+    assert len(table.sublayer_seconds(50, 1)) == 8
 
 
 @pytest.mark.parametrize(

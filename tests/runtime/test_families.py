@@ -7,9 +7,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.divergence import Kind, compare
+from ssd_runtime.families import FAMILIES
+from ssd_runtime.generate import Limits, decode
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.session import Session
-from tests.models import SMALL, VARIANTS, VOCABULARY, tiny_model
+from tests.models import SMALL, SWITCH, VARIANTS, VOCABULARY, WINDOW, tiny_model
 
 TOLERANCE = 2e-4
 
@@ -18,23 +23,69 @@ TOLERANCE = 2e-4
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_logits_equal_transformers_prefill_steps_and_verification(variant: str, pack: bool) -> None:
-    model = tiny_model(variant)
+    """Prefill, steps, and verifications across a window's edge and a growth of the cache."""
+    model = tiny_model(variant, max_position_embeddings=512)
     decoder = Decoder(model, pack=pack)
-    ids = torch.randint(0, VOCABULARY, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    ids = torch.randint(0, VOCABULARY, (280,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = model(torch.tensor([ids])).logits[0]
     scale = expected.abs().max()
-
+    # Longer than `SWITCH`: longrope's second angles from the start, as in the one forward of transformers.
     session = Session(decoder)
     got = [decoder.logits(session.forward(ids[:40]))]  # prefill
-    session.commit(40)
+    session.commit(ids[:40])
     for token in ids[40:45]:  # steps
         got.append(decoder.logits(session.forward([token])))
-        session.commit(1)
-    for size in (2, 3, 4, 16):  # verifications
-        got.append(decoder.logits(session.forward(ids[session.committed : session.committed + size])))
-        session.commit(size)
+        session.commit([token])
+    for size in (2, 3, 4, 16, 185, 25):  # verifications, the last of them beyond the first 256 slots
+        rows = ids[session.committed : session.committed + size]
+        got.append(decoder.logits(session.forward(rows)))
+        session.commit(rows)
     assert session.committed == len(ids)
     assert (torch.cat(got) - expected).abs().max() <= TOLERANCE * scale
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("size", [3, WINDOW + 4])
+@torch.inference_mode()
+def test_a_draft_that_skips_sees_the_same_window(variant: str, size: int) -> None:
+    """Rows anywhere, with the keys they may see given by hand, are the rows of a plain forward."""
+    decoder = Decoder(tiny_model(variant))
+    session = Session(decoder)
+    session.prefill(list(range(1, 41)))
+    rows = list(range(50, 50 + size))
+    expected = session.forward(rows)
+    position = torch.arange(40, 40 + size)
+    keys = torch.arange(40 + size)
+    span = decoder.spans.free(position, 40, keys <= position[:, None], keys, session.cache.long)
+    got = decoder.run(decoder.embed(rows), session.cache, span)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", [SWITCH - 12, SWITCH - 1, SWITCH, SWITCH + 1])
+@pytest.mark.parametrize("skipped", [{1, 4}, {0, 3, 6}, {7}])
+def test_longrope_across_its_switch(length: int, skipped: set[int]) -> None:
+    model = tiny_model("phi3-longrope", seed=2)
+    decoder, ids, limits = Decoder(model), list(range(1, length + 1)), Limits(40)
+    out = model.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, length:].tolist()
+    session = Session(decoder)
+    plan = Plan("test", SkipMask.of(4, skipped), 6)
+    for _ in range(2):  # the second time, the prompt's angles are those of a short sequence again
+        prompt = session.prefill(ids)
+        got = decode(session, prompt, ConstantPlanner(plan), limits)
+        assert compare(Session(decoder), ids, out, got.token_ids).kind is not Kind.ERROR
+        again = decode(session, prompt, PlainPlanner(), limits)
+        assert compare(Session(decoder), ids, out, again.token_ids).kind is not Kind.ERROR
+
+
+@torch.inference_mode()
+def test_longrope_behind_a_shared_beginning() -> None:
+    decoder = Decoder(tiny_model("phi3-longrope"))
+    whole = Session(decoder).prefill(list(range(1, SWITCH + 5)))
+    beginning = Session(decoder)
+    first = beginning.prefill(list(range(1, SWITCH - 3)))
+    rest = beginning.fork().prefill(list(range(SWITCH - 3, SWITCH + 5)), first)
+    torch.testing.assert_close(rest.last, whole.last, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(rest.mean, whole.mean, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -55,9 +106,13 @@ def test_forward_follows_changed_weights_and_hooks() -> None:
     handle.remove()
 
 
+def test_every_family_is_tested() -> None:
+    assert {kind for kind, _ in VARIANTS.values()} == set(FAMILIES)
+
+
 def test_unknown_models_are_refused_with_what_is_supported() -> None:
     config = AutoConfig.for_model("gpt2", n_layer=1, n_embd=8, n_head=1, vocab_size=11, n_positions=16)
-    with pytest.raises(UserError, match=r"gpt2.*supported: Llama, Qwen2, Qwen3"):
+    with pytest.raises(UserError, match=r"gpt2.*supported.*: Llama, Mistral, Qwen2"):
         Decoder(AutoModelForCausalLM.from_config(config))
 
 
@@ -65,11 +120,8 @@ def test_unknown_models_are_refused_with_what_is_supported() -> None:
     ("kind", "changes", "what"),
     [
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            "sliding_attention",
-        ),
+        ("llama", VARIANTS["phi3-longrope"][1], "longrope"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "both directions"),
     ],
 )
 def test_unsupported_features_are_refused(kind: str, changes: dict[str, object], what: str) -> None:

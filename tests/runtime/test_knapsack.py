@@ -26,13 +26,14 @@ def reference() -> ReferenceStates:
     return reference_states(DECODER, samples_of(found, "test"))
 
 
-@pytest.mark.parametrize("weights", [Weights(1, 1), Weights(1, 3), Weights(5, 2)])
-def test_candidates_skip_what_they_say(reference: ReferenceStates, weights: Weights) -> None:
-    found = search_knapsack(DECODER, reference, weights)
-    whole = 8 * (weights.attention + weights.mlp)
+@pytest.mark.parametrize("weights", [(1, 1), (1, 3), (5, 2)])
+def test_candidates_skip_what_they_say(reference: ReferenceStates, weights: tuple[int, int]) -> None:
+    found = search_knapsack(DECODER, reference, Weights(weights * 8))
+    whole = 8 * sum(weights)
     for candidate in found:
         mask = candidate.mask
-        assert mask.attention_skipped * weights.attention + mask.mlp_skipped * weights.mlp == candidate.skipped_weight
+        skipped = mask.attention_skipped * weights[0] + mask.mlp_skipped * weights[1]
+        assert skipped == candidate.skipped_weight
         assert candidate.skipped_weight <= whole / 2
     assert len({candidate.skipped_weight for candidate in found}) == len(found)
     assert found[0].mask == SkipMask.of(8)
@@ -41,13 +42,13 @@ def test_candidates_skip_what_they_say(reference: ReferenceStates, weights: Weig
 
 
 def test_the_planted_layers_are_found(reference: ReferenceStates) -> None:
-    found = {c.skipped_weight: c.mask for c in search_knapsack(DECODER, reference, Weights(1, 1))}
+    found = {c.skipped_weight: c.mask for c in search_knapsack(DECODER, reference, Weights((1, 1) * 8))}
     assert found[8] == WEAK
 
 
 def test_similarity_threshold_prunes(reference: ReferenceStates) -> None:
-    everything = search_knapsack(DECODER, reference, Weights(1, 1), threshold=-1.0, budget=1.0)
-    pruned = search_knapsack(DECODER, reference, Weights(1, 1), threshold=0.9, budget=1.0)
+    everything = search_knapsack(DECODER, reference, Weights((1, 1) * 8), threshold=-1.0, budget=1.0)
+    pruned = search_knapsack(DECODER, reference, Weights((1, 1) * 8), threshold=0.9, budget=1.0)
     assert len(everything) == 17
     assert 1 <= len(pruned) < len(everything)
 
@@ -56,7 +57,7 @@ def test_similarity_threshold_prunes(reference: ReferenceStates) -> None:
 def test_a_states_cosine_is_that_of_running_its_mask(reference: ReferenceStates) -> None:
     """The state that the programme carries is the masked model's own, row by row."""
     rows = reference.every(3)
-    for candidate in search_knapsack(DECODER, rows, Weights(1, 1)):
+    for candidate in search_knapsack(DECODER, rows, Weights((1, 1) * 8)):
         x = rows.states[0][None]
         for index in range(16):
             if not candidate.mask.bits[index]:
@@ -78,10 +79,12 @@ def test_branches_with_nothing_changed_are_the_full_model(reference: ReferenceSt
 
 def test_weights_are_rounded_latency_ratios() -> None:
     table = latency_table(4, mlp=1.1e-3)
-    assert Weights.of(table, 0) == Weights(1, round(table.mlp_seconds(1) / table.attention_seconds(0, 1)))
+    ratio = table.mlp_seconds(1) / table.attention_seconds(0, 1, "full")
+    assert Weights.of(table, 0) == Weights((1, round(ratio)) * 4)
     long = Weights.of(latency_table(4, mlp=1e-5, per_context=1e-6), 5000)
-    assert long.mlp == 1
-    assert long.attention > 50
+    attention, mlp = long.sublayers[:2]
+    assert mlp == 1
+    assert attention > 50
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.7])

@@ -17,7 +17,7 @@ from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.generate import Generation, Limits, generate
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.session import Session
-from tests.models import VOCABULARY, tiny_model
+from tests.models import VARIANTS, VOCABULARY, tiny_model
 
 LAYERS = 4
 ALL = 2 * LAYERS
@@ -83,6 +83,18 @@ def test_first_last_all_and_no_sublayers(variant: str, skipped: set[int]) -> Non
     if not skipped:
         # A draft by the whole model is always right: 29 tokens behind the first, 6 a cycle.
         assert [cycle.accepted for cycle in got.cycles] == [5, 5, 5, 5, 4]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("skipped", [{2, 5}, {0, 3, 6}])
+def test_every_family_under_masks(variant: str, skipped: set[int]) -> None:
+    """Across windows, and across longrope's change of angles."""
+    model = tiny_model(variant, seed=3)
+    decoder = Decoder(model)
+    ids, limits = list(range(3, 13)), Limits(60)
+    got = speculate(decoder, ids, Plan("test", SkipMask.of(LAYERS, skipped), 5), limits)
+    assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
+    assert got.num_draft_tokens > 0
 
 
 class Scripted(BasePlanner):

@@ -11,27 +11,49 @@ from ssd_compiler.calibrate import continue_prompts, reference_states, samples_o
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.masked import draft_masked
+from ssd_runtime.knapsack import branch_attention
 from ssd_runtime.session import Session
 from ssd_runtime.states import ReferenceStates, drafted_as
-from tests.models import tiny_model
+from tests.models import VARIANTS, tiny_model
 
 BLOCK = 4
 MODEL, WEAK = plant(tiny_model("qwen2", seed=2, max_position_embeddings=256), 0.1, 4)
 DECODER = Decoder(MODEL)
 
 
-def references() -> tuple[list[list[int]], ReferenceStates]:
-    found = continue_prompts(DECODER, [[1, 2, 3], [1, 2, 9, 8, 7]], 41, frozenset(), lambda: None)
+def references(decoder: Decoder = DECODER) -> tuple[list[list[int]], ReferenceStates]:
+    found = continue_prompts(decoder, [[1, 2, 3], [1, 2, 9, 8, 7]], 41, frozenset(), lambda: None)
     samples = samples_of(found, "test")
-    return [sample.prompt + sample.continuation for sample in samples], reference_states(DECODER, samples)
+    return [sample.prompt + sample.continuation for sample in samples], reference_states(decoder, samples)
 
 
 @pytest.mark.parametrize("mask", [WEAK, SkipMask.of(8, {5, 9}), SkipMask.of(8), SkipMask.of(8, range(16))])
-@torch.inference_mode()
 def test_the_parallel_pass_equals_drafting_from_every_block(mask: SkipMask) -> None:
-    texts, reference = references()
-    for text, group, trace in zip(texts, reference.groups, drafted_as(DECODER, reference, mask, BLOCK), strict=True):
-        session = Session(DECODER)
+    assert_drafted_as(DECODER, mask)
+
+
+@pytest.mark.parametrize("variant", ["mistral-sliding", "gemma2", "gemma3", "olmo2", "granite", "smollm3-sliding"])
+def test_it_does_in_every_kind_of_layer(variant: str) -> None:
+    assert_drafted_as(Decoder(tiny_model(variant, seed=6)), SkipMask.of(4, {3, 4}))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_branches_of_the_full_model_are_the_full_model(variant: str) -> None:
+    decoder = Decoder(tiny_model(variant, seed=6))
+    _, reference = references(decoder)
+    for group in reference.groups:
+        for layer in range(4):
+            x = reference.states[2 * layer][group.rows]
+            got = branch_attention(decoder, layer, torch.stack([x, x]), group)
+            torch.testing.assert_close(got[1], reference.states[2 * layer + 1][group.rows], atol=2e-4, rtol=1e-3)
+
+
+@torch.inference_mode()
+def assert_drafted_as(decoder: Decoder, mask: SkipMask) -> None:
+    texts, reference = references(decoder)
+    for text, group, trace in zip(texts, reference.groups, drafted_as(decoder, reference, mask, BLOCK), strict=True):
+        session = Session(decoder)
         session.prefill(text[: group.start])
         for begin in range(0, len(group) - BLOCK, BLOCK):
             wanted = text[group.start + begin : group.start + begin + BLOCK + 1]
@@ -41,7 +63,7 @@ def test_the_parallel_pass_equals_drafting_from_every_block(mask: SkipMask) -> N
             # Behind a wrong token real drafting goes on from it, the pass from the right one.
             assert trace.matches[begin : begin + until].tolist() == right[:until]
             session.forward(wanted[:-1])
-            session.commit(BLOCK)
+            session.commit(wanted[:-1])
 
 
 @torch.inference_mode()
@@ -65,7 +87,7 @@ def test_head_and_every_keep_rows_with_their_positions() -> None:
 
 def test_evaluating_leaves_committed_keys_alone() -> None:
     _, reference = references()
-    before = [g.cache.read(3, g.start + len(g))[0].clone() for g in reference.groups]
+    before = [g.cache.read(3, 0, g.start + len(g))[0].clone() for g in reference.groups]
     drafted_as(DECODER, reference, SkipMask.of(8, {0, 1}), BLOCK)
-    after = [g.cache.read(3, g.start + len(g))[0] for g in reference.groups]
+    after = [g.cache.read(3, 0, g.start + len(g))[0] for g in reference.groups]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))

@@ -1,0 +1,138 @@
+"""One decoder layer, taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from ssd_runtime.families import Family
+from ssd_runtime.linear import Linear, hooked, stamp_of
+
+NORM_TOLERANCE = 1e-5
+
+
+class Norm:
+    """An RMS norm module: the fused function on its weight, or the module itself where rounding would differ.
+
+    `offset` is what the family adds to the stored weight. The fused function serves fp32 alone, since families
+    differ in where they round, and only where it gives what the module gives.
+    """
+
+    __slots__ = ("_epsilon", "_fused", "_module", "_offset", "_stamp", "_weight")
+
+    def __init__(self, module: nn.Module, offset: float = 0.0) -> None:
+        self._module, self._offset = module, offset
+        self._epsilon = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+        self._build()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normed rows of `x`."""
+        if self._fused and x.dtype == torch.float32:
+            return rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+        return self._module(x)
+
+    def refresh(self) -> None:
+        """Build again if the user's module changed since."""
+        if self._stamp != stamp_of([self._module]):
+            self._build()
+
+    def _build(self) -> None:
+        self._stamp = stamp_of([self._module])
+        weight: Any = getattr(self._module, "weight", None)
+        self._fused = isinstance(weight, Tensor) and weight.dtype == torch.float32 and not hooked(self._module)
+        if self._fused:
+            self._weight = weight.detach() + self._offset if self._offset else weight.detach()
+            probe = torch.linspace(-2, 3, weight.numel(), device=weight.device)[None]
+            expected = self._module(probe)
+            self._fused = bool((self(probe) - expected).abs().max() <= NORM_TOLERANCE * expected.abs().max())
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The parts of one decoder layer; every `x` is [n, hidden]."""
+
+    kind: int
+    """Which of the decoder's layer kinds."""
+    scale: float
+    """What scores are multiplied by before the softmax."""
+    residual: float
+    """What a block's output is multiplied by before it joins the residual stream."""
+    attention_norm: Norm | None
+    qkv: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    output: Linear
+    attention_after: Norm | None
+    mlp_norm: Norm | None
+    gate_up: Linear
+    activation: Callable[[Tensor], Tensor]
+    down: Linear
+    mlp_after: Norm | None
+    device: torch.device
+
+    @classmethod
+    def of(cls, layer: nn.Module, family: Family, kind: int, residual: float, pack: bool) -> Layer:
+        """The parts of a transformers decoder layer."""
+        attention, mlp = _module(layer, family.attention), _module(layer, family.mlp)
+
+        def norm(parent: nn.Module, name: str | None) -> Norm | None:
+            return Norm(_module(parent, name), family.norm_offset) if name else None
+
+        return cls(
+            kind=kind,
+            scale=float(attention.scaling),
+            residual=residual,
+            attention_norm=norm(layer, family.attention_norm),
+            qkv=Linear([_module(attention, name) for name in family.qkv], pack),
+            q_norm=norm(attention, "q_norm" if family.qk_norm else None),
+            k_norm=norm(attention, "k_norm" if family.qk_norm else None),
+            output=Linear([_module(attention, family.output)], pack),
+            attention_after=norm(layer, family.attention_after),
+            mlp_norm=norm(layer, family.mlp_norm),
+            gate_up=Linear([_module(mlp, name) for name in family.gate_up], pack),
+            activation=_module(mlp, family.activation),
+            down=Linear([_module(mlp, family.down)], pack),
+            mlp_after=norm(layer, family.mlp_after),
+            device=next(layer.parameters()).device,
+        )
+
+    def qkv_of(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [n, all their heads] of the normed `x`."""
+        return self.qkv(x if self.attention_norm is None else self.attention_norm(x))
+
+    def add_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """`x` with the attention block's output for the mixed values [n, heads * head_dim] added."""
+        return self._join(x, self.output(mixed), self.attention_after)
+
+    def add_mlp(self, x: Tensor) -> Tensor:
+        """`x` with the MLP block's output added."""
+        gate, up = self.gate_up(x if self.mlp_norm is None else self.mlp_norm(x)).chunk(2, -1)
+        return self._join(x, self.down(self.activation(gate) * up), self.mlp_after)
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Every projection."""
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def refresh(self) -> None:
+        """Follow changes of the user's modules."""
+        for linear in self.linears():
+            linear.refresh()
+        norms = (self.attention_norm, self.q_norm, self.k_norm, self.attention_after, self.mlp_norm, self.mlp_after)
+        for norm in norms:
+            if norm is not None:
+                norm.refresh()
+
+    def _join(self, x: Tensor, out: Tensor, after: Norm | None) -> Tensor:
+        if after is not None:
+            out = after(out)
+        return x + out if self.residual == 1.0 else x + out * self.residual
+
+
+def _module(parent: nn.Module, path: str) -> Any:
+    return reduce(getattr, path.split("."), parent)

@@ -1,0 +1,85 @@
+"""Where the rows of a forward stand: their rotation, the slots they fill, the keys they see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_runtime.families import LayerKind
+from ssd_runtime.rotary import RotaryTable, Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What n rows see in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
+
+    `bias` [groups * n, end - begin] holds 0 or -inf, its rows repeated for each query head of a group; None where
+    every row sees them all. `rotation` is None in layers without one.
+    """
+
+    rotation: Rotation | None
+    begin: int
+    end: int
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of a forward: new keys go to slots `slot`, `slot` + 1, …; `sights` has one entry a layer kind."""
+
+    slot: int
+    sights: tuple[Sight, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Makes the spans of one model."""
+
+    kinds: Sequence[LayerKind]
+    tables: Mapping[str, RotaryTable]
+    groups: int
+    """Query heads that share a key-value head."""
+    dtype: torch.dtype
+    device: torch.device
+
+    def consecutive(self, start: int, n: int, long: bool) -> Span:
+        """Rows at positions `start`, …, `start` + n - 1, each seeing all before it in its window, and itself."""
+        end = start + n
+        rotations = self._rotations(slice(start, end), end, long)
+        sights = []
+        for kind in self.kinds:
+            begin = max(0, start - kind.window + 1) if kind.window else 0
+            bias = self._causal(start, end, begin, kind.window) if n > 1 else None
+            sights.append(Sight(rotations.get(kind.rope), begin, end, bias))
+        return Span(start, tuple(sights))
+
+    def free(self, positions: Tensor, slot: int, visible: Tensor, key_positions: Tensor, long: bool) -> Span:
+        """Rows at any `positions` [n], written from `slot` on.
+
+        They see slots where `visible` [n, slots] is true, in sliding layers only those whose `key_positions`
+        [slots] lie in the window.
+        """
+        rotations = self._rotations(positions, int(positions.max()) + 1, long)
+        sights = []
+        for kind in self.kinds:
+            seen = visible
+            if kind.window:
+                seen = visible & (key_positions > positions[:, None] - kind.window)
+            sights.append(Sight(rotations.get(kind.rope), 0, visible.shape[1], self._bias(seen)))
+        return Span(slot, tuple(sights))
+
+    def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[str | None, Rotation]:
+        return {name: table.rows(positions, end, long) for name, table in self.tables.items()}
+
+    def _causal(self, start: int, end: int, begin: int, window: int | None) -> Tensor:
+        keys = torch.arange(begin, end, device=self.device)
+        rows = torch.arange(start, end, device=self.device)[:, None]
+        visible = keys <= rows
+        return self._bias(visible & (keys > rows - window) if window else visible)
+
+    def _bias(self, visible: Tensor) -> Tensor:
+        bias = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
+        return bias.masked_fill_(~visible, float("-inf")).repeat(self.groups, 1)
