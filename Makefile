@@ -3,7 +3,10 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 PYTHON ?= python3
 
-.PHONY: demo test check format clean
+OLDEST = .venv-oldest
+OLDEST_TRANSFORMERS = 5.0.0
+
+.PHONY: demo reference test test-oldest check format clean
 
 ## Compile two bundles and decode with them: the demo model (skipping does not pay) and a planted one (it does).
 demo: $(READY)
@@ -13,9 +16,18 @@ demo: $(READY)
 	$(BIN)/ssd-compile --model build/planted --domains cnn,gsm8k --evaluations 32 --out build/planted-bundle
 	$(BIN)/ssd-run --artifact build/planted-bundle --max-new-tokens 48 --compare --explain "Why is the sky blue?"
 
+## The bundle that comes with the package: the demo model over all domains.
+reference: $(READY)
+	$(BIN)/ssd-compile --model demo@wheel --evaluations 32 --out artifacts/ssd_artifacts/reference/demo \
+		--domains cnn,gsm8k,wmt16,tinystories,spider,humaneval,xsum,math,alpaca
+
 ## All tests; those of the real model too.
 test: $(READY)
 	$(BIN)/python -m pytest
+
+## The runtime's tests with the oldest transformers that is supported.
+test-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest tests/runtime
 
 ## Format, lint, types, layering.
 check: $(READY)
@@ -29,9 +41,15 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) $(OLDEST) build
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(OLDEST)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+		torch==2.13.0 transformers==$(OLDEST_TRANSFORMERS) --editable ".[dev]"
 	touch $@

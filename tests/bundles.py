@@ -79,6 +79,8 @@ def bundle(**domains: DomainRecord) -> Bundle:
             np.zeros(32, np.float32),
             np.arange(len(names)),
             0.5,
+            np.eye(len(names), 32, dtype=np.float16),
+            np.arange(len(names)),
         ),
         {DEVICE.slug(): latency_table(LAYERS)},
         {"report.json": "{}", "report.html": "<p>Ω</p>"},

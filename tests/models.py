@@ -128,7 +128,9 @@ def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel
     kind, changes = VARIANTS[variant]
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **{**SMALL, **changes, **overrides})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    # The first 5.x versions of transformers let SDPA drop Gemma-2's soft-cap without a word.
+    attention = {"attn_implementation": "eager"} if kind == "gemma2" else {}
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             scale = 0.3 if parameter.ndim == 2 else 0.1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +14,17 @@ from safetensors.numpy import save
 
 from ssd_profiles.errors import UserError
 
+TENSORS = ("features", "center", "labels", "others", "other_labels")
+
 
 @dataclass(frozen=True, slots=True)
 class AnchorSet:
     """Anchors in the feature space of the model's final-norm states.
 
     `features` [anchors, d] are raw (not centred); `center` [d] is subtracted before cosines are taken;
-    `labels` [anchors] index `domains`. A prompt whose best cosine is below `threshold` is out of domain.
+    `labels` [anchors] index `domains`. A prompt whose best cosine is below `threshold` is out of domain. `others`
+    [prompts, d] with `other_labels` are some prompts that are no anchors: where a domain joins the bundle, the
+    threshold is set again from them.
     """
 
     feature: str
@@ -28,14 +34,15 @@ class AnchorSet:
     center: NDArray[np.float32]
     labels: NDArray[np.int64]
     threshold: float
+    others: NDArray[np.float16]
+    other_labels: NDArray[np.int64]
 
     def to_bytes(self) -> bytes:
         """The set as a safetensors file."""
         about = {"feature": self.feature, "domains": list(self.domains), "threshold": float(self.threshold)}
         # One entry alone: safetensors writes several in an order that changes from run to run.
         metadata = {"anchors": json.dumps(about)}
-        tensors = {"features": self.features, "center": self.center, "labels": self.labels}
-        return save({name: np.ascontiguousarray(value) for name, value in tensors.items()}, metadata)
+        return save({name: np.ascontiguousarray(getattr(self, name)) for name in TENSORS}, metadata)
 
     @classmethod
     def from_file(cls, path: str) -> AnchorSet:
@@ -50,6 +57,8 @@ class AnchorSet:
                     file.get_tensor("center"),
                     file.get_tensor("labels"),
                     float(about["threshold"]),
+                    file.get_tensor("others"),
+                    file.get_tensor("other_labels"),
                 )
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged anchors ({error}); compile the bundle again") from None
@@ -57,15 +66,24 @@ class AnchorSet:
         return anchors
 
     def _check(self, path: str) -> None:
-        count, width = self.features.shape if self.features.ndim == 2 else (0, 0)
-        if not (
+        width = self.center.shape[0] if self.center.ndim == 1 else 0
+        sound = (
             self.feature in ("mean", "last")
-            and count
-            and self.center.shape == (width,)
-            and self.labels.shape == (count,)
-            and self.labels.min() >= 0
-            and self.labels.max() < len(self.domains)
-            and np.all(np.isfinite(self.features))
+            and bool(width)
+            and len(self.features) > 0
+            and self._rows(self.features, self.labels, width)
+            and self._rows(self.others, self.other_labels, width)
             and np.all(np.isfinite(self.center))
-        ):
+            and math.isfinite(self.threshold)
+        )
+        if not sound:
             raise UserError(f"{path}: damaged anchors (shapes or values); compile the bundle again")
+
+    def _rows(self, rows: NDArray[Any], labels: NDArray[np.int64], width: int) -> bool:
+        return (
+            rows.ndim == 2
+            and rows.shape == (len(labels), width)
+            and labels.ndim == 1
+            and bool(np.all((labels >= 0) & (labels < len(self.domains))))
+            and bool(np.all(np.isfinite(rows)))
+        )

@@ -20,6 +20,7 @@ from ssd_profiles.latency import LatencyTable
 MANIFEST, ANCHORS = "manifest.yaml", "anchors.safetensors"
 BESIDE = frozenset({MANIFEST, "README.md", ".gitattributes"})
 """Files that a manifest does not list."""
+MAX_YAML_BYTES = 16 << 20
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -68,14 +69,9 @@ class Bundle:
     @classmethod
     def load(cls, path: Path) -> Bundle:
         """Read and verify a bundle. Raises UserError when anything is missing, altered or surplus."""
-        manifest = _read(path / MANIFEST, Manifest) if path.is_dir() else None
-        if manifest is None:
+        if not path.is_dir():
             raise UserError(f"{path}: no bundle there (no such folder); make one with ssd-compile")
-        if manifest.format_version != FORMAT_VERSION:
-            raise UserError(
-                f"{path}: bundle format {manifest.format_version}, this version reads {FORMAT_VERSION}; "
-                "compile it again or install a matching version"
-            )
+        manifest = _read_manifest(path / MANIFEST)
         _check_files(path, manifest)
         records = {name: _read(path / "domains" / f"{name}.yaml", DomainRecord) for name in manifest.domains}
         for name, record in records.items():
@@ -87,7 +83,7 @@ class Bundle:
             records,
             AnchorSet.from_file(str(path / ANCHORS)),
             {file.stem: _latency(file) for file in sorted((path / "latency").glob("*.json"))},
-            {name: (path / name).read_text(encoding="utf-8") for name in manifest.files if name.startswith("report.")},
+            {name: _text(path / name) for name in manifest.files if name.startswith("report.")},
         )
 
 
@@ -114,6 +110,13 @@ def _check_masks(path: Path, record: DomainRecord, num_layers: int) -> None:
             raise UserError(f"{path}: frontier[{index}]: {error}; compile the bundle again") from None
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as text ({error}); compile the bundle again") from None
+
+
 def _latency(path: Path) -> LatencyTable:
     try:
         return LatencyTable.from_json(path.read_text(encoding="utf-8"))
@@ -121,17 +124,40 @@ def _latency(path: Path) -> LatencyTable:
         raise UserError(f"{path}: {error}; compile the bundle again") from None
 
 
+def _read_manifest(path: Path) -> Manifest:
+    data = _yaml(path)
+    # Before anything else: a newer format may hold what this version does not know.
+    version = data.get("format_version", FORMAT_VERSION) if isinstance(data, dict) else FORMAT_VERSION
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path}: bundle format {version}, this version reads {FORMAT_VERSION}; "
+            "compile it again or install a matching version"
+        )
+    return _validated(path, data, Manifest)
+
+
 def _read(path: Path, model: type[M]) -> M:
+    return _validated(path, _yaml(path), model)
+
+
+def _validated(path: Path, data: Any, model: type[M]) -> M:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
         return model.model_validate(data)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); is this a bundle?") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{path}: {place}: {first['msg']}; compile the bundle again") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MAX_YAML_BYTES:
+            raise UserError(f"{path}: larger than any such file of a bundle; compile the bundle again")
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is this a bundle?") from None
+    # ValueError: what the loader makes of a date or a number that cannot be one.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         line = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not valid YAML ({line}); compile the bundle again") from None
 
@@ -149,7 +175,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [key.value for key, _ in node.value]
+        keys = [str(key.value) for key, _ in node.value]
         if len(keys) != len(set(keys)):
             raise yaml.YAMLError(f"a key stands twice among {sorted(keys)[:5]}")
         return super().construct_mapping(node, deep)

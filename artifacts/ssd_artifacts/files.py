@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -38,7 +38,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     A folder that stood at `path` before is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
     os.chmod(temporary, 0o755)
     try:
         yield temporary
@@ -52,6 +52,22 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def clear_leftovers(path: Path) -> None:
+    """Remove what a `new_folder` that was killed left beside `path`; a folder it had just moved away comes back."""
+    for moved in path.parent.glob(f".{path.name}.old.*"):
+        if not path.exists() and (moved / path.name).exists():
+            os.replace(moved / path.name, path)
+        shutil.rmtree(moved, ignore_errors=True)
+    for unfinished in path.parent.glob(f".{path.name}.new.*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def remember(path: Path, content: str) -> None:
+    """Write into the user's cache if it can be written: what is not kept there is only found out again."""
+    with suppress(OSError):
+        write_atomically(path, content)
 
 
 def cache_folder() -> Path:

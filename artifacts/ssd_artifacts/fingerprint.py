@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from ssd_artifacts.files import cache_folder, write_atomically
+from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.errors import UserError
 
 VOLATILE_CONFIG = frozenset(
@@ -44,7 +44,7 @@ class ModelFingerprint(BaseModel):
     """What loads it again: a Hub id, a folder, `demo@wheel`, …"""
     revision: str | None
     architecture: str
-    num_layers: int
+    num_layers: int = Field(gt=0, le=100_000)
     weights_sha256: str
     weights_sample_sha256: str
     """Hash over three slices of each tensor: checked at every load, where a full hash would take too long."""
@@ -52,6 +52,16 @@ class ModelFingerprint(BaseModel):
     tokenizer_sha256: str
     dtype: str
     quantization: str | None
+
+    def spec(self, where: str) -> str:
+        """What finds the model again: a Hub id with its revision, a folder, …
+
+        Raises UserError when it was in a folder that is not there.
+        """
+        if Path(self.name).is_absolute() and not Path(self.name).exists():
+            raise UserError(f"{where}: its model was at {self.name}, which is not there; say where it is with --model")
+        is_hub = self.revision is not None and "@" not in self.name
+        return f"{self.name}@{self.revision}" if is_hub else self.name
 
     def require_same_model(self, loaded: ModelFingerprint, where: str) -> None:
         """Raise UserError when `loaded` is another model than this bundle's. Dtypes may differ."""
@@ -110,7 +120,7 @@ def weight_hashes(files: Sequence[Path], full: bool = True) -> WeightHashes:
         for start in range(0, tensor.size, 1 << 24):
             complete.update(tensor.read(start, 1 << 24))
     hashes = WeightHashes(complete.hexdigest(), sample.hexdigest())
-    write_atomically(memory, json.dumps({"full": hashes.full, "sample": hashes.sample}))
+    remember(memory, json.dumps({"full": hashes.full, "sample": hashes.sample}))
     return hashes
 
 

@@ -11,26 +11,26 @@ from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.models import load_model
-from ssd_runtime.planning.frontier import MIXTURE
 
 
 def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter: Reporter) -> Bundle:
     """Measure, calibrate, search, index, validate, write. Stages that an earlier, killed compile finished are kept."""
-    with reporter.stage(f"load {settings.model}", None):
-        loaded = load_model(settings.model, settings.device, settings.dtype)
-        fingerprint = loaded.fingerprint(full=True)
-        decoder = Decoder(loaded.model)
-    work = Workspace(out, settings, fingerprint.weights_sha256, resume)
-    stages = Stages(settings, loaded, decoder, fingerprint, work, reporter)
+    base = Bundle.load(Path(settings.base)) if settings.base is not None else None
+    with Workspace(out, settings, resume) as work:
+        with reporter.stage(f"load {settings.model}", None):
+            loaded = load_model(settings.model, settings.device, settings.dtype)
+            fingerprint = loaded.fingerprint(full=True)
+            decoder = Decoder(loaded.model)
+        work.begin(fingerprint.weights_sha256)
+        stages = Stages(settings, loaded, decoder, fingerprint, work, reporter, base)
 
-    latency = stages.latency()
-    prompts = {name: stages.prompts(name) for name in settings.all_domains}
-    samples = {name: stages.calibrate(prompts[name]) for name in prompts}
-    records = {name: stages.domain(name, samples[name], prompts[name], latency) for name in prompts}
-    if len(prompts) > 1:
-        records[MIXTURE] = stages.mixture(samples, latency)
-    bundle = stages.bundle(latency, records, stages.anchors(prompts, samples))
+        latency = stages.latency()
+        prompts = {name: stages.prompts(name) for name in settings.new_domains}
+        samples = {name: stages.calibrate(prompts[name]) for name in prompts}
+        records = {name: stages.domain(name, samples[name], prompts[name], latency) for name in prompts}
+        mixture = stages.mixture(samples, latency)
+        bundle = stages.bundle(latency, records | mixture, stages.anchors(prompts, samples))
 
-    bundle.save(out)
-    work.remove()
+        bundle.save(out)
+        work.remove()
     return bundle

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.build import compile_bundle
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report import domain_summary
@@ -27,34 +28,46 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def compile_(
-    model: Annotated[str, typer.Option(help="Hub id, folder, .gguf file, or `demo`.")],
+    model: Annotated[str | None, typer.Option(help="Hub id, folder, .gguf file, or `demo`.")] = None,
     domains: Annotated[str, typer.Option(help="Packaged domains, comma-separated, e.g. cnn,gsm8k.")] = "",
     domain_file: Annotated[
         list[str] | None, typer.Option(help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.")
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option("--from", help="A bundle to which the domains are added; nothing of it is redone.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
-    evaluations: Annotated[int, typer.Option(min=8, help="Masks evaluated a domain, unless --budget is given.")] = 96,
-    seed: Annotated[int, typer.Option(help="Fixes splits and random choices.")] = 0,
+    evaluations: Annotated[
+        int, typer.Option(min=8, max=100_000, help="Masks evaluated a domain, unless --budget is given.")
+    ] = 96,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.")] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
     """Measure a model on this device, search what to skip for each domain, and write a bundle."""
+    base = bundle_path(base) if base is not None else None
+    joined = Bundle.load(base) if base is not None else None
+    if model is None:
+        if joined is None:
+            raise UserError("--model: none given; give a Hub id, a folder, a .gguf file or `demo`, or use --from")
+        model = joined.model.spec(str(base))
     settings = CompileSettings(
         model=model,
         domains=tuple(name for name in domains.split(",") if name),
         domain_files=tuple(_named_file(text) for text in domain_file or []),
+        base=str(base) if base is not None else None,
         device=device,
         dtype=dtype,
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
         seed=seed,
     )
-    _check(settings, out)
+    _check(settings, joined, out)
     bundle = compile_bundle(settings, out, resume, Reporter())
     if as_json:
         summaries = [domain_summary(record, bundle.model.num_layers) for record in bundle.domains.values()]
@@ -68,9 +81,9 @@ def main() -> None:
     run_command(app)
 
 
-def _check(settings: CompileSettings, out: Path) -> None:
+def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
     """Refuse what can be refused before anything long begins."""
-    names = settings.all_domains
+    names = settings.new_domains
     if not names:
         raise UserError("--domains: none given; name some, e.g. --domains cnn,gsm8k, or give --domain-file")
     for name in names:
@@ -78,6 +91,8 @@ def _check(settings: CompileSettings, out: Path) -> None:
             raise UserError(
                 f"domain {name!r}: names must differ, be lower-case letters, digits, - or _, and not {MIXTURE!r}"
             )
+        if base is not None and name in base.domains:
+            raise UserError(f"domain {name!r}: {settings.base} has it already; give others, or compile without --from")
     for name in settings.domains:
         load_domain(name)
     for _, path in settings.domain_files:

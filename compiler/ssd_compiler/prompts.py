@@ -20,6 +20,7 @@ DEFAULT_NEW_TOKENS = 64
 """Length of continuations for domains that the user brings: that of most domains in KNN-SSD."""
 
 Warn = Callable[[str], None]
+_Conversation = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class DomainPrompts:
     search: list[list[int]]
     anchors: list[list[int]]
     validation: list[list[int]]
+    asked: list[list[int]]
+    """The anchors' records again, as people would send them: without template and worked examples."""
 
 
 def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> DomainPrompts:
@@ -41,19 +44,22 @@ def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn
     files = dict(settings.domain_files)
     wanted = settings.search_prompts + settings.anchor_prompts + settings.validation_prompts
     shuffle = random.Random(f"{settings.seed} {name}").shuffle
+    asked: dict[_Conversation, _Conversation] = {}
     if name in files:
         new_tokens = DEFAULT_NEW_TOKENS
         prompts = [tuple(conversation(prompt)) for prompt in read_prompts(Path(files[name]))]
     else:
         definition = load_domain(name)
-        new_tokens = definition.max_new_tokens
-        texts = _packaged(definition, wanted, warn)
-        prompts = [(("user", text),) for text in texts]
+        new_tokens = min(definition.max_new_tokens, settings.max_new_tokens)
+        for way, (prompt, record) in enumerate(_packaged(definition, wanted, warn)):
+            asked[_user(prompt)] = _user(definition.ask(record, way))
+        prompts = list(asked)
     # A prompt that stands twice must not serve both the search and the validation.
     prompts = list(dict.fromkeys(prompts))
     shuffle(prompts)
     limit = loaded.model.config.max_position_embeddings - new_tokens
-    encoded = [ids for ids in map(loaded.encode, prompts) if len(ids) <= limit]
+    fitting = [(prompt, ids) for prompt in prompts if len(ids := loaded.encode(prompt)) <= limit]
+    encoded = [ids for _, ids in fitting]
     if len(encoded) < MIN_PROMPTS:
         raise UserError(
             f"domain {name}: {len(encoded)} different prompts fit this model's context, "
@@ -61,17 +67,23 @@ def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn
         )
     third = len(encoded) // 3
     search, validation = min(settings.search_prompts, third), min(settings.validation_prompts, third)
+    anchors = slice(search + validation, search + validation + settings.anchor_prompts)
     return DomainPrompts(
         name,
         new_tokens,
         encoded[:search],
-        encoded[search + validation : search + validation + settings.anchor_prompts],
+        encoded[anchors],
         encoded[search : search + validation],
+        [loaded.encode(asked[prompt]) for prompt, _ in fitting[anchors] if prompt in asked],
     )
 
 
-def _packaged(definition: DomainDefinition, wanted: int, warn: Warn) -> list[str]:
-    """Rendered prompts from the Hub's data set, else from the starter set, with a warning."""
+def _user(text: str) -> _Conversation:
+    return (("user", text),)
+
+
+def _packaged(definition: DomainDefinition, wanted: int, warn: Warn) -> list[tuple[str, Record]]:
+    """Rendered prompts and their records from the Hub's data set, else from the starter set, with a warning."""
     try:
         records, shots = _from_hub(definition, wanted)
     except _UnreachableError as error:
@@ -81,7 +93,7 @@ def _packaged(definition: DomainDefinition, wanted: int, warn: Warn) -> list[str
             f"domain {definition.name}: {definition.dataset.name} cannot be loaded ({error}); using the "
             f"{len(records)} starter prompts that come with the package"
         )
-    return [definition.render(record, shots) for record in records]
+    return [(definition.render(record, shots), record) for record in records]
 
 
 class _UnreachableError(Exception):
@@ -95,15 +107,12 @@ def _from_hub(definition: DomainDefinition, wanted: int) -> tuple[list[Record], 
         raise _UnreachableError("install the extra ssd-decoding[datasets]") from None
     if not hub_reachable():
         raise _UnreachableError("no connection to the Hub")
-    source = definition.dataset
+    source, own = definition.dataset, definition.shots if definition.dataset.worked_examples else 0
     try:
         rows = datasets.load_dataset(
             source.name, source.config, split=source.split, revision=source.revision, streaming=True
         )
-        records: list[Record] = [
-            {ours: str(row[theirs]) for ours, theirs in definition.fields.items()}
-            for row in islice(rows, wanted + definition.shots)
-        ]
+        records = [definition.record(row) for row in islice(rows, wanted + own)]
     except Exception as error:  # the library lets many kinds of network error through
         raise _UnreachableError(type(error).__name__) from None
-    return records[definition.shots :], records[: definition.shots]
+    return records[own:], records[:own] if source.worked_examples else starter_set(definition.name).shots

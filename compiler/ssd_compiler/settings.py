@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ssd_artifacts.bundle import MANIFEST
+
 
 @dataclass(frozen=True, slots=True)
 class CompileSettings:
@@ -16,6 +18,8 @@ class CompileSettings:
     domains: tuple[str, ...]
     domain_files: tuple[tuple[str, str], ...] = ()
     """(name, path) of domains that the user brings."""
+    base: str | None = None
+    """A bundle whose domains are kept as they are, and joined by these."""
     device: str | None = None
     dtype: str | None = None
     budget_seconds: float | None = None
@@ -26,18 +30,21 @@ class CompileSettings:
     search_prompts: int = 8
     anchor_prompts: int = 32
     validation_prompts: int = 6
-    anchors: int = 10
-    """k: anchors a domain (KNN-SSD §5.1)."""
-    feature: str = "mean"
+    anchors: int = 16
+    """k: anchors a domain. KNN-SSD has 10; this, and the feature, are what routed best (docs/results.md)."""
+    feature: str = "last"
+    max_new_tokens: int = 128
+    """Longer continuations, which some domains have, are cut to this: they would only repeat what these show."""
     block: int = 8
     """Draft length that the acceptance estimate assumes when it decides which keys a position sees."""
 
     @property
-    def all_domains(self) -> tuple[str, ...]:
+    def new_domains(self) -> tuple[str, ...]:
         """Packaged domains, then the user's."""
         return self.domains + tuple(name for name, _ in self.domain_files)
 
     def key(self) -> str:
-        """A hash of the settings and of the user's prompt files."""
-        files = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for _, path in self.domain_files]
+        """A hash of the settings, of the user's prompt files and of the base."""
+        paths = [path for _, path in self.domain_files] + ([f"{self.base}/{MANIFEST}"] if self.base else [])
+        files = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
         return hashlib.sha256(json.dumps([asdict(self), files], sort_keys=True).encode()).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from time import perf_counter
@@ -24,13 +24,14 @@ from ssd_compiler.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.validate import validate
 from ssd_compiler.workspace import Workspace
+from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits
 from ssd_runtime.models import LoadedModel
 from ssd_runtime.planning.frontier import MIXTURE
 from ssd_runtime.planning.throughput import Entry, best_option
-from ssd_runtime.profiler import measure_latency
+from ssd_runtime.profiler import device_key, measure_latency
 
 
 @dataclass(slots=True)
@@ -43,10 +44,25 @@ class Stages:
     fingerprint: ModelFingerprint
     work: Workspace
     reporter: Reporter
+    base: Bundle | None = None
+    """A bundle that the new domains join."""
     began: float = field(default_factory=perf_counter)
 
+    def __post_init__(self) -> None:
+        """Raises UserError when the new domains cannot join the base."""
+        if self.base is not None:
+            self.base.model.require_same_model(self.fingerprint, str(self.settings.base))
+            if self.base.model.dtype != self.fingerprint.dtype:
+                raise UserError(
+                    f"{self.settings.base}: compiled in {self.base.model.dtype}, the model is loaded in "
+                    f"{self.fingerprint.dtype}; give --dtype"
+                )
+
     def latency(self) -> LatencyTable:
-        """Measure what every sub-layer costs on this device."""
+        """Measure what every sub-layer costs on this device, unless the base knows."""
+        known = self.base.latency.get(device_key(self.decoder).slug()) if self.base is not None else None
+        if known is not None:
+            return known
 
         def measure() -> str:
             with self.reporter.stage("measure latency", None):
@@ -81,15 +97,24 @@ class Stages:
         validation = Validation.model_validate(confirmed["validation"]) if confirmed else None
         return _record(name, found, choice, validation, validation is not None and validation.speedup > 1.0)
 
-    def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> DomainRecord:
-        """Search one frontier for all domains together, an equal number of samples from each."""
+    def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainRecord]:
+        """Search one frontier for all domains together, an equal number of samples from each.
+
+        A single domain has none. A base's stays: the samples of its domains are not in the bundle.
+        """
+        if self.base is not None:
+            if MIXTURE in self.base.domains:
+                self.reporter.note(f"{MIXTURE}: kept as {self.settings.base} has it")
+            return {}
+        if len(samples) < 2:
+            return {}
         total = max(len(some) for some in samples.values())
         share = max(1, total // len(samples))
         mixed = [sample for some in samples.values() for sample in some[:share]]
         found = self._search(MIXTURE, mixed, latency)
         finalists = self._finalists(found, latency)
         if not finalists:
-            return _record(MIXTURE, found, None, None, False)
+            return {MIXTURE: _record(MIXTURE, found, None, None, False)}
         entry, option = finalists[0]
         choice = Choice(
             entry=entry,
@@ -97,15 +122,17 @@ class Stages:
             threshold=option.threshold,
             predicted_speedup=round(option.speedup, 4),
         )
-        return _record(MIXTURE, found, choice, None, option.speedup > 1.0)
+        return {MIXTURE: _record(MIXTURE, found, choice, None, option.speedup > 1.0)}
 
     def anchors(self, prompts: dict[str, DomainPrompts], samples: dict[str, list[Sample]]) -> AnchorSet:
         """Pick each domain's anchors and the out-of-domain threshold."""
-        feature = self.settings.feature
+        feature = self.base.anchors.feature if self.base is not None else self.settings.feature
 
         def measure(name: str) -> Any:
-            with self.reporter.stage(f"{name}: anchors", len(prompts[name].anchors)) as tick:
-                return features_of(self.decoder, prompts[name].anchors, tick)
+            templated, asked = prompts[name].anchors, prompts[name].asked
+            with self.reporter.stage(f"{name}: anchors", len(templated) + len(asked)) as tick:
+                found = features_of(self.decoder, templated, tick)
+                return found + (features_of(self.decoder, asked, tick) if asked else [])
 
         pool = {name: self.work.stage(f"anchors-{name}", partial(measure, name)) for name in prompts}
         return build_anchors(
@@ -114,12 +141,18 @@ class Stages:
             feature,
             self.settings.anchors,
             self.settings.seed,
+            base=self.base.anchors if self.base is not None else None,
         )
 
     def bundle(self, latency: LatencyTable, records: dict[str, DomainRecord], anchors: AnchorSet) -> Bundle:
         """Put everything together, with the reports."""
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        created = datetime.now(UTC).isoformat(timespec="seconds")
         seconds = perf_counter() - self.began
+        tables = {latency.device.slug(): latency}
+        if self.base is not None:
+            records, tables = self.base.domains | records, self.base.latency | tables
+        # The mixture last, where people look for it.
+        records = {name: records[name] for name in sorted(records, key=lambda name: name == MIXTURE)}
         report = json_report(self.settings, self.fingerprint, latency, records, seconds)
         return Bundle(
             version("ssd-decoding"),
@@ -127,14 +160,14 @@ class Stages:
             self.fingerprint,
             records,
             anchors,
-            {latency.device.slug(): latency},
+            tables,
             {"report.json": report, "report.html": html_report(self.fingerprint, latency, records, created)},
         )
 
     def _search(self, name: str, samples: list[Sample], latency: LatencyTable) -> SearchResult:
         settings = self.settings
         context = round(sum(sample.middle for sample in samples) / len(samples))
-        searches = len(settings.all_domains) + (len(settings.all_domains) > 1)
+        searches = len(settings.new_domains) + (len(settings.new_domains) > 1)
         timed = settings.budget_seconds is not None
         # The mixture is the fallback for prompts of no domain: half the effort.
         evaluations = settings.evaluations // 2 if name == MIXTURE else settings.evaluations

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,13 +26,15 @@ class HubDataset(BaseModel):
     config: str | None = None
     split: str = "train"
     revision: str | None = None
+    worked_examples: bool = True
+    """Whether its records have the answers that worked examples need; else the package's examples are shown."""
 
 
 class DomainDefinition(BaseModel):
     """A domain's YAML file: its data set, its prompt and the length of its continuations.
 
-    `prompt` and `shot` are Python format strings over the fields of a record; a prompt is `instruction`, then
-    `shots` worked examples, then the record itself.
+    `prompt`, `shot` and `asked` are Python format strings over the fields of a record; a prompt is `instruction`,
+    then `shots` worked examples, then the record itself.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,10 +45,14 @@ class DomainDefinition(BaseModel):
     """Which paper's settings these are."""
     dataset: HubDataset
     fields: dict[str, str]
-    """Our field names to the data set's column names."""
+    """Our field names to the data set's columns; a dot leads into a column that holds a mapping."""
+    first_words: dict[str, int] = {}
+    """Fields of which only so many words are kept."""
     instruction: str = ""
     shot: str
     prompt: str
+    asked: list[str] = Field(min_length=1)
+    """How people ask for the same without a template and worked examples."""
     shots: int = Field(ge=0)
     max_new_tokens: int = Field(gt=0)
 
@@ -54,6 +61,21 @@ class DomainDefinition(BaseModel):
         parts = [self.instruction] if self.instruction else []
         parts += [self.shot.format_map(shot) for shot in shots[: self.shots]]
         return "\n\n".join([*(part.strip() for part in parts), self.prompt.format_map(record).strip()])
+
+    def ask(self, record: Record, way: int) -> str:
+        """The record as people would send it, in one of several ways."""
+        return self.asked[way % len(self.asked)].format_map(record).strip()
+
+    def record(self, row: Mapping[str, Any]) -> Record:
+        """Our fields of a row of the data set. Raises KeyError when the row lacks one."""
+        found = {}
+        for ours, theirs in self.fields.items():
+            value: Any = row
+            for part in theirs.split("."):
+                value = value[part]
+            words = self.first_words.get(ours)
+            found[ours] = str(value) if words is None else " ".join(str(value).split()[:words])
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
@@ -24,7 +25,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def run(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --prompts.")] = None,
-    artifact: Annotated[Path | None, typer.Option(help="A bundle that ssd-compile wrote.")] = None,
+    artifact: Annotated[Path | None, typer.Option(help="A bundle that ssd-compile wrote, or `demo`.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
     ] = None,
@@ -39,7 +40,7 @@ def run(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[
@@ -50,11 +51,13 @@ def run(
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
     requests = _requests(prompt, prompts, all_turns)
-    if artifact is None and model is None:
-        raise UserError("--artifact: none given; give a bundle, or --model with --strategy plain or knapsack")
     check_strategy(strategy, artifact is not None)
     settings = read_settings(strategy, assignments or [])
-    bundle = Bundle.load(artifact) if artifact is not None else None
+    bundle = Bundle.load(bundle_path(artifact)) if artifact is not None else None
+    if model is None:
+        if bundle is None:
+            raise UserError("--artifact: none given; give a bundle, or --model with --strategy plain or knapsack")
+        model = bundle.model.spec(str(artifact))
 
     # Only now the imports that take seconds: bad input is answered at once.
     import torch
@@ -65,7 +68,7 @@ def run(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(model or _model_of(bundle, artifact), device, dtype)
+    loaded = load_model(model, device, dtype)
     if bundle is not None:
         bundle.model.require_same_model(loaded.fingerprint(), str(artifact))
     decoder = Decoder(loaded.model)
@@ -98,16 +101,6 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
     if not prompt or not prompt.strip():
         raise UserError("prompt: it is empty; give some text")
     return [Prompt("1", turns=(prompt,))]
-
-
-def _model_of(bundle: Bundle | None, artifact: Path | None) -> str:
-    """What loads the bundle's model again."""
-    assert bundle is not None, "checked by the caller"
-    name, revision = bundle.model.name, bundle.model.revision
-    if Path(name).is_absolute() and not Path(name).exists():
-        raise UserError(f"{artifact}: its model was at {name}, which is not there; say where it is with --model")
-    is_hub = revision is not None and "@" not in name
-    return f"{name}@{revision}" if is_hub else name
 
 
 def _latency(decoder: Any, bundle: Bundle | None, model_key: str) -> LatencyTable:

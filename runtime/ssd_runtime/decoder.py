@@ -8,7 +8,7 @@ from threading import RLock
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.attention import attend, capped
@@ -46,7 +46,7 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel, pack: bool = True) -> None:
-        self.family = family_of(model)
+        self.family = family_of(model.config)
         self.model = model
         self.lock = RLock()
         config, base = model.config, model.model
@@ -62,16 +62,16 @@ class Decoder:
         )
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = base.embed_tokens.weight.device
-        kinds = layer_kinds(model, self.family)
+        kinds = layer_kinds(config, self.family)
         distinct = list(dict.fromkeys(kinds))
         self.layer_kinds = tuple(kind.name for kind in kinds)
-        self.rope_switch = _rope_switch(model, self.family)
+        self.rope_switch = _rope_switch(config, self.family)
         """A sequence of more tokens is rotated by other angles throughout (longrope)."""
-        self._cap = setting(model, self.family.attention_cap)
-        self._logit_cap = setting(model, self.family.logit_cap)
-        self._logit_divisor = setting(model, self.family.logit_divisor) or 1.0
+        self._cap = setting(config, self.family.attention_cap)
+        self._logit_cap = setting(config, self.family.logit_cap)
+        self._logit_divisor = setting(config, self.family.logit_divisor) or 1.0
         self._embedding_scale = _embedding_scale(model, self.family)
-        residual = setting(model, self.family.residual_multiplier) or 1.0
+        residual = setting(config, self.family.residual_multiplier) or 1.0
         pack = pack and can_pack(model)
         with torch.inference_mode():
             self.layers = [
@@ -83,7 +83,7 @@ class Decoder:
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
                 name: RotaryTable(base.rotary_emb, like, self.rope_switch, name)
-                for name in rope_types(model, self.family)
+                for name in rope_types(config, self.family)
             }
         self.spans = Spans(distinct, tables, self.shape.groups, self.dtype, self.device)
 
@@ -196,10 +196,10 @@ class Decoder:
         yield self._head
 
 
-def _rope_switch(model: PreTrainedModel, family: Family) -> int | None:
-    if LONGROPE not in rope_types(model, family).values():
+def _rope_switch(config: PreTrainedConfig, family: Family) -> int | None:
+    if LONGROPE not in rope_types(config, family).values():
         return None
-    return int(model.config.rope_parameters["original_max_position_embeddings"])
+    return int(config.rope_parameters["original_max_position_embeddings"])
 
 
 def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor | None:
@@ -208,4 +208,4 @@ def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor |
     # The first 5.x versions of transformers scale Gemma-2's embeddings in the model, later ones in the module.
     if family.scaled_embedding and not hasattr(module, "embed_scale"):
         return torch.tensor(model.config.hidden_size**0.5, dtype=module.weight.dtype, device=module.weight.device)
-    return setting(model, family.embedding_multiplier)
+    return setting(model.config, family.embedding_multiplier)

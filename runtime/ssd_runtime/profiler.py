@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ssd_artifacts.files import cache_folder, write_atomically
+from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import Array, DeviceKey, LatencyTable
 from ssd_runtime.clock import seconds
 from ssd_runtime.decoder import Decoder
@@ -71,7 +71,7 @@ def cached_latency(decoder: Decoder, model_key: str, measure: Callable[[], Laten
         return LatencyTable.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         table = measure()
-        write_atomically(path, table.to_json())
+        remember(path, table.to_json())
         return table
 
 

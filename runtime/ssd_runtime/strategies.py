@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -53,8 +54,8 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
             values[name] = convert(text)
         except ValueError:
             raise UserError(f"--set {assignment}: expected a number ({types[name]})") from None
-        if values[name] < 0:
-            raise UserError(f"--set {assignment}: must not be negative")
+        if not 0 <= values[name] < math.inf:
+            raise UserError(f"--set {assignment}: must be a number from 0 on")
     return kind(**values) if kind else None
 
 

@@ -23,12 +23,11 @@ class TextStream:
     def feed(self, ids: list[int]) -> None:
         """Take in new tokens and write what is certain of their text."""
         self._ids += ids
-        start = max(0, self._done - TAIL)
-        known, text = self._decode(self._ids[start : self._done]), self._decode(self._ids[start:])
-        if text.endswith(UNFINISHED):
+        new = self._new_text()
+        if new.endswith(UNFINISHED):
             return
         self._done = len(self._ids)
-        self._held += text[len(known) :]
+        self._held += new
         cut = len(cut_at_stop(self._held, self._stops))
         if cut == len(self._held):
             cut -= max((_overlap(self._held, stop) for stop in self._stops), default=0)
@@ -36,9 +35,14 @@ class TextStream:
         self._held = self._held[cut:]
 
     def close(self) -> None:
-        """Write what was held back, up to a stop string."""
-        self._write(cut_at_stop(self._held, self._stops))
-        self._held = ""
+        """Write what was held back, up to a stop string; of a character that was never completed, what it is."""
+        self._write(cut_at_stop(self._held + self._new_text(), self._stops))
+        self._held, self._done = "", len(self._ids)
+
+    def _new_text(self) -> str:
+        start = max(0, self._done - TAIL)
+        known, text = self._decode(self._ids[start : self._done]), self._decode(self._ids[start:])
+        return text[len(known) :]
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:

@@ -3,10 +3,15 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
@@ -73,6 +78,16 @@ def rewrite(folder: Path, name: str, text: str) -> None:
     edit_manifest(folder, lambda data: data["files"].update({name: entry}))  # type: ignore[attr-defined]
 
 
+def spoil_anchors(folder: Path, part: str) -> None:
+    anchors = bundle().anchors
+    values = getattr(anchors, part).copy()
+    values.flat[0] = 99 if part == "labels" else np.nan
+    spoilt = replace(anchors, **{part: values}).to_bytes()
+    (folder / "anchors.safetensors").write_bytes(spoilt)
+    entry = {"sha256": hashlib.sha256(spoilt).hexdigest(), "bytes": len(spoilt)}
+    edit_manifest(folder, lambda d: d["files"].update({"anchors.safetensors": entry}))  # type: ignore[attr-defined]
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (shutil.rmtree, "no bundle there"),
     "empty": (lambda f: [shutil.rmtree(f), f.mkdir()], "manifest.yaml: cannot be read"),
@@ -81,6 +96,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "file truncated": (lambda f: (f / "anchors.safetensors").write_bytes(b""), r"anchors.safetensors: altered"),
     "surplus file": (lambda f: (f / "extra.pkl").write_text("x"), r"extra.pkl: not listed"),
     "newer format": (lambda f: edit_manifest(f, lambda d: d.update(format_version=2)), "format 2"),
+    "newer format with more in it": (
+        lambda f: edit_manifest(f, lambda d: d.update(format_version=9, surprises=[1])),
+        "format 9",
+    ),
+    "huge manifest": (lambda f: (f / "manifest.yaml").write_text("# " + "x" * (17 << 20)), "larger than any"),
+    "deep manifest": (lambda f: (f / "manifest.yaml").write_text("[" * 5000), "not valid YAML"),
+    "a year 0": (lambda f: (f / "manifest.yaml").write_text("created: 0000-00-00"), "not valid YAML"),
     "manifest not yaml": (lambda f: (f / "manifest.yaml").write_text("{"), "not valid YAML"),
     "manifest empty": (lambda f: (f / "manifest.yaml").write_text(""), "manifest.yaml"),
     "python tag": (
@@ -104,6 +126,23 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "potential",
     ),
     "bad latency": (lambda f: rewrite(f, next(f.glob("latency/*")).relative_to(f).as_posix(), "{}"), "latency"),
+    "negative count": (
+        lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=-3)),  # type: ignore[attr-defined]
+        "num_layers",
+    ),
+    "absurd count": (
+        lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=10**12)),  # type: ignore[attr-defined]
+        "num_layers",
+    ),
+    "absurd draft length": (
+        lambda f: rewrite(
+            f, "domains/one.yaml", (f / "domains/one.yaml").read_text().replace("draft_length: 4", "draft_length: 9999")
+        ),
+        "draft_length",
+    ),
+    "anchors not a number": (lambda f: spoil_anchors(f, "features"), "damaged anchors"),
+    "other prompts not a number": (lambda f: spoil_anchors(f, "others"), "damaged anchors"),
+    "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),
     "bad anchors": (lambda f: rewrite(f, "anchors.safetensors", "nothing"), "damaged anchors"),
 }
 
@@ -116,6 +155,26 @@ def test_damage_is_refused_in_one_line(saved: Path, damage: str) -> None:
         Bundle.load(saved)
     assert "\n" not in str(error.value)
     assert str(saved) in str(error.value)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_damage_ends_in_a_traceback(tmp_path: Path, data: st.DataObject) -> None:
+    """Bytes changed, cut or put in anywhere, with the manifest made to agree."""
+    folder = tmp_path / f"bundle{data.draw(st.integers(0, 10**9))}"
+    bundle().save(folder)
+    name = data.draw(st.sampled_from(sorted(contents(folder))))
+    content = (folder / name).read_bytes()
+    at = data.draw(st.integers(0, len(content)))
+    until = data.draw(st.integers(at, min(len(content), at + 20)))
+    changed = content[:at] + data.draw(st.binary(max_size=8)) + content[until:]
+    (folder / name).write_bytes(changed)
+    if name != "manifest.yaml":
+        entry = {"sha256": hashlib.sha256(changed).hexdigest(), "bytes": len(changed)}
+        edit_manifest(folder, lambda d: d["files"].update({name: entry}))  # type: ignore[attr-defined]
+    with suppress(UserError):  # which test_damage_is_refused_in_one_line looks at
+        Bundle.load(folder)
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("part", ["config", "tokenizer", "weights_sample"])

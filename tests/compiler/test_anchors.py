@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from ssd_compiler.anchors import build_anchors
@@ -30,8 +31,31 @@ def test_unseen_prompts_reach_their_domain_and_strangers_none() -> None:
     assert np.mean([route.known for route in strangers]) <= 0.2
 
 
-def test_anchors_are_the_domains_own_prompts_nearest_their_centre() -> None:
-    anchors = build_anchors(POOL, HELD, "last", 5, 0)
+def test_representatives_cover_a_domain_that_falls_apart() -> None:
+    """As the same prompts with and without worked examples do."""
+    pool = {"two": np.concatenate([cloud(0, 30, 1), cloud(1, 10, 2)]), "one": cloud(2, 40, 3)}
+    anchors = build_anchors(pool, pool, "mean", 6, 0, "per_domain")
+    mine = anchors.features[anchors.labels == 0]
+    assert (mine[:, 0] > 0.5).any()
+    assert (mine[:, 1] > 0.5).any()
+    assert all(any(np.array_equal(row, one) for one in pool["two"]) for row in mine)
+
+
+def test_a_domain_that_joins_gives_what_compiling_all_gives() -> None:
+    whole = build_anchors(POOL, HELD, "mean", 5, 0)
+    first = {name: POOL[name] for name in "ab"}
+    base = build_anchors(first, HELD, "mean", 5, 0)
+    joined = build_anchors({"c": POOL["c"]}, HELD, "mean", 5, 0, base=base)
+    assert joined.domains == whole.domains
+    assert np.array_equal(joined.features, whole.features)
+    assert np.array_equal(joined.labels, whole.labels)
+    assert np.array_equal(joined.others, whole.others)
+    np.testing.assert_allclose(joined.center, whole.center, rtol=1e-5, atol=1e-5)
+    assert joined.threshold == pytest.approx(whole.threshold, abs=1e-3)
+
+
+def test_anchors_nearest_their_joint_centre() -> None:
+    anchors = build_anchors(POOL, HELD, "last", 5, 0, "joint")
     assert anchors.features.shape == (15, 16)
     assert anchors.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
     for label, name in enumerate("abc"):
@@ -46,7 +70,7 @@ def test_a_domain_without_a_cluster_keeps_its_own_mean() -> None:
     """Two domains in one place, one far off in two clusters: K-means gives the pair one cluster."""
     far = np.concatenate([cloud(0, 20, 1, 0.01), 40 * cloud(1, 20, 2, 0.01)])
     pool = {"far": far, "x": cloud(4, 20, 3, 0.01), "y": cloud(4, 12, 4, 0.01)}
-    anchors = build_anchors(pool, pool, "mean", 3, 0)
+    anchors = build_anchors(pool, pool, "mean", 3, 0, "joint")
     assert anchors.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
 
 

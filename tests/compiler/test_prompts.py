@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from ssd_compiler.prompts import DomainPrompts, load_prompts
+from ssd_compiler.prompts import DomainPrompts, _packaged, load_prompts
 from ssd_compiler.settings import CompileSettings
+from ssd_profiles.domain import load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_runtime.models import LoadedModel, load_model
 from tests.folders import save_tiny_model
@@ -53,6 +56,23 @@ def test_too_few_or_too_long(loaded: LoadedModel, tmp_path: Path) -> None:
         load_prompts("own", own(tmp_path, [f"p{i}" for i in range(5)] * 3), loaded, lambda _: None)
     with pytest.raises(UserError, match="0 different prompts"):
         load_prompts("own", own(tmp_path, [f"{i} " + "long " * 600 for i in range(9)]), loaded, lambda _: None)
+
+
+def test_data_sets_without_answers_show_the_packages_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the library of data sets: rows as the Hub serves them."""
+    rows = [
+        {"db": f"d{i}", "question": f"Which {i}?", "translation": {"de": f"Satz {i}", "en": f"S {i}"}} for i in range(9)
+    ]
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = lambda *_, **__: iter(rows)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    monkeypatch.setattr("ssd_compiler.prompts.hub_reachable", lambda: True)
+    sql = _packaged(load_domain("spider"), 4, pytest.fail)
+    assert [record["question"] for _, record in sql] == [f"Which {i}?" for i in range(4)]
+    assert starter_set("spider").shots[0]["sql"].strip() in sql[0][0]
+    german = _packaged(load_domain("wmt16"), 3, pytest.fail)
+    assert [record["german"] for _, record in german] == ["Satz 5", "Satz 6", "Satz 7"]
+    assert "English: S 4" in german[0][0]
 
 
 def test_starter_prompts_come_with_a_warning(loaded: LoadedModel) -> None:

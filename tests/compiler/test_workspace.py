@@ -11,17 +11,23 @@ from ssd_profiles.errors import UserError
 SETTINGS = CompileSettings("m", ("cnn",))
 
 
+def begun(folder: Path, settings: CompileSettings, model: str, resume: bool) -> Workspace:
+    work = Workspace(folder / "out", settings, resume)
+    work.begin(model)
+    return work
+
+
 def test_finished_stages_are_not_redone(tmp_path: Path) -> None:
-    work = Workspace(tmp_path / "out", SETTINGS, "model", resume=False)
+    work = begun(tmp_path, SETTINGS, "model", resume=False)
     assert work.stage("one", lambda: {"a": [1, 2.5]}) == {"a": [1, 2.5]}
-    again = Workspace(tmp_path / "out", SETTINGS, "model", resume=True)
+    again = begun(tmp_path, SETTINGS, "model", resume=True)
     assert again.stage("one", lambda: pytest.fail("redone")) == {"a": [1, 2.5]}
-    afresh = Workspace(tmp_path / "out", SETTINGS, "model", resume=False)
+    afresh = begun(tmp_path, SETTINGS, "model", resume=False)
     assert afresh.stage("one", lambda: "new") == "new"
 
 
 def test_a_failed_stage_is_not_finished(tmp_path: Path) -> None:
-    work = Workspace(tmp_path / "out", SETTINGS, "model", resume=False)
+    work = begun(tmp_path, SETTINGS, "model", resume=False)
     with pytest.raises(ZeroDivisionError):
         work.stage("one", lambda: 1 // 0)
     assert work.stage("one", lambda: 3) == 3
@@ -29,13 +35,37 @@ def test_a_failed_stage_is_not_finished(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", ["model", "seed"])
 def test_other_settings_are_not_resumed(tmp_path: Path, changed: str) -> None:
-    Workspace(tmp_path / "out", SETTINGS, "model", resume=False)
+    begun(tmp_path, SETTINGS, "model", resume=False)
     other = CompileSettings("m", ("cnn",), seed=int(changed == "seed"))
     with pytest.raises(UserError, match="--resume"):
-        Workspace(tmp_path / "out", other, "another" if changed == "model" else "model", resume=True)
+        begun(tmp_path, other, "another" if changed == "model" else "model", resume=True)
+
+
+def test_one_compile_at_a_time(tmp_path: Path) -> None:
+    with Workspace(tmp_path / "out", SETTINGS, resume=False):
+        with (
+            pytest.raises(UserError, match=r"out: another compile is writing"),
+            Workspace(tmp_path / "out", SETTINGS, resume=True),
+        ):
+            pytest.fail("two at once")
+        with Workspace(tmp_path / "other", SETTINGS, resume=False):
+            pass
+    with Workspace(tmp_path / "out", SETTINGS, resume=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_compile_left_is_cleared_away(tmp_path: Path) -> None:
+    """Killed between moving the old bundle aside and moving the new one in."""
+    (tmp_path / ".out.old.x" / "out").mkdir(parents=True)
+    (tmp_path / ".out.old.x" / "out" / "manifest.yaml").write_text("old")
+    (tmp_path / ".out.new.y").mkdir()
+    with Workspace(tmp_path / "out", SETTINGS, resume=False):
+        assert [path.name for path in sorted(tmp_path.iterdir())] == [".out.lock", "out"]
+    assert (tmp_path / "out" / "manifest.yaml").read_text() == "old"
 
 
 def test_resuming_nothing_begins(tmp_path: Path) -> None:
-    work = Workspace(tmp_path / "out", SETTINGS, "model", resume=True)
+    work = begun(tmp_path, SETTINGS, "model", resume=True)
     work.remove()
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.cli import main as compile_main
@@ -47,7 +49,9 @@ def compile_options(out: str) -> list[str]:
 
 def command(folder: Path, program: list[str], *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run([*program, *options], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run([*program, *options], cwd=folder, env=env, capture_output=True, check=False)
+    # Not `text=True`, which would turn a carriage return of the model's into a line feed.
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def within(
@@ -71,7 +75,7 @@ def within(
 
 def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.split("\n") if line]
 
 
 def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
@@ -151,6 +155,19 @@ def test_a_bundle_travels(room: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "carried").rglob("*")) == before
 
 
+def test_a_domain_joins_a_bundle(room: Path) -> None:
+    options = ["--domain-file", "pears=apples.jsonl", "--out", "joined", "--evaluations", "8", "--device", "cpu"]
+    done = command(room, COMPILE, "--from", "bundle", *options)
+    assert done.returncode == 0, done.stderr
+    assert not re.search("measure latency|rivers: |apples: ", done.stderr)
+    old, new = Bundle.load(room / "bundle"), Bundle.load(room / "joined")
+    assert list(new.domains) == ["rivers", "apples", "pears", "mix"]
+    for part in (*(f"domains/{name}.yaml" for name in old.domains), *(f"latency/{slug}.json" for slug in old.latency)):
+        assert (room / "joined" / part).read_bytes() == (room / "bundle" / part).read_bytes()
+    assert new.anchors.domains == ("rivers", "apples", "pears")
+    assert records(command(room, RUN, "--artifact", "joined", "The river", "--strategy", "fixed:pears", "--json"))
+
+
 BAD_RUNS = {
     "no prompt": (["--artifact", "bundle"], "prompt"),
     "two prompts": (["--artifact", "bundle", "hi", "--prompts", "rivers.jsonl"], "prompt"),
@@ -174,6 +191,19 @@ BAD_RUNS = {
     "empty file": (["--artifact", "bundle", "--prompts", "empty.jsonl"], "no prompts"),
     "too long": (["--artifact", "bundle", "--prompts", "long.jsonl"], "prompt 1: .*512"),
     "another model": (["--artifact", "bundle", "--model", "other", "hi"], "compiled for"),
+    "another tokenizer": (["--artifact", "bundle", "--model", "retokenized", "hi"], "other tokenizer"),
+    "not utf-8": (["--artifact", "bundle", "--prompts", "latin.jsonl"], "latin.jsonl:1: not JSON in UTF-8"),
+    "empty line in file": (["--artifact", "bundle", "--prompts", "blank.jsonl"], "blank.jsonl:2: the prompt is empty"),
+    "a list for an object": (["--artifact", "bundle", "--prompts", "list.jsonl"], "expected a JSON object, got list"),
+    "a folder for a file": (["--artifact", "bundle", "--prompts", "empty"], "empty: cannot be read"),
+    "absurd threads": (["--artifact", "bundle", "hi", "--threads", "999999"], "--threads"),
+    "no new tokens": (["--artifact", "bundle", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),
+    "not a number": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "budget=nan"], "number from 0"),
+    "truncated weights": (["--model", "truncated", "hi", "--strategy", "plain"], "not a safetensors file"),
+    "weights that lack": (["--model", "lacking", "hi", "--strategy", "plain"], "lacks weights"),
+    "broken config": (["--model", "broken", "hi", "--strategy", "plain"], "cannot load it"),
+    "another kind of model": (["--model", "bert", "hi", "--strategy", "plain"], "a bert model is not supported"),
+    "not a gguf": (["--model", "fake.gguf", "hi", "--strategy", "plain"], "not a GGUF file"),
 }
 
 
@@ -183,7 +213,22 @@ def bad_room(room: Path) -> Path:
     (room / "empty.jsonl").write_text("")
     (room / "malformed.jsonl").write_text('{"prompt": "a"}\n{"prompt"')
     (room / "long.jsonl").write_text(json.dumps({"prompt": "long " * 600}))
+    (room / "latin.jsonl").write_bytes('{"prompt": "Häuser"}'.encode("latin-1"))
+    (room / "blank.jsonl").write_text('{"prompt": "a"}\n{"prompt": "  "}')
+    (room / "list.jsonl").write_text('["a"]')
+    (room / "fake.gguf").write_bytes(b"GGUF nothing of the kind")
     save_tiny_model(room / "other", epsilon=0.3)
+    for name in ("retokenized", "truncated", "lacking", "broken", "bert"):
+        shutil.copytree(room / "model", room / name)
+    template = room / "retokenized" / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+    weights = room / "truncated" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    tensors = load_file(room / "model" / "model.safetensors")
+    tensors.pop("model.layers.3.mlp.up_proj.weight")
+    save_file(tensors, room / "lacking" / "model.safetensors", {"format": "pt"})
+    (room / "broken" / "config.json").write_text("{")
+    (room / "bert" / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     return room
 
 
@@ -207,6 +252,19 @@ BAD_COMPILES = {
     "bad budget": (["--model", "model", "--domains", "cnn", "--budget", "soon"], "--budget"),
     "out in use": (["--model", "model", "--domains", "cnn", "--out", "model"], "not a bundle"),
     "no model": (["--domains", "cnn"], "--model"),
+    "negative seed": (["--model", "model", "--domains", "cnn", "--seed", "-1"], "--seed"),
+    "absurd evaluations": (["--model", "model", "--domains", "cnn", "--evaluations", "1e12"], "--evaluations"),
+    "a folder nobody can write": (["--model", "model", "--domains", "cnn", "--out", "/proc/bundle"], "/proc"),
+    "no bundle to add to": (["--from", "empty", "--domains", "cnn"], "manifest.yaml"),
+    "domain there already": (["--from", "bundle", "--domain-file", "rivers=apples.jsonl"], "has it already"),
+    "base of another model": (
+        ["--from", "bundle", "--model", "other", "--domain-file", "new=rivers.jsonl"],
+        "compiled for",
+    ),
+    "base of another dtype": (
+        ["--from", "bundle", "--dtype", "bf16", "--domain-file", "new=rivers.jsonl"],
+        "give --dtype",
+    ),
     "not a model": (["--model", "empty", "--domains", "cnn"], "config.json"),
 }
 
@@ -221,6 +279,32 @@ def test_a_bad_compile_writes_nothing(
     assert_refused(within(bad_room, compile_main, options, monkeypatch, capfd), says)
     left = {path.name for path in bad_room.iterdir()} - before
     assert left <= {"cache", ".bundle.compile"}
+
+
+def test_a_model_too_large_is_refused_before_it_is_loaded(
+    bad_room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ssd_runtime.memory.available_bytes", lambda _: 1000)
+    monkeypatch.setattr("ssd_runtime.models.AutoModelForCausalLM", None)
+    done = within(bad_room, run_main, ["--artifact", "bundle", "hi"], monkeypatch, capfd)
+    assert_refused(done, r"needs 0\.0 GiB of memory .* give a smaller model")
+
+
+def test_a_full_disk_is_one_line(
+    bad_room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, _: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("ssd_compiler.workspace.write_atomically", full)
+    done = within(bad_room, compile_main, compile_options("full"), monkeypatch, capfd)
+    assert_refused(done, "full.compile.*No space left on device; check the path, its permissions and the space left")
+    assert not list(bad_room.glob("*full*"))
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(room: Path) -> None:
+    options = ["--artifact", "bundle", "The river", "--threads", "1", "--max-new-tokens", "4", "--json"]
+    assert records(command(room, RUN, *options, SSD_CACHE="/proc/nowhere"))[0]["new_tokens"] == 4
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], says: str) -> None:

@@ -15,14 +15,33 @@ def test_every_domain_is_complete(name: str) -> None:
     assert len(set(prompts)) == len(prompts) >= 24
     shown = [str(shot) for shot in starter.shots]
     assert not any(str(record) in shown for record in starter.records)
+    asked = {domain.ask(record, way) for record in starter.records for way in range(3)}
+    assert len(asked) == 3 * len(prompts)
+    assert not asked & set(prompts) or domain.shots == 0
 
 
 def test_shots_and_lengths_are_the_papers() -> None:
-    """KNN-SSD §5.1."""
-    assert {name: (load_domain(name).shots, load_domain(name).max_new_tokens) for name in ("cnn", "gsm8k")} == {
+    """KNN-SSD §5.1, SWIFT appendix B.1."""
+    settings = {name: (load_domain(name).shots, load_domain(name).max_new_tokens) for name in domain_names()}
+    assert {name: settings[name] for name in settings if name not in ("math", "xsum")} == {
         "cnn": (1, 64),
         "gsm8k": (5, 64),
+        "wmt16": (5, 64),
+        "spider": (3, 64),
+        "tinystories": (1, 128),
+        "humaneval": (0, 512),
+        "alpaca": (0, 512),
     }
+
+
+def test_rows_become_records() -> None:
+    story = load_domain("tinystories").record({"text": " ".join(f"w{i}" for i in range(99))})
+    assert len(story["beginning"].split()) == 30
+    assert story["story"].startswith(story["beginning"])
+    row = {"translation": {"de": "Guten Tag", "en": "Hello"}}
+    assert load_domain("wmt16").record(row) == {"german": "Guten Tag", "english": "Hello"}
+    with pytest.raises(KeyError):
+        load_domain("cnn").record(row)
 
 
 def test_render_puts_shots_first() -> None:
@@ -38,5 +57,5 @@ def test_render_puts_shots_first() -> None:
 
 
 def test_unknown_domains_are_named() -> None:
-    with pytest.raises(UserError, match=r"cnn, gsm8k"):
+    with pytest.raises(UserError, match=r"cnn, gsm8k, humaneval"):
         load_domain("nope")

@@ -31,6 +31,15 @@ def test_pieces_add_up_to_the_text_before_the_stop(text: str, sizes: list[int], 
         assert "".join(written) == text
 
 
+def test_an_answer_cut_inside_a_character_is_shown_to_its_end() -> None:
+    written: list[str] = []
+    stream = TextStream(decode, [], written.append)
+    for byte in "grün 🎈".encode()[:-1]:
+        stream.feed([byte])
+    stream.close()
+    assert "".join(written) == decode(list("grün 🎈".encode()[:-1]))
+
+
 def test_nothing_of_a_stop_string_is_shown() -> None:
     written: list[str] = []
     stream = TextStream(decode, ["END"], written.append)

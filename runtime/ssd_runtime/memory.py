@@ -1,0 +1,75 @@
+"""How much memory there is for a model, and how much it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ssd_profiles.errors import UserError
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+
+
+def available_bytes(device: torch.device) -> int:
+    """What can still be allocated on `device`: within a container, no more than its limit leaves."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    try:
+        return min(free, int(CGROUP_LIMIT.read_text()) - int(CGROUP_USED.read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return free
+
+
+def weight_bytes(files: Sequence[Path], dtype: torch.dtype | None) -> int:
+    """Memory that a checkpoint's weights take once loaded as `dtype`, or as they are stored.
+
+    Read from the files' headers alone. Raises UserError when a file is not safetensors.
+    """
+    total = 0
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    part = file.get_slice(name)
+                    count = 1
+                    for size in part.get_shape():
+                        count *= size
+                    total += count * (dtype.itemsize if dtype is not None else _stored_size(part.get_dtype()))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path}: not a safetensors file ({error}); copy or convert the model again") from None
+    return total
+
+
+def gguf_bytes(path: Path) -> int:
+    """Memory that the weights of a .gguf file take in fp32. Raises UserError when it is none."""
+    from gguf import GGUFReader
+
+    try:
+        return sum(int(tensor.n_elements) * 4 for tensor in GGUFReader(path).tensors)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise UserError(f"{path}: not a GGUF file ({error}); download or convert it again") from None
+
+
+def require_room(spec: str, needed: int, device: torch.device) -> None:
+    """Raise UserError, before anything is loaded, when `needed` bytes are not there."""
+    free = available_bytes(device)
+    if needed > free:
+        raise UserError(
+            f"{spec}: needs {_gib(needed)} of memory for its weights, {_gib(free)} are free on {device}; "
+            "give a smaller model, --dtype bf16, or another --device"
+        )
+
+
+def _stored_size(dtype: str) -> int:
+    digits = "".join(c for c in dtype if c.isdigit())
+    return max(1, int(digits[:2]) // 8) if digits and not dtype.startswith("F8") else 1
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
