@@ -18,7 +18,7 @@ demo: $(READY)
 
 ## The bundle that comes with the package: the demo model over all domains.
 reference: $(READY)
-	$(BIN)/ssd-compile --model demo@wheel --evaluations 32 --out artifacts/ssd_artifacts/reference/demo \
+	$(BIN)/ssd-compile --model demo@wheel --evaluations 16 --out artifacts/ssd_artifacts/reference/demo \
 		--domains cnn,gsm8k,wmt16,tinystories,spider,humaneval,xsum,math,alpaca
 
 ## All tests; those of the real model too.

@@ -69,10 +69,11 @@ def run(
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = load_model(model, device, dtype)
+    fingerprint = loaded.fingerprint()
     if bundle is not None:
-        bundle.model.require_same_model(loaded.fingerprint(), str(artifact))
+        bundle.model.require_same_model(fingerprint, str(artifact))
     decoder = Decoder(loaded.model)
-    latency = _latency(decoder, bundle, loaded.fingerprint().config_sha256) if needs_latency(strategy) else None
+    latency = _latency(decoder, bundle, fingerprint.config_sha256) if needs_latency(strategy) else None
     runner = Runner(
         loaded,
         decoder,

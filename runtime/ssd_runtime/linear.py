@@ -52,7 +52,8 @@ class Linear:
         linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]
         if not self._pack or len(linears) < len(self._modules):
             return
-        weight = torch.cat([linear.weight.detach() for linear in linears])
+        weights = [linear.weight.detach() for linear in linears]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         if any(linear.bias is not None for linear in linears):
             zeros = weight.new_zeros
             self._bias = torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])

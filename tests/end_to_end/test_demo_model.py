@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.domain import load_domain, starter_set
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
@@ -16,6 +19,7 @@ from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.models import LoadedModel, load_model
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.routing import Router
 from ssd_runtime.session import Session
 
 pytestmark = pytest.mark.model
@@ -69,6 +73,20 @@ def test_tokens_equal_generate(demo: LoadedModel, decoder: Decoder, share: float
             out = demo.model.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False)
         difference = compare(Session(decoder), ids, out[0, len(ids) :].tolist(), got)
         assert difference.kind is not Kind.ERROR, (text[:40], difference)
+
+
+def test_the_reference_bundle_is_of_this_model_and_finds_domains(demo: LoadedModel, decoder: Decoder) -> None:
+    """Real ways to ask, none of them with a template of ours."""
+    bundle = Bundle.load(bundle_path(Path("demo")))
+    bundle.model.require_same_model(demo.fingerprint(), "demo")
+    router = Router(bundle.anchors)
+    asked = {
+        "gsm8k": "A baker sold 14 loaves in the morning and twice as many at noon. How many loaves were that in all?",
+        "wmt16": "Translate to English: Der Zug nach Hamburg fährt heute erst um neun Uhr ab.",
+        "humaneval": 'def largest_gap(numbers):\n    """Return the largest difference of two neighbours."""\n',
+    }
+    for domain, text in asked.items():
+        assert router.route(Session(decoder).prefill(demo.encode([("user", text)]))).domain == domain
 
 
 def test_the_chat_template_and_the_end_token(demo: LoadedModel, decoder: Decoder) -> None:

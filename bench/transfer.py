@@ -1,0 +1,76 @@
+"""What a wrong route costs: every domain's best plan on every domain's calibration text, in predicted speed.
+
+`python -m bench.transfer --artifact demo`
+Speeds are ÷ plain decoding, from the bundle's masks, the acceptance on the other domain's own text, and this device's
+latencies. `auto` takes the better of plain decoding and the plan that the route suggests.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
+from ssd_compiler.prompts import load_prompts
+from ssd_compiler.settings import CompileSettings
+from ssd_profiles.acceptance import replay
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.models import load_model
+from ssd_runtime.planning.frontier import MIXTURE, Frontier
+from ssd_runtime.planning.throughput import Option, StepCosts, best_option
+from ssd_runtime.profiler import device_key, measure_latency
+from ssd_runtime.states import ReferenceStates, drafted_as
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path, default=Path("demo"))
+    parser.add_argument("--prompts", type=int, default=8)
+    arguments = parser.parse_args()
+    bundle = Bundle.load(bundle_path(arguments.artifact))
+    loaded = load_model(bundle.model.spec(str(arguments.artifact)))
+    decoder = Decoder(loaded.model)
+    latency = bundle.latency.get(device_key(decoder).slug()) or measure_latency(decoder)
+    names = [name for name in bundle.domains if name != MIXTURE]
+    settings = CompileSettings(bundle.model.name, tuple(names), search_prompts=arguments.prompts)
+    frontiers = {name: Frontier.of(record, bundle.model.num_layers) for name, record in bundle.domains.items()}
+    print(f"{'prompts of':12}" + "".join(f"{name[:9]:>10}" for name in frontiers) + "   (columns: whose plan)")
+    table = []
+    for name in names:
+        prompts = load_prompts(name, settings, loaded, lambda _: None)
+        found = continue_prompts(decoder, prompts.search, prompts.max_new_tokens, loaded.eos_ids, lambda: None)
+        samples = samples_of(found, name)
+        context = round(sum(sample.middle for sample in samples) / len(samples))
+        reference = reference_states(decoder, samples)
+        row = []
+        for frontier in frontiers.values():
+            option = best_option(frontier.entries, latency, context)
+            row.append(float("nan") if option is None else _speed(decoder, reference, option, latency, context))
+        table.append(row)
+        print(f"{name:12}" + "".join(f"{speed:10.3f}" for speed in row), flush=True)
+    speeds = np.asarray(table)[:, : len(names)]
+    own, others = np.diag(speeds), speeds[~np.eye(len(names), dtype=bool)].reshape(len(names), -1)
+    print(f"\na wrong route, always speculating: {np.mean(others / own[:, None]):.3f} of the right one on average")
+    safe, safe_others = np.maximum(own, 1.0), np.maximum(others, 1.0)
+    print(f"a wrong route, plain decoding where that is faster: {np.mean(safe_others / safe[:, None]):.3f}")
+
+
+def _speed(decoder: Decoder, reference: ReferenceStates, option: Option, latency: LatencyTable, context: int) -> float:
+    """Tokens a second of the plan on this text ÷ those of plain decoding."""
+    traces = drafted_as(decoder, reference, option.entry.mask, option.draft_length)
+    runs = [replay(trace, option.draft_length, option.threshold) for trace in traces]
+    cycles, tokens, steps = (sum(getattr(run, part) for run in runs) for part in ("cycles", "tokens", "steps"))
+    costs, draft = StepCosts.at(latency, context), latency.step_seconds(context, 1, option.entry.mask)
+    seconds = steps * draft + cycles * float(costs.verification(steps / cycles))
+    return tokens * costs.plain / seconds
+
+
+if __name__ == "__main__":
+    main()

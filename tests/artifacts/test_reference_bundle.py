@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.domain import domain_names
+
+
+def test_the_reference_bundle_is_whole_and_small() -> None:
+    folder = bundle_path(Path("demo"))
+    bundle = Bundle.load(folder)
+    assert set(bundle.domains) == {*domain_names(), "mix"}
+    assert set(bundle.anchors.domains) == set(domain_names())
+    assert bundle.model.name == "demo@wheel"
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 3 << 20
+
+
+def test_any_other_artifact_is_a_folder_of_the_users() -> None:
+    assert bundle_path(Path("build/demo")) == Path("build/demo")
