@@ -13,6 +13,7 @@ from ssd_profiles.errors import UserError
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
 
 
 def available_bytes(device: torch.device) -> int:
@@ -21,8 +22,11 @@ def available_bytes(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
     try:
-        return min(free, int(CGROUP_LIMIT.read_text()) - int(CGROUP_USED.read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit
+        # Pages of files count as used, but give way.
+        stat = dict(line.split() for line in CGROUP_STAT.read_text().splitlines())
+        used = int(CGROUP_USED.read_text()) - int(stat["inactive_file"]) - int(stat["active_file"])
+        return min(free, int(CGROUP_LIMIT.read_text()) - used)
+    except (OSError, ValueError, KeyError):  # no container, or one without a limit
         return free
 
 

@@ -149,7 +149,11 @@ def _from_hub(spec: str) -> Source:
     name, _, revision = spec.partition("@")
     try:
         folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=not hub_reachable()
+            name,
+            revision=revision or None,
+            allow_patterns=HUB_FILES,
+            ignore_patterns=["consolidated*"],
+            local_files_only=not hub_reachable(),
         )
     except HFValidationError:
         raise UserError(f"{spec}: neither a folder nor a Hub id; give one, a .gguf file or `demo`") from None
@@ -215,7 +219,8 @@ def _dequantise(gguf: Path, folder: Path) -> None:
 
 
 def _weights(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
+    # Some repositories hold the same weights a second time, as consolidated*.safetensors.
+    files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
     if not files or not (folder / "config.json").is_file():
         raise UserError(f"{folder}: holds no config.json with *.safetensors; give a transformers model folder")
     return files
