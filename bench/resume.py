@@ -40,7 +40,7 @@ def main() -> None:
 
     began = time.monotonic()
     whole, killed = arguments.out / "whole", arguments.out / "killed"
-    table = _uninterrupted(options, whole)
+    begun = _uninterrupted(options, whole)
     duration = time.monotonic() - began
     print(f"never killed: {duration:.0f} s", flush=True)
     rng, kills, redone, bundles, differences = random.Random(arguments.seed), 0, 0, 0, list[str]()
@@ -49,7 +49,7 @@ def main() -> None:
         kept: dict[str, bytes] = {}
         while not killed.exists():
             wait = rng.uniform(2.0, duration / 3) if kills < arguments.kills else None
-            was_killed = _compile(options, killed, wait, table)
+            was_killed = _compile(options, killed, wait, begun)
             kills += was_killed
             now = _stages(killed)
             redone += sum(now.get(name, content) != content for name, content in kept.items()) if was_killed else 0
@@ -65,23 +65,25 @@ def main() -> None:
     raise SystemExit(1 if differences or redone else 0)
 
 
-def _uninterrupted(options: list[str], out: Path) -> bytes:
-    """Compile, and keep the latency table as the workspace held it."""
+def _uninterrupted(options: list[str], out: Path) -> dict[str, bytes]:
+    """Compile; returns the workspace as it was when the latency table came in."""
     process = subprocess.Popen([*COMPILE, *options, "--out", str(out)], stderr=subprocess.DEVNULL)
-    path, table = _workspace(out) / "latency.json", b""
+    begun: dict[str, bytes] = {}
     while process.poll() is None:
-        table = table or (path.read_bytes() if path.exists() else b"")
+        if "latency.json" not in begun:
+            begun = _stages(out)
         time.sleep(0.2)
     assert process.returncode == 0
-    return table
+    assert "latency.json" in begun
+    return begun
 
 
-def _compile(options: list[str], out: Path, wait: float | None, table: bytes) -> bool:
+def _compile(options: list[str], out: Path, wait: float | None, begun: dict[str, bytes]) -> bool:
     """Go on for `wait` seconds, then kill; returns whether it came to that."""
-    latency = _workspace(out) / "latency.json"
-    latency.parent.mkdir(exist_ok=True)
-    if not latency.exists():
-        latency.write_bytes(table)
+    if not _workspace(out).exists():
+        _workspace(out).mkdir()
+        for name, content in begun.items():
+            (_workspace(out) / name).write_bytes(content)
     process = subprocess.Popen([*COMPILE, *options, "--out", str(out), "--resume"], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + wait if wait is not None else float("inf")
     while process.poll() is None and time.monotonic() < deadline:

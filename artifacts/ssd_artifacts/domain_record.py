@@ -121,7 +121,7 @@ class DomainRecord(BaseModel):
     potential: Finite
     """The speed-up on the compiling device if every draft of the best mask ended just before its first error."""
     pays: bool
-    """Whether validation was faster than plain decoding."""
+    """Whether validation was faster than plain decoding, beyond doubt: by the lower end of its interval."""
     validation: Validation | None
     search: SearchCost
 

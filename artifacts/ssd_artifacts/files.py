@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
@@ -56,11 +57,12 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def clear_leftovers(path: Path) -> None:
     """Remove what a `new_folder` that was killed left beside `path`; a folder it had just moved away comes back."""
-    for moved in path.parent.glob(f".{path.name}.old.*"):
+    name = glob.escape(path.name)
+    for moved in path.parent.glob(f".{name}.old.*"):
         if not path.exists() and (moved / path.name).exists():
             os.replace(moved / path.name, path)
         shutil.rmtree(moved, ignore_errors=True)
-    for unfinished in path.parent.glob(f".{path.name}.new.*"):
+    for unfinished in path.parent.glob(f".{name}.new.*"):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 

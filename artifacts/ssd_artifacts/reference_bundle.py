@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ssd_artifacts.bundle import MANIFEST
+
 REFERENCE = "demo"
 
 
 def bundle_path(artifact: Path) -> Path:
-    """Where `--artifact` points to: a folder of the user's, or for `demo` the reference bundle of the demo model."""
-    return Path(__file__).parent / "reference" / REFERENCE if str(artifact) == REFERENCE else artifact
+    """Where `--artifact` points to: a folder of the user's, or for `demo` the reference bundle of the demo model.
+
+    A bundle of the user's own in a folder `demo` comes first.
+    """
+    is_reference = str(artifact) == REFERENCE and not (artifact / MANIFEST).exists()
+    return Path(__file__).parent / "reference" / REFERENCE if is_reference else artifact

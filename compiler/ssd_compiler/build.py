@@ -21,11 +21,11 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
             loaded = load_model(settings.model, settings.device, settings.dtype)
             fingerprint = loaded.fingerprint(full=True)
             decoder = Decoder(loaded.model)
-        work.begin(fingerprint.weights_sha256)
+        work.begin(fingerprint)
         stages = Stages(settings, loaded, decoder, fingerprint, work, reporter, base)
 
-        latency = stages.latency()
         prompts = {name: stages.prompts(name) for name in settings.new_domains}
+        latency = stages.latency()
         samples = {name: stages.calibrate(prompts[name]) for name in prompts}
         records = {name: stages.domain(name, samples[name], prompts[name], latency) for name in prompts}
         mixture = stages.mixture(samples, latency)

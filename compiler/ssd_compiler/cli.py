@@ -68,7 +68,7 @@ def compile_(
         seed=seed,
     )
     _check(settings, joined, out)
-    bundle = compile_bundle(settings, out, resume, Reporter())
+    bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
     if as_json:
         summaries = [domain_summary(record, bundle.model.num_layers) for record in bundle.domains.values()]
         print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))
@@ -97,6 +97,8 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
         load_domain(name)
     for _, path in settings.domain_files:
         read_prompts(Path(path))
+    if out.is_mount() or Path.cwd().is_relative_to(out.resolve()):
+        raise UserError(f"--out: {out} cannot be replaced as a whole; name a folder inside it")
     if out.exists() and not ((out / "manifest.yaml").is_file() or (out.is_dir() and not any(out.iterdir()))):
         raise UserError(f"--out: {out} exists and is not a bundle; choose another folder")
 

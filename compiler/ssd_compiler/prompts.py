@@ -33,7 +33,7 @@ class DomainPrompts:
     anchors: list[list[int]]
     validation: list[list[int]]
     asked: list[list[int]]
-    """The anchors' records again, as people would send them: without template and worked examples."""
+    """The anchors' records again, as people would send them, where that differs from template and worked examples."""
 
 
 def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> DomainPrompts:
@@ -58,7 +58,10 @@ def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn
     prompts = list(dict.fromkeys(prompts))
     shuffle(prompts)
     limit = loaded.model.config.max_position_embeddings - new_tokens
-    fitting = [(prompt, ids) for prompt in prompts if len(ids := loaded.encode(prompt)) <= limit]
+    try:
+        fitting = [(prompt, ids) for prompt in prompts if len(ids := loaded.encode(prompt)) <= limit]
+    except UserError as error:
+        raise UserError(f"domain {name}: {error}") from None
     encoded = [ids for _, ids in fitting]
     if len(encoded) < MIN_PROMPTS:
         raise UserError(
@@ -74,7 +77,7 @@ def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn
         encoded[:search],
         encoded[anchors],
         encoded[search : search + validation],
-        [loaded.encode(asked[prompt]) for prompt, _ in fitting[anchors] if prompt in asked],
+        [loaded.encode(asked[prompt]) for prompt, _ in fitting[anchors] if asked.get(prompt, prompt) != prompt],
     )
 
 

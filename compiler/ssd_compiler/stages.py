@@ -95,7 +95,7 @@ class Stages:
         confirmed = self._validate(name, found, prompts, latency)
         choice = Choice.model_validate(confirmed["choice"]) if confirmed else None
         validation = Validation.model_validate(confirmed["validation"]) if confirmed else None
-        return _record(name, found, choice, validation, validation is not None and validation.speedup > 1.0)
+        return _record(name, found, choice, validation, validation is not None and validation.speedup_interval[0] > 1.0)
 
     def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainRecord]:
         """Search one frontier for all domains together, an equal number of samples from each.
@@ -103,8 +103,8 @@ class Stages:
         A single domain has none. A base's stays: the samples of its domains are not in the bundle.
         """
         if self.base is not None:
-            if MIXTURE in self.base.domains:
-                self.reporter.note(f"{MIXTURE}: kept as {self.settings.base} has it")
+            kept = "kept as it is there" if MIXTURE in self.base.domains else "none, as there"
+            self.reporter.note(f"{MIXTURE}: {kept}; compile all domains together for one over all of them")
             return {}
         if len(samples) < 2:
             return {}
@@ -167,7 +167,8 @@ class Stages:
     def _search(self, name: str, samples: list[Sample], latency: LatencyTable) -> SearchResult:
         settings = self.settings
         context = round(sum(sample.middle for sample in samples) / len(samples))
-        searches = len(settings.new_domains) + (len(settings.new_domains) > 1)
+        mixed = len(settings.new_domains) > 1 and self.base is None
+        searches = len(settings.new_domains) + mixed
         timed = settings.budget_seconds is not None
         # The mixture is the fallback for prompts of no domain: half the effort.
         evaluations = settings.evaluations // 2 if name == MIXTURE else settings.evaluations

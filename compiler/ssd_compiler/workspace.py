@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ssd_artifacts.files import clear_leftovers, write_atomically
+from ssd_artifacts.files import cache_folder, clear_leftovers, write_atomically
+from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.errors import UserError
+
+IDENTITY = "identity.json"
+"""Says which model, options and version the stages are of."""
 
 
 class Workspace:
@@ -23,42 +29,49 @@ class Workspace:
     """
 
     def __init__(self, out: Path, settings: CompileSettings, resume: bool) -> None:
-        """Raises UserError when another compile into `out` is running."""
+        """Stages of a compile into `out`, an absolute path."""
         self.folder = out.parent / f".{out.name}.compile"
         self._out, self._settings, self._resume = out, settings, resume
-        self._lock = FileLock(out.parent / f".{out.name}.lock")
+        # In the cache: a lock file must stay, and beside the bundle it would be litter.
+        place = hashlib.sha256(str(out).encode()).hexdigest()[:16]
+        self._lock = FileLock(cache_folder() / "locks" / f"{place}.lock")
 
     def __enter__(self) -> Workspace:
-        self._out.parent.mkdir(parents=True, exist_ok=True)
+        """Raises UserError when another compile into the same bundle is running."""
+        Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise UserError(
                 f"{self._out}: another compile is writing this bundle; wait for it or give another --out"
             ) from None
+        self._out.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self._out)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        Path(self._lock.lock_file).unlink(missing_ok=True)
+        if not any(self._stages()):
+            self.remove()
         self._lock.release()
 
-    def begin(self, model_key: str) -> None:
+    def begin(self, model: ModelFingerprint) -> None:
         """Begin afresh, or where an earlier compile of the same settings and model stopped.
 
         Raises UserError when there is something to resume, but of other settings.
         """
-        identity = json.dumps([self._settings.key(), model_key])
-        begun = self.folder / "identity.json"
-        if self._resume and begun.is_file() and begun.read_text() != identity:
-            raise UserError(
-                f"{self.folder}: was begun with another model or other options; repeat those, "
-                "or leave --resume away to begin afresh"
-            )
-        if not self._resume:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        identity = json.dumps([version("ssd-decoding"), self._settings.key(), model.model_dump()])
+        begun = self.folder / IDENTITY
+        if self._resume and begun.is_file():
+            if begun.read_text(encoding="utf-8") != identity:
+                raise UserError(
+                    f"{self.folder}: was begun with another model, other options or another version; repeat those, "
+                    "or leave --resume away to begin afresh"
+                )
+            return
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
         write_atomically(begun, identity)
 
     def stage(self, name: str, compute: Callable[[], Any]) -> Any:
@@ -73,3 +86,6 @@ class Workspace:
     def remove(self) -> None:
         """Delete the folder: the bundle is written."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _stages(self) -> Iterator[Path]:
+        return (path for path in self.folder.glob("*.json") if path.name != IDENTITY)

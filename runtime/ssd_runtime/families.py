@@ -17,7 +17,7 @@ LONGROPE = "longrope"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's decoder layer is built. Module names are relative to the layer, settings to the config."""
+    """How a family's decoder layer is built. Every family calls its blocks `self_attn` and `mlp`."""
 
     title: str
     qk_norm: Literal["head", "projection"] | None = None
@@ -29,12 +29,8 @@ class Family:
     attention_after: str | None = None
     """The norm of the attention block's output, before it joins the residual stream."""
     mlp_after: str | None = None
-    attention: str = "self_attn"
-    mlp: str = "mlp"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    output: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    down: str = "down_proj"
     activation: str = "act_fn"
     windows: Literal["never", "by_layer", "everywhere"] = "never"
     """Where attention slides: nowhere, where `config.layer_types` says so, or everywhere if a window is set."""

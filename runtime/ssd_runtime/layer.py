@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -79,25 +78,26 @@ class Layer:
     @classmethod
     def of(cls, layer: nn.Module, family: Family, kind: int, residual: float, pack: bool) -> Layer:
         """The parts of a transformers decoder layer."""
-        attention, mlp = _module(layer, family.attention), _module(layer, family.mlp)
+        attention: Any = layer.self_attn
+        mlp: Any = layer.mlp
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
-            return Norm(_module(parent, name), family.norm_offset) if name else None
+            return Norm(getattr(parent, name), family.norm_offset) if name else None
 
         return cls(
             kind=kind,
             scale=float(attention.scaling),
             residual=residual,
             attention_norm=norm(layer, family.attention_norm),
-            qkv=Linear([_module(attention, name) for name in family.qkv], pack),
+            qkv=Linear([getattr(attention, name) for name in family.qkv], pack),
             q_norm=norm(attention, "q_norm" if family.qk_norm else None),
             k_norm=norm(attention, "k_norm" if family.qk_norm else None),
-            output=Linear([_module(attention, family.output)], pack),
+            output=Linear([attention.o_proj], pack),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
-            gate_up=Linear([_module(mlp, name) for name in family.gate_up], pack),
-            activation=_module(mlp, family.activation),
-            down=Linear([_module(mlp, family.down)], pack),
+            gate_up=Linear([getattr(mlp, name) for name in family.gate_up], pack),
+            activation=getattr(mlp, family.activation),
+            down=Linear([mlp.down_proj], pack),
             mlp_after=norm(layer, family.mlp_after),
             device=next(layer.parameters()).device,
         )
@@ -132,7 +132,3 @@ class Layer:
         if after is not None:
             out = after(out)
         return x + out if self.residual == 1.0 else x + out * self.residual
-
-
-def _module(parent: nn.Module, path: str) -> Any:
-    return reduce(getattr, path.split("."), parent)

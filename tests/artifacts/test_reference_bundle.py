@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.domain import domain_names
@@ -18,3 +20,11 @@ def test_the_reference_bundle_is_whole_and_small() -> None:
 
 def test_any_other_artifact_is_a_folder_of_the_users() -> None:
     assert bundle_path(Path("build/demo")) == Path("build/demo")
+
+
+def test_a_bundle_of_the_users_own_called_demo_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert bundle_path(Path("demo")).is_absolute()
+    (tmp_path / "demo" / "manifest.yaml").write_text("mine")
+    assert bundle_path(Path("demo")) == Path("demo")

@@ -7,13 +7,14 @@ import pytest
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
+from tests.bundles import fingerprint
 
 SETTINGS = CompileSettings("m", ("cnn",))
 
 
 def begun(folder: Path, settings: CompileSettings, model: str, resume: bool) -> Workspace:
     work = Workspace(folder / "out", settings, resume)
-    work.begin(model)
+    work.begin(fingerprint(config_sha256=model))
     return work
 
 
@@ -61,7 +62,7 @@ def test_what_a_killed_compile_left_is_cleared_away(tmp_path: Path) -> None:
     (tmp_path / ".out.old.x" / "out" / "manifest.yaml").write_text("old")
     (tmp_path / ".out.new.y").mkdir()
     with Workspace(tmp_path / "out", SETTINGS, resume=False):
-        assert [path.name for path in sorted(tmp_path.iterdir())] == [".out.lock", "out"]
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "manifest.yaml").read_text() == "old"
 
 
@@ -69,3 +70,21 @@ def test_resuming_nothing_begins(tmp_path: Path) -> None:
     work = begun(tmp_path, SETTINGS, "model", resume=True)
     work.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_stages_of_nobody_knows_what_are_not_taken_over(tmp_path: Path) -> None:
+    work = begun(tmp_path, SETTINGS, "model", resume=False)
+    work.stage("one", lambda: "old")
+    (work.folder / "identity.json").unlink()
+    assert begun(tmp_path, SETTINGS, "model", resume=True).stage("one", lambda: "new") == "new"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_failed_compile_leaves_its_finished_stages_and_nothing_else(tmp_path: Path, finished: bool) -> None:
+    with pytest.raises(UserError, match="no such model"), Workspace(tmp_path / "out", SETTINGS, resume=False) as work:
+        work.begin(fingerprint())
+        if finished:
+            work.stage("one", lambda: 1)
+        raise UserError("no such model")
+    assert sorted(path.name for path in tmp_path.rglob("*.json")) == (["identity.json", "one.json"] if finished else [])
+    assert work.folder.exists() == finished

@@ -251,6 +251,8 @@ BAD_COMPILES = {
     "too few": (["--model", "model", "--domain-file", "x=few.jsonl"], "at least 6"),
     "bad budget": (["--model", "model", "--domains", "cnn", "--budget", "soon"], "--budget"),
     "out in use": (["--model", "model", "--domains", "cnn", "--out", "model"], "not a bundle"),
+    "out is where one stands": (["--model", "model", "--domains", "cnn", "--out", "."], "inside it"),
+    "out is a root": (["--model", "model", "--domains", "cnn", "--out", "/"], "inside it"),
     "no model": (["--domains", "cnn"], "--model"),
     "negative seed": (["--model", "model", "--domains", "cnn", "--seed", "-1"], "--seed"),
     "absurd evaluations": (["--model", "model", "--domains", "cnn", "--evaluations", "1e12"], "--evaluations"),
@@ -278,7 +280,7 @@ def test_a_bad_compile_writes_nothing(
     before = {path.name for path in bad_room.iterdir()}
     assert_refused(within(bad_room, compile_main, options, monkeypatch, capfd), says)
     left = {path.name for path in bad_room.iterdir()} - before
-    assert left <= {"cache", ".bundle.compile"}
+    assert left <= {"cache"}
 
 
 def test_a_model_too_large_is_refused_before_it_is_loaded(

@@ -1,0 +1,51 @@
+"""Loading what is no model, and prompts that a chat template refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.models import LoadedModel, load_model
+from tests.folders import save_tiny_model
+
+STRICT_TEMPLATE = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def loaded(folder: Path) -> LoadedModel:
+    return load_model(str(folder), "cpu")
+
+
+def test_a_template_that_refuses_a_conversation_is_a_users_error(loaded: LoadedModel) -> None:
+    loaded.tokenizer.chat_template = STRICT_TEMPLATE
+    assert loaded.encode([("user", "hi")])
+    with pytest.raises(UserError, match="no system role here"):
+        loaded.encode([("system", "be brief"), ("user", "hi")])
+
+
+@pytest.mark.parametrize("value", [None, "x", "", -1, 0, 2.5, True, [], [None], {}, {"a": 1}], ids=repr)
+def test_a_damaged_config_is_a_users_error_or_none(folder: Path, tmp_path: Path, value: Any) -> None:
+    """Whatever stands in any one field: the model loads, or one line says that it cannot."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    config = json.loads((folder / "config.json").read_text())
+    refusals = []
+    for name in config:
+        (damaged / "config.json").write_text(json.dumps({**config, name: value}))
+        try:
+            load_model(str(damaged), "cpu")
+        except UserError as error:
+            refusals.append(str(error))
+    assert len(refusals) >= 2
+    assert all(line.startswith((str(damaged), "model:")) for line in refusals)
+    assert not any("\n" in line for line in refusals)
