@@ -22,9 +22,9 @@ from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.generate import Limits, decode
 from ssd_runtime.models import conversation, load_model
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
+from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.profiler import device_key, measure_latency
 from ssd_runtime.session import Session
-from ssd_runtime.strategies import make_strategy
 
 
 def main() -> None:

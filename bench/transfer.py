@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.domain_record import MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_compiler.prompts import load_prompts
@@ -22,7 +23,7 @@ from ssd_profiles.acceptance import replay
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.models import load_model
-from ssd_runtime.planning.frontier import MIXTURE, Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.throughput import Option, StepCosts, best_option
 from ssd_runtime.profiler import device_key, measure_latency
 from ssd_runtime.states import ReferenceStates, drafted_as

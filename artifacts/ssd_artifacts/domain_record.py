@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.mask import SkipMask
 
+MIXTURE = "mix"
+"""The domain that is all domains together."""
 MAX_FRONTIER = 256
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.domain_record import MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
-from ssd_compiler.build import compile_bundle
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report import domain_summary
 from ssd_compiler.settings import CompileSettings
@@ -21,7 +21,6 @@ from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_command
-from ssd_runtime.planning.frontier import MIXTURE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -68,6 +67,10 @@ def compile_(
         seed=seed,
     )
     _check(settings, joined, out)
+
+    # Only now the imports that take seconds: bad input is answered at once.
+    from ssd_compiler.build import compile_bundle
+
     bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
     if as_json:
         summaries = [domain_summary(record, bundle.model.num_layers) for record in bundle.domains.values()]

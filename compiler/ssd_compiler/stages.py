@@ -13,7 +13,7 @@ import numpy as np
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import Choice, DomainRecord, FrontierEntry, SearchCost, Validation
+from ssd_artifacts.domain_record import MIXTURE, Choice, DomainRecord, FrontierEntry, SearchCost, Validation
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.anchors import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, reference_states, samples_of
@@ -29,7 +29,6 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits
 from ssd_runtime.models import LoadedModel
-from ssd_runtime.planning.frontier import MIXTURE
 from ssd_runtime.planning.throughput import Entry, best_option
 from ssd_runtime.profiler import device_key, measure_latency
 

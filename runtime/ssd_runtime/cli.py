@@ -6,7 +6,7 @@ import json
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,10 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.command import run_command
-from ssd_runtime.outcome import Outcome, summary
-from ssd_runtime.strategies import check_strategy, make_strategy, needs_latency, read_settings
+from ssd_runtime.strategies import check_strategy, needs_latency, read_settings
+
+if TYPE_CHECKING:
+    from ssd_runtime.outcome import Outcome
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -64,6 +66,7 @@ def run(
 
     from ssd_runtime.decoder import Decoder
     from ssd_runtime.models import load_model
+    from ssd_runtime.planning.strategy import make_strategy
     from ssd_runtime.runner import Runner, RunSettings
 
     if threads is not None:
@@ -156,6 +159,8 @@ def _explain(outcome: Outcome) -> None:
 
 
 def _finish(outcomes: list[Outcome], as_json: bool, compare: bool) -> None:
+    from ssd_runtime.outcome import summary
+
     total = summary(outcomes)
     if as_json:
         print(json.dumps({"summary": total}), flush=True)

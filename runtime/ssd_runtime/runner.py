@@ -13,8 +13,8 @@ from ssd_runtime.generate import Generation, Limits, decode, generate
 from ssd_runtime.models import LoadedModel, conversation
 from ssd_runtime.outcome import Outcome
 from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.session import Session
-from ssd_runtime.strategies import MakePlanner
 from ssd_runtime.text import TextStream, cut_at_stop, stop_condition
 
 

@@ -1,26 +1,19 @@
-"""The strategies that a user can select, by name."""
+"""The strategies that a user can select, and what can be said of them before anything is loaded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
-from ssd_profiles.latency import LatencyTable
-from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, Frontier, NearestAnchorPlanner
-from ssd_runtime.planning.knapsack import KnapsackPlanner, KnapsackSettings
-from ssd_runtime.planning.plan import PlainPlanner, Planner
-from ssd_runtime.routing import Router
+from ssd_runtime.planning.settings import KnapsackSettings
 
 NAMES = ("auto", "plain", "knn", "knapsack", "fixed:NAME")
 WITHOUT_BUNDLE = frozenset({"plain", "knapsack"})
 SETTINGS: Mapping[str, type[Any]] = {"knapsack": KnapsackSettings}
 """Strategies with parameters for `--set`."""
-
-MakePlanner = Callable[[], Planner]
 
 
 def check_strategy(name: str, has_bundle: bool) -> None:
@@ -57,23 +50,3 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
         if not 0 <= values[name] < math.inf:
             raise UserError(f"--set {assignment}: must be a number from 0 on")
     return kind(**values) if kind else None
-
-
-def make_strategy(name: str, settings: Any, bundle: Bundle | None, latency: LatencyTable | None) -> MakePlanner:
-    """What makes a planner for each request."""
-    if name == "plain":
-        return PlainPlanner
-    assert latency is not None, "every other strategy plans with latencies"
-    if name == "knapsack":
-        return lambda: KnapsackPlanner(latency, settings)
-    assert bundle is not None, "check_strategy() comes first"
-    frontiers = {domain: Frontier.of(record, bundle.model.num_layers) for domain, record in bundle.domains.items()}
-    if name.startswith("fixed:"):
-        chosen = frontiers.get(name.removeprefix("fixed:"))
-        if chosen is None:
-            raise UserError(f"--strategy {name}: the bundle has no such domain; it has {', '.join(frontiers)}")
-        return lambda: FixedPlanner(chosen, latency)
-    router = Router(bundle.anchors)
-    if name == "knn":
-        return lambda: NearestAnchorPlanner(frontiers, router, latency)
-    return lambda: AutoPlanner(frontiers, router, latency)

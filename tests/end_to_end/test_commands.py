@@ -283,6 +283,14 @@ def test_a_bad_compile_writes_nothing(
     assert left <= {"cache"}
 
 
+@pytest.mark.parametrize("module", ["ssd_runtime.cli", "ssd_compiler.cli"])
+def test_bad_input_is_answered_before_torch_is_imported(module: str) -> None:
+    heavy = "{'torch', 'transformers', 'sklearn', 'scipy', 'faiss'}"
+    code = f"import sys, {module}; sys.exit(f'imports {{found}}' if (found := {heavy} & set(sys.modules)) else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_model_too_large_is_refused_before_it_is_loaded(
     bad_room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,9 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.knapsack import Weights, branch_attention, search_knapsack
-from ssd_runtime.planning.knapsack import KnapsackPlanner, KnapsackSettings
+from ssd_runtime.planning.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.session import Session
 from ssd_runtime.states import ReferenceStates
 from tests.models import tiny_model

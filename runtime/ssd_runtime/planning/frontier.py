@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ssd_artifacts.domain_record import DomainRecord
+from ssd_artifacts.domain_record import MIXTURE, DomainRecord
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.guard import Guard
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, Cycle, Plan
@@ -15,8 +15,6 @@ from ssd_runtime.planning.throughput import Entry, Option, StepCosts, best_optio
 from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill, Session
 
-MIXTURE = "mix"
-"""The frontier searched on all domains together."""
 REPLAN_GROWTH = 1.1
 """The context grows by this factor, and by `REPLAN_TOKENS`, before masks are compared again."""
 REPLAN_TOKENS = 64

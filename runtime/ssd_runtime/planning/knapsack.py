@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,26 +11,9 @@ from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.session import Prefill, Session
 from ssd_runtime.states import ReferenceStates, RowGroup
-
-
-@dataclass(frozen=True, slots=True)
-class KnapsackSettings:
-    """KnapSpec's parameters with its published defaults."""
-
-    refresh: int = 64
-    """T: draft-verify cycles between searches."""
-    window: int = 5
-    """m: cycles whose tokens' hidden states a search looks at."""
-    similarity: float = 0.5
-    """tau: states less similar to the full model's are dropped."""
-    budget: float = 0.5
-    """Largest share of the latency that may be skipped."""
-    max_draft: int = 10
-    """D: longest draft."""
-    confidence: float = 0.7
-    """Drafting ends behind a token less probable than this; 0 for the length of most tokens a second instead."""
 
 
 class KnapsackPlanner(BasePlanner):
