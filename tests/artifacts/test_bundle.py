@@ -110,6 +110,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "not valid YAML",
     ),
     "alias bomb": (lambda f: (f / "manifest.yaml").write_text("a: &a [1]\nb: *a\n"), "aliases"),
+    "too deep": (lambda f: (f / "manifest.yaml").write_text("a: " + "[" * 100_000), "nested deeper|not valid YAML"),
     "duplicate key": (lambda f: rewrite(f, "domains/one.yaml", "name: one\nname: two\n"), "twice"),
     "unlisted domain": (lambda f: edit_manifest(f, lambda d: d["domains"].append("three")), "three"),
     "wrong record": (lambda f: rewrite(f, "domains/one.yaml", "name: one\n"), "one.yaml: context"),
