@@ -85,7 +85,10 @@ class Decoder:
                 name: RotaryTable(base.rotary_emb, like, self.rope_switch, name)
                 for name in rope_types(config, self.family)
             }
-        self.spans = Spans(distinct, tables, self.shape.groups, self.dtype, self.device)
+        shape = self.shape
+        self.spans = Spans(
+            distinct, tables, shape.groups, shape.heads + shape.kv_heads, shape.kv_heads, self.dtype, self.device
+        )
 
     @property
     def kernels(self) -> str:
@@ -121,25 +124,23 @@ class Decoder:
         """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
         parts, shape, n = self.layers[layer], self.shape, x.shape[0]
         sight = span.sights[parts.kind]
-        queries, keys, values = self.project(layer, x, sight.rotation)
-        cache.write(layer, span.slot, keys, values)
+        queries, new = self.project(layer, x, sight.rotation)
+        cache.write(layer, span.slot, new)
         all_keys, all_values = cache.read(layer, sight.begin, sight.end)
         # Query heads of a group become rows, so that their shared keys are read once and never expanded.
         grouped = queries.transpose(0, 1).reshape(1, shape.kv_heads, shape.groups * n, shape.head_dim)
         mixed = attend(grouped, all_keys, all_values, sight.bias, parts.scale, self._cap)
         return parts.add_attention(x, mixed.view(shape.heads, n, shape.head_dim).transpose(0, 1).reshape(n, -1))
 
-    def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Normed and rotated queries, keys and plain values of `x`, each [n, its heads, head_dim]."""
-        parts, shape, n = self.layers[layer], self.shape, x.shape[0]
-        both = shape.heads + shape.kv_heads
-        qkv = parts.qkv_of(x).view(n, both + shape.kv_heads, shape.head_dim)
-        qk = qkv[:, :both]
+    def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""
+        parts, shape = self.layers[layer], self.shape
+        qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if parts.q_norm is not None and parts.k_norm is not None:
-            qk = self._normed(parts.q_norm, parts.k_norm, qk)
+            qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
         if rotation is not None:
-            qk = rotate(qk, rotation)
-        return qk[:, : shape.heads], qk[:, shape.heads :], qkv[:, both:]
+            qkv = rotate(qkv, rotation)
+        return qkv[:, : shape.heads], qkv[:, shape.heads :]
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden]."""
@@ -183,12 +184,12 @@ class Decoder:
         """Logits [n, vocabulary] of states behind the last sub-layer."""
         return self.head(self._norm(x))
 
-    def _normed(self, q_norm: Norm, k_norm: Norm, qk: Tensor) -> Tensor:
-        n, heads = qk.shape[0], self.shape.heads
-        queries, keys = qk[:, :heads], qk[:, heads:]
+    def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:
+        n, shape = qkv.shape[0], self.shape
+        queries, keys, values = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
         if self.family.qk_norm == "projection":
             queries, keys = queries.reshape(n, -1), keys.reshape(n, -1)
-        return torch.cat([q_norm(queries).view(n, heads, -1), k_norm(keys).view(n, qk.shape[1] - heads, -1)], 1)
+        return torch.cat([q_norm(queries).view(n, shape.heads, -1), k_norm(keys).view_as(values), values], 1)
 
     def _linears(self) -> Iterator[Linear]:
         for layer in self.layers:

@@ -99,10 +99,10 @@ def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -
     branches, n, _ = x.shape
     sight = decoder.span(group.cache, group.start, n).sights[parts.kind]
     flat = x.flatten(0, 1)
-    queries, keys, values = decoder.project(layer, flat, repeated(sight.rotation, branches))
+    queries, new = decoder.project(layer, flat, repeated(sight.rotation, branches))
     # [kv_heads, groups, branches * n, head_dim]; keys and values have one head a group, broadcast over it.
     queries = queries.transpose(0, 1).reshape(shape.kv_heads, shape.groups, branches * n, shape.head_dim)
-    keys, values = (own.transpose(0, 1)[:, None] for own in (keys, values))
+    keys, values = (own.transpose(0, 1)[:, None] for own in new.chunk(2, 1))
     last = group.start + n - 1
     known_keys, known_values = (known[0] for known in group.cache.read(layer, sight.begin, last))
     scores = decoder.scores(layer, queries.flatten(1, 2) @ known_keys.transpose(1, 2))

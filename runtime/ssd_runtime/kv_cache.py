@@ -56,11 +56,9 @@ class KVCache:
         for mine, theirs in zip(self._layers, other._layers, strict=True):
             mine[:, :, :, :slots] = theirs[:, :, :, :slots]
 
-    def write(self, layer: int, slot: int, keys: Tensor, values: Tensor) -> None:
-        """Put `keys` and `values` [n, kv_heads, head_dim] into slots `slot`, …, `slot` + n - 1."""
-        cache, end = self._layers[layer], slot + keys.shape[0]
-        cache[0, 0, :, slot:end] = keys.transpose(0, 1)
-        cache[1, 0, :, slot:end] = values.transpose(0, 1)
+    def write(self, layer: int, slot: int, new: Tensor) -> None:
+        """Put keys and values `new` [n, 2 * kv_heads, head_dim], keys first, into slots `slot`, …, `slot` + n - 1."""
+        self._layers[layer].flatten(0, 2)[:, slot : slot + new.shape[0]] = new.transpose(0, 1)
 
     def read(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of slots `begin`, …, `end` - 1, each [1, kv_heads, slots, head_dim], as views."""

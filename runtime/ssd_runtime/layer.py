@@ -17,13 +17,13 @@ NORM_TOLERANCE = 1e-5
 
 
 class Norm:
-    """An RMS norm module: the fused function on its weight, or the module itself where rounding would differ.
+    """An RMS norm module: a short form of it on its weight, or the module itself where rounding would differ.
 
-    `offset` is what the family adds to the stored weight. The fused function serves fp32 alone, since families
+    `offset` is what the family adds to the stored weight. The short form serves fp32 alone, since families
     differ in where they round, and only where it gives what the module gives.
     """
 
-    __slots__ = ("_epsilon", "_fused", "_module", "_offset", "_stamp", "_weight")
+    __slots__ = ("_epsilon", "_floor", "_module", "_offset", "_scaled", "_short", "_stamp", "_weight")
 
     def __init__(self, module: nn.Module, offset: float = 0.0) -> None:
         self._module, self._offset = module, offset
@@ -32,9 +32,13 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The normed rows of `x`."""
-        if self._fused and x.dtype == torch.float32:
+        if not self._short or x.dtype != torch.float32:
+            return self._module(x)
+        if x.is_cuda:
             return rms_norm(x, self._weight.shape, self._weight, self._epsilon)
-        return self._module(x)
+        # On a CPU the fused function is a dozen small ones. x / sqrt(mean(x²) + ε) = x √d / hypot(|x|, √(d ε)).
+        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
+        return x.div(length).mul_(self._scaled)
 
     def refresh(self) -> None:
         """Build again if the user's module changed since."""
@@ -44,12 +48,15 @@ class Norm:
     def _build(self) -> None:
         self._stamp = stamp_of([self._module])
         weight: Any = getattr(self._module, "weight", None)
-        self._fused = isinstance(weight, Tensor) and weight.dtype == torch.float32 and not hooked(self._module)
-        if self._fused:
+        self._short = isinstance(weight, Tensor) and weight.dtype == torch.float32 and not hooked(self._module)
+        if self._short:
             self._weight = weight.detach() + self._offset if self._offset else weight.detach()
+            width = weight.numel()
+            self._floor = weight.new_tensor((width * self._epsilon) ** 0.5)
+            self._scaled = self._weight * width**0.5
             probe = torch.linspace(-2, 3, weight.numel(), device=weight.device)[None]
             expected = self._module(probe)
-            self._fused = bool((self(probe) - expected).abs().max() <= NORM_TOLERANCE * expected.abs().max())
+            self._short = bool((self(probe) - expected).abs().max() <= NORM_TOLERANCE * expected.abs().max())
 
 
 @dataclass(frozen=True, slots=True)

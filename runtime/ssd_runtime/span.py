@@ -20,7 +20,8 @@ class Sight:
     """What n rows see in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
 
     `bias` [groups * n, end - begin] holds 0 or -inf, its rows repeated for each query head of a group; None where
-    every row sees them all. `rotation` is None in layers without one.
+    every row sees them all. `rotation` is None in layers without one, else has a row for every head of queries,
+    keys and values; those of values change nothing.
     """
 
     rotation: Rotation | None
@@ -45,6 +46,10 @@ class Spans:
     tables: Mapping[str, RotaryTable]
     groups: int
     """Query heads that share a key-value head."""
+    rotated_heads: int
+    """Heads of queries and keys."""
+    kept_heads: int
+    """Heads of values."""
     dtype: torch.dtype
     device: torch.device
 
@@ -77,7 +82,17 @@ class Spans:
         return tuple(Sight(rotations.get(kind.rope), *seen[kind.window]) for kind in self.kinds)
 
     def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[str | None, Rotation]:
-        return {name: table.rows(positions, end, long) for name, table in self.tables.items()}
+        # One rotation for queries, keys and values: two operations a layer fewer than leaving the values out.
+        turned, kept = self.rotated_heads, self.kept_heads
+        found: dict[str | None, Rotation] = {}
+        for name, table in self.tables.items():
+            cos, sin = table.rows(positions, end, long)
+            unit, zero = torch.ones_like(cos), torch.zeros_like(sin)
+            found[name] = (
+                torch.cat([cos.expand(-1, turned, -1), unit.expand(-1, kept, -1)], 1),
+                torch.cat([sin.expand(-1, turned, -1), zero.expand(-1, kept, -1)], 1),
+            )
+        return found
 
     def _causal(self, start: int, end: int, begin: int, window: int | None) -> Tensor:
         keys = torch.arange(begin, end, device=self.device)

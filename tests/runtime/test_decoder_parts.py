@@ -22,7 +22,7 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
     cache = KVCache([torch.device("cpu")] * 2, 2, 4, torch.float32, 600)
     cache.reserve(10)
     keys, values = torch.randn(10, 2, 4), torch.randn(10, 2, 4)
-    cache.write(1, 0, keys, values)
+    cache.write(1, 0, torch.cat([keys, values], 1))
     small = cache.capacity
     cache.reserve(small + 1)
     assert cache.capacity == 2 * small
