@@ -17,9 +17,9 @@ import torch
 from bench.stratified import stratified
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.generate import Limits, decode
+from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import conversation, load_model
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
 from ssd_runtime.planning.strategy import make_strategy
@@ -37,7 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     bundle = Bundle.load(arguments.artifact)
     loaded = load_model(arguments.model or bundle.model.name)
-    decoder = Decoder(loaded.model)
+    decoder = fitted_decoder(loaded.model)
     latency = bundle.latency.get(device_key(decoder).slug()) or measure_latency(decoder)
     layers = decoder.shape.num_layers
     forced = SkipMask.of(layers, random.Random(0).sample(range(2 * layers), round(0.4 * 2 * layers)))

@@ -17,7 +17,7 @@ import torch
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.clock import seconds
-from ssd_runtime.decoder import Decoder
+from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import load_model
 from ssd_runtime.profiler import measure_latency
 from ssd_runtime.session import Session
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    decoder = Decoder(load_model(arguments.model).model)
+    decoder = fitted_decoder(load_model(arguments.model).model)
     began = perf_counter()
     table = measure_latency(decoder)
     print(f"{table.device.device}, {table.device.threads} threads; table measured in {perf_counter() - began:.0f} s")

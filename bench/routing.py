@@ -27,6 +27,7 @@ from ssd_compiler.calibrate import features_of
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.prompts import read_records
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import LoadedModel, load_model
 
 KS = (1, 2, 3, 5, 8, 10, 13, 16, 20)
@@ -54,7 +55,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     loaded = load_model(arguments.model)
-    measure = Measure(Decoder(loaded.model), loaded, arguments.out)
+    measure = Measure(fitted_decoder(loaded.model), loaded, arguments.out)
     rows = list(_measured(measure, arguments.data, arguments.limit))
     results = {"accuracy": _accuracies(rows)}
     top = max(row["mean"] for row in results["accuracy"])

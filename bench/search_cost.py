@@ -25,6 +25,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
+from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.knapsack import Weights, search_knapsack
 from ssd_runtime.models import load_model
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
@@ -44,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = CompileSettings(arguments.model, (arguments.domain,))
     loaded = load_model(arguments.model)
-    decoder = Decoder(loaded.model)
+    decoder = fitted_decoder(loaded.model)
     latency = measure_latency(decoder)
     prompts = load_prompts(arguments.domain, settings, loaded, print)
     texts = continue_prompts(decoder, prompts.search, prompts.max_new_tokens, loaded.eos_ids, lambda: None)

@@ -22,6 +22,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import replay
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import load_model
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.throughput import Option, StepCosts, best_option
@@ -37,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     bundle = Bundle.load(bundle_path(arguments.artifact))
     loaded = load_model(bundle.model.spec(str(arguments.artifact)))
-    decoder = Decoder(loaded.model)
+    decoder = fitted_decoder(loaded.model)
     latency = bundle.latency.get(device_key(decoder).slug()) or measure_latency(decoder)
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names), search_prompts=arguments.prompts)

@@ -9,7 +9,7 @@ from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
-from ssd_runtime.decoder import Decoder
+from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import load_model
 
 
@@ -20,7 +20,8 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         with reporter.stage(f"load {settings.model}", None):
             loaded = load_model(settings.model, settings.device, settings.dtype)
             fingerprint = loaded.fingerprint(full=True)
-            decoder = Decoder(loaded.model)
+            decoder = fitted_decoder(loaded.model, settings.weight_memory)
+        reporter.note(decoder.memory)
         work.begin(fingerprint)
         stages = Stages(settings, loaded, decoder, fingerprint, work, reporter, base)
 

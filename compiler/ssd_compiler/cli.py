@@ -20,7 +20,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import run_command
+from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -38,6 +38,7 @@ def compile_(
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
     evaluations: Annotated[
         int, typer.Option(min=8, max=100_000, help="Masks evaluated a domain, unless --budget is given.")
@@ -62,6 +63,7 @@ def compile_(
         base=str(base) if base is not None else None,
         device=device,
         dtype=dtype,
+        weight_memory=read_size(weight_memory),
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
         seed=seed,

@@ -22,6 +22,8 @@ class CompileSettings:
     """A bundle whose domains are kept as they are, and joined by these."""
     device: str | None = None
     dtype: str | None = None
+    weight_memory: int | None = None
+    """Bytes that packed copies of weights may take; None for half of what is free."""
     budget_seconds: float | None = None
     """Bound on all searches together; None when `evaluations` bounds them."""
     evaluations: int = 96

@@ -15,7 +15,7 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
-from ssd_runtime.command import run_command
+from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
 from ssd_runtime.strategies import check_strategy, needs_latency, read_settings
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def run(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
@@ -53,6 +54,7 @@ def run(
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
     requests = _requests(prompt, prompts, all_turns)
+    memory = read_size(weight_memory)
     check_strategy(strategy, artifact is not None)
     settings = read_settings(strategy, assignments or [])
     bundle = Bundle.load(bundle_path(artifact)) if artifact is not None else None
@@ -64,7 +66,7 @@ def run(
     # Only now the imports that take seconds: bad input is answered at once.
     import torch
 
-    from ssd_runtime.decoder import Decoder
+    from ssd_runtime.kernels import fitted_decoder
     from ssd_runtime.models import load_model
     from ssd_runtime.planning.strategy import make_strategy
     from ssd_runtime.runner import Runner, RunSettings
@@ -75,7 +77,9 @@ def run(
     fingerprint = loaded.fingerprint()
     if bundle is not None:
         bundle.model.require_same_model(fingerprint, str(artifact))
-    decoder = Decoder(loaded.model)
+    decoder = fitted_decoder(loaded.model, memory)
+    if explain:
+        print(decoder.memory, file=sys.stderr)
     latency = _latency(decoder, bundle, fingerprint.config_sha256) if needs_latency(strategy) else None
     runner = Runner(
         loaded,

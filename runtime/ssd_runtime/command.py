@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ from ssd_profiles.errors import UserError
 # Typer brings its own copy of click in some versions: only its exceptions' common base is the same everywhere.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 BAD_INPUT, INTERRUPTED = 2, 130
+WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free."
 
 
 def run_command(app: typer.Typer) -> None:
@@ -32,6 +34,16 @@ def run_command(app: typer.Typer) -> None:
     if code == INTERRUPTED:
         _complain("interrupted")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def read_size(text: str | None) -> int | None:
+    """Bytes of `--weight-memory`. Raises UserError when it is not a size."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if not match:
+        raise UserError(f"--weight-memory: expected a size such as 2G, 500M or 0, got {text!r}")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def _complain(message: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from threading import RLock
 
 import torch
@@ -15,7 +16,8 @@ from ssd_runtime.attention import attend, capped
 from ssd_runtime.families import LONGROPE, Family, family_of, layer_kinds, rope_types, setting
 from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.layer import Layer, Norm
-from ssd_runtime.linear import Linear, can_pack
+from ssd_runtime.linear import ALWAYS, Linear, PackedMemory, can_pack
+from ssd_runtime.memory import gib
 from ssd_runtime.rotary import RotaryTable, Rotation, rotate
 from ssd_runtime.span import Span, Spans
 
@@ -42,10 +44,11 @@ class Decoder:
     """A causal LM as 2L sub-layers between an embedding and a head; immutable and shared between sessions.
 
     Rows are tokens of one sequence: every `x` is [n, hidden]. Sub-layer 2i is the attention block of layer i,
-    2i + 1 its MLP block, each with its norm and residual. Raises UserError for models that are not supported.
+    2i + 1 its MLP block, each with its norm and residual. Packed copies of its weights take at most `weight_memory`
+    bytes; as many as there are layers' weights by default. Raises UserError for models that are not supported.
     """
 
-    def __init__(self, model: PreTrainedModel, pack: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62) -> None:
         self.family = family_of(model.config)
         self.model = model
         self.lock = RLock()
@@ -60,6 +63,7 @@ class Decoder:
             config.vocab_size,
             config.max_position_embeddings,
         )
+        self._serves: tuple[bool, ...] = ALWAYS
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = base.embed_tokens.weight.device
         kinds = layer_kinds(config, self.family)
@@ -72,14 +76,14 @@ class Decoder:
         self._logit_divisor = setting(config, self.family.logit_divisor) or 1.0
         self._embedding_scale = _embedding_scale(model, self.family)
         residual = setting(config, self.family.residual_multiplier) or 1.0
-        pack = pack and can_pack(model)
+        self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
         with torch.inference_mode():
             self.layers = [
-                Layer.of(layer, self.family, distinct.index(kind), residual, pack)
+                Layer.of(layer, self.family, distinct.index(kind), residual, self.packed)
                 for layer, kind in zip(base.layers, kinds, strict=True)
             ]
             self._norm = Norm(base.norm, self.family.norm_offset)
-            self._head = Linear([model.lm_head], pack)
+            self._head = Linear([model.lm_head], self.packed)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
                 name: RotaryTable(base.rotary_emb, like, self.rope_switch, name)
@@ -92,9 +96,23 @@ class Decoder:
 
     @property
     def kernels(self) -> str:
-        """Which kernels serve the projections."""
+        """Which kernels serve the projections: `module`, `packed`, or packed for some of them or for some rows."""
         packed = [linear.packed for linear in self._linears()]
-        return "packed" if all(packed) else "mixed" if any(packed) else "module"
+        if not any(packed) or not any(self._serves):
+            return "module"
+        where = "" if all(packed) else f" {sum(packed)} of {len(packed)}"
+        return f"packed{where}" + ("" if all(self._serves) else f" rows {_ranges(self._serves)}")
+
+    @property
+    def memory(self) -> str:
+        """What packed copies take, for people."""
+        return f"kernels: {self.kernels}; packed copies of weights take {gib(self.packed.used)}"
+
+    def serve(self, rows: Sequence[bool]) -> None:
+        """Let packed copies serve n rows where `rows[n - 1]` is true; the last entry holds for all more rows."""
+        self._serves = tuple(rows)
+        for linear in self._linears():
+            linear.serve(rows)
 
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built."""
@@ -210,3 +228,14 @@ def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor |
     if family.scaled_embedding and not hasattr(module, "embed_scale"):
         return torch.tensor(model.config.hidden_size**0.5, dtype=module.weight.dtype, device=module.weight.device)
     return setting(model.config, family.embedding_multiplier)
+
+
+def _ranges(rows: Sequence[bool]) -> str:
+    """The numbers of rows that are true, such as `4-32`; the last entry stands for all beyond."""
+    runs, first = [], 1
+    for served, run in groupby(rows):
+        last = first + len(list(run)) - 1
+        if served:
+            runs.append(f"{first}+" if last == len(rows) else f"{first}-{last}")
+        first = last + 1
+    return ",".join(runs)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from ssd_runtime.families import Family
-from ssd_runtime.linear import Linear, hooked, stamp_of
+from ssd_runtime.linear import Linear, PackedMemory, hooked, stamp_of
 
 NORM_TOLERANCE = 1e-5
 
@@ -83,7 +83,7 @@ class Layer:
     device: torch.device
 
     @classmethod
-    def of(cls, layer: nn.Module, family: Family, kind: int, residual: float, pack: bool) -> Layer:
+    def of(cls, layer: nn.Module, family: Family, kind: int, residual: float, memory: PackedMemory) -> Layer:
         """The parts of a transformers decoder layer."""
         attention: Any = layer.self_attn
         mlp: Any = layer.mlp
@@ -96,15 +96,15 @@ class Layer:
             scale=float(attention.scaling),
             residual=residual,
             attention_norm=norm(layer, family.attention_norm),
-            qkv=Linear([getattr(attention, name) for name in family.qkv], pack),
+            qkv=Linear([getattr(attention, name) for name in family.qkv], memory),
             q_norm=norm(attention, "q_norm" if family.qk_norm else None),
             k_norm=norm(attention, "k_norm" if family.qk_norm else None),
-            output=Linear([attention.o_proj], pack),
+            output=Linear([attention.o_proj], memory),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
-            gate_up=Linear([getattr(mlp, name) for name in family.gate_up], pack),
+            gate_up=Linear([getattr(mlp, name) for name in family.gate_up], memory),
             activation=getattr(mlp, family.activation),
-            down=Linear([mlp.down_proj], pack),
+            down=Linear([mlp.down_proj], memory),
             mlp_after=norm(layer, family.mlp_after),
             device=next(layer.parameters()).device,
         )

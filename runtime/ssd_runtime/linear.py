@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,30 +13,55 @@ TOLERANCE = 1e-4
 """Largest difference, relative to the largest output, that a fast kernel may show against the user's modules."""
 
 
+@dataclass(slots=True)
+class PackedMemory:
+    """How many bytes packed copies of weights may take, and how many they do."""
+
+    limit: int
+    used: int = 0
+
+    def claim(self, count: int) -> bool:
+        """Take `count` bytes if there is room for them."""
+        fits = self.used + count <= self.limit
+        self.used += count if fits else 0
+        return fits
+
+
+ALWAYS = (True,)
+"""Packed copies serve any number of rows."""
+
+
 class Linear:
     """Projections that share an input: `x` [n, in] to their outputs side by side [n, out].
 
-    Served by a oneDNN weight packed once (CPU, fp32), or by calling the user's modules as they are. Packed
-    weights are a copy: they serve only an exact `nn.Linear` without hooks, are checked against it when built,
-    and are built again when a weight, a hook or a module's type has changed.
+    Served by a oneDNN weight packed once (CPU, fp32), or by calling the user's modules as they are, whichever
+    `serve` says is faster for so many rows. Packed weights are a copy, as far as `memory` allows one: they serve
+    only an exact `nn.Linear` without hooks, are checked against it when built, and are built again when a
+    weight, a hook or a module's type has changed.
     """
 
-    __slots__ = ("_bias", "_modules", "_pack", "_packed", "_stamp")
+    __slots__ = ("_bias", "_last", "_memory", "_modules", "_packed", "_serves", "_stamp")
 
-    def __init__(self, modules: Sequence[nn.Module], pack: bool) -> None:
+    def __init__(self, modules: Sequence[nn.Module], memory: PackedMemory) -> None:
         self._modules = list(modules)
-        self._pack = pack
+        self._memory = memory
+        self._packed: Tensor | None = None
+        self.serve(ALWAYS)
         self._build()
 
     @property
     def packed(self) -> bool:
-        """Whether the packed copy serves."""
+        """Whether there is a packed copy."""
         return self._packed is not None
+
+    def serve(self, rows: Sequence[bool]) -> None:
+        """Let the packed copy serve n rows where `rows[n - 1]` is true; the last entry holds for all more rows."""
+        self._serves, self._last = tuple(rows), len(rows) - 1
 
     def __call__(self, x: Tensor) -> Tensor:
         """The projections of `x`."""
-        if self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self._bias, "none", [], "")
+        if self._packed is not None and self._serves[min(x.shape[0] - 1, self._last)]:
+            return self._multiplied(x, self._packed)
         if len(self._modules) == 1:
             return self._modules[0](x)
         return torch.cat([module(x) for module in self._modules], -1)
@@ -47,10 +73,10 @@ class Linear:
 
     def _build(self) -> None:
         self._stamp = stamp_of(self._modules)
-        self._packed: Tensor | None = None
         self._bias: Tensor | None = None
+        self._drop()
         linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]
-        if not self._pack or len(linears) < len(self._modules):
+        if len(linears) < len(self._modules) or not self._memory.claim(_bytes(linears)):
             return
         weights = [linear.weight.detach() for linear in linears]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
@@ -58,13 +84,22 @@ class Linear:
             zeros = weight.new_zeros
             self._bias = torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        if not self._agrees(weight.shape[1]):
+        if not self._agrees(self._packed, weight.shape[1]):
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._packed is not None:
+            self._memory.used -= self._packed.numel() * self._packed.element_size()
             self._packed = None
 
-    def _agrees(self, width: int) -> bool:
+    def _agrees(self, packed: Tensor, width: int) -> bool:
         probe = torch.linspace(-1, 1, width)[None]
         expected = torch.cat([module(probe) for module in self._modules], -1)
-        return bool((self(probe) - expected).abs().max() <= TOLERANCE * expected.abs().max().clamp(min=1e-6))
+        difference = (self._multiplied(probe, packed) - expected).abs().max()
+        return bool(difference <= TOLERANCE * expected.abs().max().clamp(min=1e-6))
+
+    def _multiplied(self, x: Tensor, packed: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, packed, self._bias, "none", [], "")
 
 
 def can_pack(model: nn.Module) -> bool:
@@ -76,6 +111,10 @@ def can_pack(model: nn.Module) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
+
+
+def _bytes(linears: Sequence[nn.Linear]) -> int:
+    return sum(linear.weight.numel() * linear.weight.element_size() for linear in linears)
 
 
 def _packable(module: nn.Linear) -> bool:

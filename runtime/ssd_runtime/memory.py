@@ -65,7 +65,7 @@ def require_room(spec: str, needed: int, device: torch.device) -> None:
     free = available_bytes(device)
     if needed > free:
         raise UserError(
-            f"{spec}: needs {_gib(needed)} of memory for its weights, {_gib(free)} are free on {device}; "
+            f"{spec}: needs {gib(needed)} of memory for its weights, {gib(free)} are free on {device}; "
             "give a smaller model, --dtype bf16, or another --device"
         )
 
@@ -75,5 +75,6 @@ def _stored_size(dtype: str) -> int:
     return max(1, int(digits[:2]) // 8) if digits and not dtype.startswith("F8") else 1
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
+    """A size for people."""
     return f"{count / 2**30:.1f} GiB"

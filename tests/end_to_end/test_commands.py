@@ -197,6 +197,7 @@ BAD_RUNS = {
     "a list for an object": (["--artifact", "bundle", "--prompts", "list.jsonl"], "expected a JSON object, got list"),
     "a folder for a file": (["--artifact", "bundle", "--prompts", "empty"], "empty: cannot be read"),
     "absurd threads": (["--artifact", "bundle", "hi", "--threads", "999999"], "--threads"),
+    "bad size": (["--artifact", "bundle", "hi", "--weight-memory", "lots"], "such as 2G"),
     "no new tokens": (["--artifact", "bundle", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),
     "not a number": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "budget=nan"], "number from 0"),
     "truncated weights": (["--model", "truncated", "hi", "--strategy", "plain"], "not a safetensors file"),

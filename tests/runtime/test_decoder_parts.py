@@ -9,8 +9,9 @@ from torch import nn
 from ssd_profiles.errors import UserError
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
+from ssd_runtime.kernels import ROWS, fitted_decoder, measured
 from ssd_runtime.kv_cache import KVCache
-from ssd_runtime.linear import Linear
+from ssd_runtime.linear import Linear, PackedMemory
 from ssd_runtime.models import find_model
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiler import measure_latency
@@ -36,7 +37,7 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
 
 def test_packed_projections_side_by_side_with_biases() -> None:
     modules = [nn.Linear(24, 40), nn.Linear(24, 8, bias=False)]
-    linear, x = Linear(modules, pack=True), torch.randn(5, 24)
+    linear, x = Linear(modules, PackedMemory(1 << 20)), torch.randn(5, 24)
     expected = torch.cat([module(x) for module in modules], -1)
     assert linear.packed
     torch.testing.assert_close(linear(x), expected)
@@ -52,9 +53,49 @@ class Doubled(nn.Linear):
 
 def test_only_exact_linears_are_packed() -> None:
     special, x = Doubled(6, 4), torch.randn(2, 6)
-    linear = Linear([special], pack=True)
+    linear = Linear([special], PackedMemory(1 << 20))
     assert not linear.packed
     torch.testing.assert_close(linear(x), special(x))
+
+
+def test_packed_copies_stay_within_their_memory() -> None:
+    model = tiny_model("llama", num_hidden_layers=4)
+    whole = Decoder(model)
+    assert whole.kernels == "packed"
+    assert Decoder(model, 0).kernels == "module"
+    half = Decoder(model, whole.packed.used // 2)
+    assert 0 < half.packed.used <= whole.packed.used // 2
+    assert half.kernels.startswith("packed ")
+    for decoder in (whole, half):
+        used = decoder.packed.used
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        decoder.refresh()
+        assert decoder.packed.used == used
+
+
+def test_each_number_of_rows_is_served_as_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was measured once is known the next time."""
+    model, asked = tiny_model("llama"), list[Decoder]()
+
+    def from_four_on(decoder: Decoder) -> list[bool]:
+        asked.append(decoder)
+        return [n >= 4 for n in ROWS]
+
+    monkeypatch.setattr("ssd_runtime.kernels.measured", from_four_on)
+    decoder = fitted_decoder(model)
+    assert decoder.kernels == "packed rows 4+"
+    assert fitted_decoder(model).kernels == decoder.kernels
+    assert len(asked) == 1
+    linear, calls = decoder.layers[0].gate_up, list[int]()
+    model.model.layers[0].mlp.gate_proj.register_forward_hook(lambda _, x, y: calls.append(len(y)))
+    for n in (1, 3, 4, 5, 400):
+        linear(torch.ones(n, model.config.hidden_size))
+    assert calls == [1, 3]
+
+
+def test_kernels_are_measured_on_this_machine() -> None:
+    assert len(measured(Decoder(tiny_model("llama")))) == len(ROWS)
 
 
 def test_the_users_model_is_not_changed() -> None:

@@ -1,0 +1,82 @@
+"""Which matmul kernel serves how many rows: measured on the device once, and remembered in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ssd_artifacts.files import cache_folder, remember
+from ssd_runtime.clock import seconds
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.memory import available_bytes
+from ssd_runtime.profiler import device_key
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 256)
+"""Numbers of rows that are timed; others go with the next lower one."""
+ROUNDS = 4
+TIMED_BYTES = 128 << 20
+"""Packed weights that a timing goes through, at least: more than a processor's cache holds."""
+MARGIN = 0.97
+"""The modules serve where they take less than this of the packed copies' time: a tie is not worth two kernels."""
+MEMORY_SHARE = 0.5
+"""Of the memory that is free once the model is loaded, what packed copies may take by default."""
+
+
+def fitted_decoder(model: PreTrainedModel, weight_memory: int | None = None) -> Decoder:
+    """A decoder whose projections are served by what is fastest on its device for each number of rows.
+
+    Packed copies of weights take at most `weight_memory` bytes. Measures for about a second on the first run with
+    a model of these sizes on this device.
+    """
+    if weight_memory is None:
+        weight_memory = int(MEMORY_SHARE * available_bytes(model.device))
+    decoder = Decoder(model, weight_memory)
+    if decoder.packed.used:
+        faster = _remembered(_path(decoder), lambda: measured(decoder))
+        decoder.serve([faster[bisect_right(ROWS, n) - 1] for n in range(1, ROWS[-1] + 1)])
+    return decoder
+
+
+@torch.inference_mode()
+def measured(decoder: Decoder) -> list[bool]:
+    """For each of `ROWS`, whether packed copies are faster than the modules; timed on MLP blocks, in turn."""
+    per_layer = max(1, decoder.packed.used // decoder.shape.num_layers)
+    layers = min(decoder.shape.num_layers, -(-TIMED_BYTES // per_layer))
+    best = {(n, served): float("inf") for n in ROWS for served in (False, True)}
+    for _ in range(ROUNDS):
+        for n, served in best:
+            decoder.serve([served])
+            taken = seconds(partial(_mlps, decoder, layers, decoder.embed([1] * n)), decoder.device)
+            best[n, served] = min(best[n, served], taken)
+    return [best[n, False] >= MARGIN * best[n, True] for n in ROWS]
+
+
+def _mlps(decoder: Decoder, layers: int, x: Tensor) -> None:
+    for layer in range(layers):
+        decoder.mlp(layer, x)
+
+
+def _remembered(path: Path, measure: Callable[[], list[bool]]) -> list[bool]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(known, list) and len(known) == len(ROWS):
+            return [bool(faster) for faster in known]
+    except (OSError, ValueError):
+        pass
+    found = measure()
+    remember(path, json.dumps(found))
+    return found
+
+
+def _path(decoder: Decoder) -> Path:
+    sizes = [decoder.shape.hidden, decoder.shape.num_layers, decoder.packed.used]
+    digest = hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:8]
+    return cache_folder() / "kernels" / f"{device_key(decoder).slug()}-{digest}.json"
