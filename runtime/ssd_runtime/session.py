@@ -12,7 +12,10 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 
-PREFILL_CHUNK = 512
+PREFILL_CHUNK, MIN_PREFILL_CHUNK = 512, 32
+"""Tokens of a prompt that run through the model together."""
+MAX_BIAS_BYTES = 64 << 20
+"""What masks a chunk's attention grows with the context: longer prompts go in smaller chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,11 @@ class Session:
 
     def _fill(self, ids: list[int]) -> Iterator[Tensor]:
         """Run and commit `ids` in chunks; yields the states behind the last sub-layer."""
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            chunk = ids[start : start + PREFILL_CHUNK]
+        row_bytes = self.decoder.shape.groups * self.decoder.dtype.itemsize
+        start = 0
+        while start < len(ids):
+            fitting = MAX_BIAS_BYTES // (row_bytes * (self.committed + PREFILL_CHUNK))
+            chunk = ids[start : start + max(MIN_PREFILL_CHUNK, min(PREFILL_CHUNK, fitting))]
+            start += len(chunk)
             yield self.forward(chunk)
             self.commit(chunk)

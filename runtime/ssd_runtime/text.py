@@ -55,7 +55,14 @@ def stop_condition(decode: Decode, stops: Sequence[str]) -> Callable[[Sequence[i
     """A test of whether the text of some new tokens contains a stop string; None when there are no stop strings."""
     if not stops:
         return None
-    return lambda ids: any(stop in decode(list(ids)) for stop in stops)
+    # The text before was asked about already; a character takes at most 4 tokens, and a stop string ends in the last.
+    window = 4 * max(map(len, stops)) + TAIL
+
+    def stopped(ids: Sequence[int]) -> bool:
+        text = decode(list(ids[-window:]))
+        return any(stop in text for stop in stops)
+
+    return stopped
 
 
 def _overlap(text: str, stop: str) -> int:

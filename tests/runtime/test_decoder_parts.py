@@ -167,3 +167,22 @@ def test_models_that_are_not_there(spec: str, says: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("ssd_runtime.models.hub_reachable", lambda: False)
     with pytest.raises(UserError, match=says):
         find_model(spec)
+
+
+def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, ids, sizes = (
+        Decoder(tiny_model("gemma3", max_position_embeddings=512)),
+        [1 + i % 90 for i in range(300)],
+        list[int](),
+    )
+    whole = Session(decoder).prefill(ids)
+    monkeypatch.setattr("ssd_runtime.session.MAX_BIAS_BYTES", 60_000 * decoder.shape.groups * 4)
+    session = Session(decoder)
+    forward = session.forward
+    monkeypatch.setattr(session, "forward", lambda part: (sizes.append(len(part)), forward(part))[1])
+    chunked = session.prefill(ids)
+    assert sum(sizes) == len(ids)
+    assert len(sizes) > 2
+    assert all(32 <= size <= 117 for size in sizes[:-1])
+    torch.testing.assert_close(chunked.last, whole.last)
+    torch.testing.assert_close(chunked.mean, whole.mean)

@@ -56,3 +56,12 @@ def test_stop_condition() -> None:
     condition = stop_condition(decode, ["ab"])
     assert condition is not None
     assert [condition(list(b"xab"[:n])) for n in range(4)] == [False, False, False, True]
+
+
+@given(st.text(alphabet="abé日😀", max_size=80), st.text(alphabet="abé日😀", min_size=1, max_size=4))
+def test_the_stop_condition_sees_what_the_whole_text_shows(text: str, stop: str) -> None:
+    """Though it looks at the last tokens alone."""
+    condition, ids = stop_condition(decode, [stop]), list(text.encode())
+    assert condition is not None
+    whole = next((n for n in range(len(ids) + 1) if stop in decode(ids[:n])), None)
+    assert next((n for n in range(len(ids) + 1) if condition(ids[:n])), None) == whole
