@@ -9,7 +9,7 @@ import numpy as np
 from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import DeviceKey, LatencyTable
 
-DEVICE = DeviceKey("Test Device (R) 2", 2, "2.0", "float32", "packed")
+DEVICE = DeviceKey("Test Device (R) 2", 2, "2.0", "float32", "packed", 1)
 
 
 def latency_table(

@@ -26,6 +26,8 @@ class DeviceKey:
     dtype: str
     kernels: str
     """Which matmul kernels served the projections, e.g. `packed` or `module`."""
+    engine: int
+    """Which stage of this runtime's own work a step was measured on."""
 
     def slug(self) -> str:
         """A file name: readable device, then a hash of everything."""

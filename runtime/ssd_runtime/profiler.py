@@ -20,6 +20,8 @@ from ssd_runtime.kv_cache import KVCache
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
 OVERHEAD_CONTEXT = 128
+ENGINE = 2
+"""Raised whenever the decoder's steps get faster or slower by more than noise: older tables are measured again."""
 MAX_ROUNDS = 9
 MIN_ROUNDS = 3
 MAX_CACHE_BYTES = 2 << 30
@@ -34,7 +36,7 @@ def device_key(decoder: Decoder) -> DeviceKey:
     else:
         name = _processor()
     dtype = str(decoder.dtype).removeprefix("torch.")
-    return DeviceKey(name, torch.get_num_threads(), torch.__version__, dtype, decoder.kernels)
+    return DeviceKey(name, torch.get_num_threads(), torch.__version__, dtype, decoder.kernels, ENGINE)
 
 
 @torch.inference_mode()
