@@ -1,0 +1,128 @@
+"""Where the time of a decode goes: draft, verify, choose, plan, route, the rest; and how much the profile explains.
+
+`python -m bench.breakdown --artifact build/planted-bundle --strategy knn --prompts ../shared/data/spec_bench/dev.jsonl`
+The latency table is measured just before, in the same process. *Profiled* is the sum of its attention, MLP and head
+times for the forwards that were run, without its overhead term; the head includes the choice of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import ssd_runtime.generate
+from bench.stratified import stratified
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.generate import Generation, Limits, generate
+from ssd_runtime.kernels import fitted_decoder
+from ssd_runtime.models import conversation, load_model
+from ssd_runtime.planning.plan import Cycle
+from ssd_runtime.planning.strategy import make_strategy
+from ssd_runtime.profiler import measure_latency
+from ssd_runtime.session import Session
+from ssd_runtime.strategies import read_settings
+
+
+class Stopwatch:
+    """Seconds by name, of functions that are watched while a context lasts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def watch(self, owner: Any, attribute: str, name: str) -> Iterator[None]:
+        """Add what calls of `owner.attribute` take to `name`."""
+        original: Callable[..., Any] = getattr(owner, attribute)
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = perf_counter()
+            try:
+                return original(*arguments, **options)
+            finally:
+                self.seconds[name] += perf_counter() - began
+
+        with patch.object(owner, attribute, timed):
+            yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=13)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    arguments = parser.parse_args()
+    bundle = Bundle.load(bundle_path(arguments.artifact))
+    loaded = load_model(bundle.model.spec(str(arguments.artifact)))
+    decoder = fitted_decoder(loaded.model)
+    table = measure_latency(decoder)
+    make = make_strategy(arguments.strategy, read_settings(arguments.strategy, []), bundle, table)
+    limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
+    prompts = stratified(arguments.prompts, arguments.count)
+    generate(Session(decoder), loaded.encode(conversation(prompts[0])), make(), Limits(8))  # warm-up
+
+    watch, runs = Stopwatch(), list[Generation]()
+    loop = ssd_runtime.generate
+    for prompt in prompts:
+        planner = make()
+        with (
+            watch.watch(planner, "start", "route"),
+            watch.watch(planner, "plan", "plan"),
+            watch.watch(planner, "observe", "plan"),
+            watch.watch(loop, "_draft", "draft"),
+            watch.watch(loop, "_verify", "verify"),
+            watch.watch(loop, "_choices", "choose"),
+            watch.watch(loop, "accept_greedy", "choose"),
+        ):
+            runs.append(generate(Session(decoder), loaded.encode(conversation(prompt)), planner, limits))
+    # The choice is part of a verification.
+    watch.seconds["verify"] -= watch.seconds["choose"]
+    wall = sum(run.decode_seconds for run in runs) + watch.seconds["route"]
+    _show(watch.seconds, wall, sum(len(run.token_ids) for run in runs))
+    _explain([cycle for run in runs for cycle in run.cycles], table)
+
+
+def _show(seconds: dict[str, float], wall: float, tokens: int) -> None:
+    other = wall - sum(seconds.values())
+    print(f"{tokens} tokens, {wall / tokens * 1e3:.2f} ms a token, routing included")
+    for name in ("draft", "verify", "choose", "plan", "route"):
+        print(f"  {name:7} {seconds[name] / tokens * 1e3:7.3f} ms  {seconds[name] / wall:6.1%}")
+    print(f"  other   {other / tokens * 1e3:7.3f} ms  {other / wall:6.1%}")
+
+
+def _explain(cycles: list[Cycle], table: LatencyTable) -> None:
+    """Wall time against the profile's, of plain steps and of draft-verify cycles."""
+    for name, chosen in {
+        "plain steps": [cycle for cycle in cycles if not cycle.drafted],
+        "draft-verify cycles": [cycle for cycle in cycles if cycle.drafted],
+    }.items():
+        if chosen:
+            wall = sum(cycle.seconds for cycle in chosen)
+            profiled = sum(_profiled(cycle, table) for cycle in chosen)
+            print(
+                f"{len(chosen)} {name}: {wall / len(chosen) * 1e3:.2f} ms each, profiled sub-layers and head "
+                f"{profiled / len(chosen) * 1e3:.2f} ms, not explained {1 - profiled / wall:+.1%}"
+            )
+
+
+def _profiled(cycle: Cycle, table: LatencyTable) -> float:
+    def forward(context: int, n: int, mask: Any = None) -> float:
+        blocks = table.sublayer_seconds(context, n)
+        kept = [seconds for i, seconds in enumerate(blocks) if mask is None or not mask.bits[i]]
+        return sum(kept) + table.head_seconds(n)
+
+    drafts = sum(forward(cycle.context + ahead, 1, cycle.plan.mask) for ahead in range(cycle.drafted))
+    return drafts + forward(cycle.context, cycle.drafted + 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The picture of a comparison: speed-ups with their intervals, by category."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+COLOURS = ("#1f6feb", "#d1242f", "#2da44e", "#9a6700", "#8250df", "#57606a", "#bf3989", "#0a7ea4")
+
+
+def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list[Path]:
+    """Write speed.png and speed.svg; nothing where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    names = [name for name in found if name != baseline]
+    rows = ["overall", *next(iter(found.values()))["categories"]]
+    figure = Figure(figsize=(9, 1.2 + 0.5 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for number, name in enumerate(names):
+        figures = [found[name]["overall"], *found[name]["categories"].values()]
+        shift = 0.7 * ((number + 0.5) / len(names) - 0.5)
+        points = [(row + shift, each["against"][baseline]) for row, each in enumerate(figures)]
+        points = [(y, ratio) for y, ratio in points if ratio is not None]
+        axes.errorbar(
+            [ratio["speedup"] for _, ratio in points],
+            [y for y, _ in points],
+            xerr=[
+                [max(0.0, ratio["speedup"] - ratio["low"]) for _, ratio in points],
+                [max(0.0, ratio["high"] - ratio["speedup"]) for _, ratio in points],
+            ],
+            fmt="o",
+            markersize=4,
+            linewidth=1.2,
+            color=COLOURS[number % len(COLOURS)],
+            label=name,
+        )
+    axes.axvline(1.0, color="#57606a", linewidth=1)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="#d0d7de", linewidth=0.6)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_xlabel(f"times the speed of {baseline} (95% interval over prompts)")
+    axes.set_title(title, loc="left", fontsize=10)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    paths = [folder / "speed.png", folder / "speed.svg"]
+    for path in paths:
+        figure.savefig(path, dpi=130)
+    return paths

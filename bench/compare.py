@@ -1,0 +1,142 @@
+"""Strategies and peers over a prompt file: same weights, in turn, every output checked against plain decoding.
+
+`python -m bench.compare --artifact demo --prompts ../shared/data/spec_bench/dev.jsonl --out build/compare` is the quick
+mode: 26 prompts spread over the categories, 64 tokens. `--full` takes every prompt, 128 tokens. Killed, it goes on
+where it was. `plain again` is plain decoding a second time: what differs from 1 there is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from bench.chart import draw
+from bench.contenders import Decode, Unavailable, ours
+from bench.ledger import Ledger, Row
+from bench.peers import PEERS
+from bench.standings import standings
+from bench.stratified import stratified
+from bench.tables import show
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.prompts import Prompt, read_prompts
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.divergence import compare
+from ssd_runtime.generate import Limits
+from ssd_runtime.kernels import fitted_decoder
+from ssd_runtime.models import LoadedModel, conversation, load_model
+from ssd_runtime.planning.strategy import make_strategy
+from ssd_runtime.profiler import cached_latency, device_key, measure_latency
+from ssd_runtime.session import Session
+from ssd_runtime.strategies import check_strategy, read_settings
+
+PLAIN, AGAIN = "plain", "plain again"
+QUICK = ("auto", "transformers", "transformers-lookup")
+BASELINES = (PLAIN, "transformers")
+
+
+def main() -> None:
+    arguments = _arguments()
+    console = Console(highlight=False)
+    bundle = Bundle.load(bundle_path(arguments.artifact)) if arguments.artifact else None
+    loaded = load_model(arguments.model or (bundle.model.spec(str(arguments.artifact)) if bundle else "demo"))
+    decoder = fitted_decoder(loaded.model)
+    contenders = _contenders(arguments.contenders.split(","), loaded, decoder, bundle, console)
+    count = arguments.count or (None if arguments.full else 26)
+    prompts = read_prompts(arguments.prompts) if count is None else stratified(arguments.prompts, count)
+    limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
+    settings = {
+        "prompts": [str(arguments.prompts.name), len(prompts)],
+        "max_new_tokens": limits.max_new_tokens,
+        "contenders": list(contenders),
+        "model": loaded.fingerprint().weights_sample_sha256,
+        "device": dataclasses.asdict(device_key(decoder)),
+        "system": platform.platform(),
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(arguments.out / "rows.jsonl", settings)
+    _measure(ledger, prompts, contenders, loaded, decoder, limits, arguments.repeats, console)
+    found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
+    (arguments.out / "summary.json").write_text(json.dumps({"settings": settings, "standings": found}, indent=1))
+    show(found, PLAIN, BASELINES, console)
+    for path in draw(found, PLAIN, f"{loaded.source.name}, {settings['device']['device']}", arguments.out):
+        console.print(f"picture: {path}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path)
+    parser.add_argument("--model")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--contenders", default=",".join(QUICK), help=f"strategies, or peers: {', '.join(PEERS)}")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("build/compare"))
+    return parser.parse_args()
+
+
+def _contenders(
+    names: list[str], loaded: LoadedModel, decoder: Decoder, bundle: Bundle | None, console: Console
+) -> dict[str, Decode]:
+    """Plain decoding twice, then what was asked for; a peer that cannot take part is left out with its reason."""
+    key = loaded.fingerprint().config_sha256
+    latency = bundle.latency.get(device_key(decoder).slug()) if bundle else None
+    plain = ours(decoder, make_strategy(PLAIN, None, None, None))
+    found = {PLAIN: plain, AGAIN: plain}
+    for name in names:
+        if name in PEERS:
+            try:
+                found[name] = PEERS[name](loaded)
+            except Unavailable as reason:
+                console.print(f"without {name}: {reason}")
+            continue
+        check_strategy(name, bundle is not None)
+        latency = latency or cached_latency(decoder, key, lambda: measure_latency(decoder))
+        found[name] = ours(decoder, make_strategy(name, read_settings(name, []), bundle, latency))
+    return found
+
+
+def _measure(
+    ledger: Ledger,
+    prompts: list[Prompt],
+    contenders: dict[str, Decode],
+    loaded: LoadedModel,
+    decoder: Decoder,
+    limits: Limits,
+    repeats: int,
+    console: Console,
+) -> None:
+    """Every contender on every prompt, in turn; who goes first moves on from prompt to prompt."""
+    todo = [(repeat, i) for repeat in range(repeats) for i in range(len(prompts))]
+    todo = [(repeat, i) for repeat, i in todo if not ledger.has(prompts[i].id, repeat)]
+    if todo:
+        warm_up = loaded.encode(conversation(prompts[0]))
+        for decode in contenders.values():
+            decode(warm_up, dataclasses.replace(limits, max_new_tokens=8))
+    names = list(contenders)
+    for repeat, i in track(todo, "decoding", console=console, disable=not console.is_terminal):
+        prompt, shift = prompts[i], (i + repeat) % len(names)
+        ids = loaded.encode(conversation(prompt))
+        done = {name: contenders[name](ids, limits) for name in names[shift:] + names[:shift]}
+        expected, session = done[PLAIN].token_ids, Session(decoder)
+        ledger.add(
+            [
+                Row.of(
+                    *(prompt.id, prompt.category or "all", name, repeat),
+                    *(compare(session, ids, expected, done[name].token_ids).kind.value, done[name]),
+                )
+                for name in names
+            ]
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What is compared: ways to decode a prompt greedily, timed alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.generate import Generation, Limits, generate
+from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A decoded prompt. Speed is `counted` ÷ `seconds`: prefill and what it yields at once are left out."""
+
+    token_ids: list[int]
+    first_seconds: float
+    """From the call to the first new token."""
+    seconds: float
+    """From then to the last."""
+    counted: int
+    """Tokens that came in `seconds`."""
+    cycles: dict[str, float] = field(default_factory=dict)
+    """Our own runtime's: totals over the draft-verify cycles, by the names of `_cycles`."""
+
+
+Decode = Callable[[list[int], Limits], Timed]
+
+
+class Unavailable(Exception):  # noqa: N818 - a reason to go on without a peer
+    """Why a contender cannot take part."""
+
+
+@dataclass(slots=True)
+class Stamps:
+    """When tokens came."""
+
+    began: float = field(default_factory=perf_counter)
+    times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def add(self, count: int) -> None:
+        """`count` tokens came now."""
+        self.times.append(perf_counter())
+        self.counts.append(count)
+
+    def timed(self, token_ids: list[int], cycles: dict[str, float] | None = None) -> Timed:
+        """Everything behind the first arrival."""
+        counted = len(token_ids) - self.counts[0]
+        first, last = self.times[0], self.times[-1]
+        return Timed(token_ids, first - self.began, last - first, counted, cycles or {})
+
+
+def ours(decoder: Decoder, make_planner: MakePlanner) -> Decode:
+    """A strategy of this runtime."""
+
+    def decode(ids: list[int], limits: Limits) -> Timed:
+        session, stamps = Session(decoder), Stamps()
+        done = generate(session, ids, make_planner(), limits, lambda tokens: stamps.add(len(tokens)))
+        return stamps.timed(done.token_ids, _cycles(done))
+
+    return decode
+
+
+def _cycles(done: Generation) -> dict[str, float]:
+    drafting = [cycle for cycle in done.cycles if cycle.drafted]
+    plain = [cycle for cycle in done.cycles if not cycle.drafted]
+    return {
+        "forwards": len(done.cycles),
+        "drafts": len(drafting),
+        "drafted": sum(cycle.drafted for cycle in drafting),
+        "accepted": sum(cycle.accepted for cycle in drafting),
+        "draft_tokens": sum(len(cycle.tokens) for cycle in drafting),
+        "draft_seconds": sum(cycle.draft_seconds for cycle in drafting),
+        "verify_seconds": sum(cycle.verify_seconds for cycle in drafting),
+        "plain_steps": len(plain),
+        "plain_seconds": sum(cycle.seconds for cycle in plain),
+    }

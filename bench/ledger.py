@@ -1,0 +1,66 @@
+"""The rows of a comparison on disk: one JSON line a prompt, contender and repeat, so that it can go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.contenders import Timed
+from ssd_profiles.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One decoded prompt."""
+
+    prompt: str
+    category: str
+    contender: str
+    repeat: int
+    divergence: str
+    """From plain decoding: `none`, `near_tie` or `error`."""
+    tokens: int
+    first_seconds: float
+    seconds: float
+    counted: int
+    cycles: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, prompt: str, category: str, contender: str, repeat: int, divergence: str, timed: Timed) -> Row:
+        """A row of what was timed."""
+        length = len(timed.token_ids)
+        return cls(
+            *(prompt, category, contender, repeat, divergence, length),
+            *(timed.first_seconds, timed.seconds, timed.counted, timed.cycles),
+        )
+
+
+class Ledger:
+    """Rows of one comparison, under the settings it was begun with."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        """Raises UserError when `path` holds rows of other settings."""
+        self._path, self.rows = path, list[Row]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            first, *lines = path.read_text(encoding="utf-8").splitlines()
+            if json.loads(first) != settings:
+                raise UserError(f"{path}: of other settings; give another --out, or delete it to begin afresh")
+            # A line that was cut short by a kill is measured again.
+            whole = [line for line in lines if line.endswith("}")]
+            self.rows = [Row(**json.loads(line)) for line in whole]
+            path.write_text("\n".join([first, *whole]) + "\n", encoding="utf-8")
+        else:
+            path.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+
+    def has(self, prompt: str, repeat: int) -> bool:
+        """Whether the rows of a prompt are there."""
+        return any(row.prompt == prompt and row.repeat == repeat for row in self.rows)
+
+    def add(self, rows: list[Row]) -> None:
+        """Append all rows of a prompt at once: they were measured in turn and belong together."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+        self.rows += rows

@@ -1,0 +1,83 @@
+"""What a comparison's rows say of each contender: speed against a baseline with its interval, and how it came about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.ledger import Row
+from ssd_profiles.formulas import expected_speedup
+from ssd_profiles.intervals import bootstrap_interval, speedup
+
+
+def standings(rows: Sequence[Row], baselines: Sequence[str]) -> dict[str, Any]:
+    """Figures of every contender, overall and by category.
+
+    Each has `tokens_per_second`, `against` (a baseline's name to ratio and 95% interval over prompts), and, where
+    drafts were made, how measured speed compares with the formulas.
+    """
+    names = list(dict.fromkeys(row.contender for row in rows))
+    categories = sorted({row.category for row in rows})
+    return {
+        name: {
+            "overall": _figures(rows, name, baselines),
+            "categories": {
+                category: _figures([row for row in rows if row.category == category], name, baselines)
+                for category in categories
+            },
+        }
+        for name in names
+    }
+
+
+def _figures(rows: Sequence[Row], name: str, baselines: Sequence[str]) -> dict[str, Any]:
+    mine = [row for row in rows if row.contender == name]
+    tokens, seconds = sum(row.counted for row in mine), sum(row.seconds for row in mine)
+    return {
+        "prompts": len(mine),
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "first_seconds": sum(row.first_seconds for row in mine) / max(1, len(mine)),
+        "identical": sum(row.divergence == "none" for row in mine),
+        "near_tie": sum(row.divergence == "near_tie" for row in mine),
+        "error": sum(row.divergence == "error" for row in mine),
+        "against": {base: against(rows, base, name) for base in baselines},
+        **_drafting(mine, [row for row in rows if row.contender == "plain"]),
+    }
+
+
+def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | None:
+    """How many times as fast as `base`, with the interval: each prompt's time per token, weighted by its tokens."""
+    bases = {(row.prompt, row.repeat): row for row in rows if row.contender == base and row.counted > 0}
+    pairs = [
+        (bases[row.prompt, row.repeat], row)
+        for row in rows
+        if row.contender == name and row.counted > 0 and (row.prompt, row.repeat) in bases
+    ]
+    if not pairs:
+        return None
+    base_seconds = [one.seconds for one, _ in pairs]
+    # Outputs that differ differ in length: the time for as many tokens as the baseline's.
+    seconds = [other.seconds / other.counted * one.counted for one, other in pairs]
+    low, high = bootstrap_interval(base_seconds, seconds)
+    return {"speedup": speedup(base_seconds, seconds), "low": low, "high": high}
+
+
+def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
+    """M, alpha, measured costs c and v of drafting cycles, and the speed-up that the formulas make of them."""
+    total = {key: sum(row.cycles.get(key, 0.0) for row in rows) for key in rows[0].cycles} if rows else {}
+    steps = sum(row.cycles.get("plain_steps", 0.0) for row in plain)
+    if not total.get("accepted") or not steps:
+        return {}
+    step = sum(row.cycles.get("plain_seconds", 0.0) for row in plain) / steps
+    m, alpha = total["draft_tokens"] / total["drafts"], total["accepted"] / total["drafted"]
+    c, v = total["draft_seconds"] / total["drafted"] / step, total["verify_seconds"] / total["drafts"] / step
+    return {
+        "mean_acceptance_length": m,
+        "draft_acceptance_rate": alpha,
+        "draft_cost": c,
+        "verify_cost": v,
+        "share_of_tokens_drafted": total["draft_tokens"] / sum(row.tokens for row in rows),
+        "expected_speedup": expected_speedup(m, alpha, c),
+        "expected_speedup_with_verification": expected_speedup(m, alpha, c, v),
+    }

@@ -1,0 +1,50 @@
+"""A comparison for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: Console) -> None:
+    """Speed against each baseline, then against plain decoding by category."""
+    table = Table(title="Speed of decoding (prefill left out)")
+    for column in ("", "tokens/s", *(f"÷ {base}" for base in baselines), "M", "α", "identical", "first token"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for name, figures in found.items():
+        each = figures["overall"]
+        table.add_row(
+            name,
+            f"{each['tokens_per_second']:.1f}",
+            *(_ratio(each["against"].get(base)) for base in baselines),
+            f"{each['mean_acceptance_length']:.2f}" if "mean_acceptance_length" in each else "–",
+            f"{each['draft_acceptance_rate']:.2f}" if "draft_acceptance_rate" in each else "–",
+            f"{each['identical']}/{each['prompts']}"
+            + (f" ({each['near_tie']} near ties)" if each["near_tie"] else "")
+            + (f" {each['error']} WRONG" if each["error"] else ""),
+            f"{each['first_seconds']:.2f} s",
+        )
+    console.print(table)
+    for name, figures in found.items():
+        each = figures["overall"]
+        if "verify_cost" in each:
+            drafted, expected = each["share_of_tokens_drafted"], each["expected_speedup_with_verification"]
+            console.print(
+                f"{name}: c {each['draft_cost']:.3f}, v {each['verify_cost']:.3f}; "
+                f"E(Spd) {each['expected_speedup']:.3f}, with v {expected:.3f}; {drafted:.0%} of tokens drafted"
+            )
+    by_category = Table(title=f"÷ {plain}, by category")
+    names = [name for name in found if name != plain]
+    for column in ("", *names):
+        by_category.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for category in next(iter(found.values()))["categories"]:
+        ratios = [found[name]["categories"][category]["against"][plain] for name in names]
+        by_category.add_row(category, *(f"{ratio['speedup']:.2f}" if ratio else "–" for ratio in ratios))
+    console.print(by_category)
+
+
+def _ratio(ratio: dict[str, float] | None) -> str:
+    return f"{ratio['speedup']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})" if ratio else "–"

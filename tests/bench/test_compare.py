@@ -1,0 +1,86 @@
+"""The comparison: what it counts, that it goes on, that it tells a wrong output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import compare
+from bench.contenders import Decode, Timed, Unavailable
+from bench.ledger import Ledger, Row
+from bench.peers import PEERS
+from bench.standings import against, standings
+from ssd_profiles.errors import UserError
+from ssd_runtime.generate import Limits
+from ssd_runtime.models import LoadedModel
+from tests.folders import TEXTS, save_tiny_model
+
+
+def row(prompt: str, contender: str, seconds: float, counted: int = 10, category: str = "a") -> Row:
+    return Row(prompt, category, contender, 0, "none", counted + 1, 0.1, seconds, counted)
+
+
+def test_speed_is_total_tokens_over_total_seconds_of_the_same_prompts() -> None:
+    rows = [row("1", "plain", 2.0), row("2", "plain", 4.0), row("1", "fast", 1.0), row("2", "fast", 2.0)]
+    assert against(rows, "plain", "fast") == {"speedup": 2.0, "low": 2.0, "high": 2.0}
+    found = standings([*rows, row("3", "plain", 9.0, category="b")], ["plain"])
+    assert found["fast"]["overall"]["tokens_per_second"] == 20 / 3.0
+    assert found["fast"]["overall"]["against"]["plain"]["speedup"] == 2.0
+    assert set(found["plain"]["categories"]) == {"a", "b"}
+
+
+def test_an_output_of_another_length_counts_by_its_own_tokens() -> None:
+    rows = [row("1", "plain", 2.0), row("1", "other", 1.0, counted=5)]
+    ratio = against(rows, "plain", "other")
+    assert ratio is not None
+    assert ratio["speedup"] == 1.0
+
+
+def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    Ledger(path, {"a": 1}).add([row("1", "plain", 2.0)])
+    with path.open("a") as file:
+        file.write('{"prompt": "2", "cut')
+    again = Ledger(path, {"a": 1})
+    assert again.rows == [row("1", "plain", 2.0)]
+    assert again.has("1", 0)
+    assert not again.has("2", 0)
+    with pytest.raises(UserError, match="other settings"):
+        Ledger(path, {"a": 2})
+
+
+def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a peer that drops tokens and one that is not installed."""
+    folder = save_tiny_model(tmp_path / "model")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": text, "category": text[:2]}) for text in TEXTS))
+
+    def wrong(loaded: LoadedModel) -> Decode:
+        right = PEERS["transformers"](loaded)
+
+        def decode(ids: list[int], limits: Limits) -> Timed:
+            done = right(ids, limits)
+            return Timed([1, *done.token_ids[1:]], done.first_seconds, done.seconds, done.counted)
+
+        return decode
+
+    def absent(_: LoadedModel) -> Decode:
+        raise Unavailable("not here")
+
+    monkeypatch.setattr(compare, "PEERS", {**PEERS, "wrong": wrong, "absent": absent})
+    names = "knapsack,transformers,transformers-lookup,wrong,absent"
+    options = ["--model", str(folder), "--prompts", str(prompts), "--count", "3", "--max-new-tokens", "12"]
+    monkeypatch.setattr(sys, "argv", ["compare", *options, "--contenders", names, "--out", str(tmp_path / "out")])
+    for _ in range(2):
+        compare.main()
+        found = json.loads((tmp_path / "out" / "summary.json").read_text())["standings"]
+        assert list(found) == ["plain", "plain again", "knapsack", "transformers", "transformers-lookup", "wrong"]
+        for name, figures in found.items():
+            each = figures["overall"]
+            assert each["prompts"] == 3
+            assert (each["error"] > 0) == (name == "wrong")
+            assert each["tokens"] <= 3 * 11
+        assert len((tmp_path / "out" / "rows.jsonl").read_text().splitlines()) == 1 + 3 * 6
