@@ -44,6 +44,7 @@ BASELINES = (PLAIN, "transformers")
 def main() -> None:
     arguments = _arguments()
     console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=120)
     bundle = Bundle.load(bundle_path(arguments.artifact)) if arguments.artifact else None
     loaded = load_model(arguments.model or (bundle.model.spec(str(arguments.artifact)) if bundle else "demo"))
     decoder = fitted_decoder(loaded.model)
