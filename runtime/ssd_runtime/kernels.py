@@ -30,6 +30,8 @@ MARGIN = 0.93
 choose them, since they are much slower for several rows on most processors and for one row on some."""
 STEADY = 1.5
 """Slowest ÷ fastest round of a machine whose choice is worth remembering: another process at work shows as more."""
+SMALL_BYTES = 8 << 20
+"""Packed weights up to this stay in a processor's cache: too small for the choice to matter or to be measured well."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free once the model is loaded, what packed copies may take by default."""
 
@@ -43,7 +45,7 @@ def fitted_decoder(model: PreTrainedModel, weight_memory: int | None = None) -> 
     if weight_memory is None:
         weight_memory = int(MEMORY_SHARE * available_bytes(model.device))
     decoder = Decoder(model, weight_memory)
-    if decoder.packed.used:
+    if decoder.packed.used > SMALL_BYTES:
         faster = _remembered(_path(decoder), partial(measured, decoder))
         decoder.serve([faster[bisect_right(ROWS, n) - 1] for n in range(1, ROWS[-1] + 1)])
     return decoder

@@ -82,6 +82,8 @@ def test_each_number_of_rows_is_served_as_measured(monkeypatch: pytest.MonkeyPat
         asked.append(decoder)
         return [n >= 4 for n in ROWS], len(asked) > 1  # the machine was busy the first time
 
+    assert fitted_decoder(model).kernels == "packed"  # too small to be measured
+    monkeypatch.setattr("ssd_runtime.kernels.SMALL_BYTES", 0)
     monkeypatch.setattr("ssd_runtime.kernels.measured", from_four_on)
     decoder = fitted_decoder(model)
     assert decoder.kernels == "packed rows 4+"
