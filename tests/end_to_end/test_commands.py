@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +339,15 @@ def test_interrupted_and_resumed(room: Path) -> None:
     """Ctrl-C ends with 130, leaves no bundle, and `--resume` keeps what was finished."""
     env = {**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1"}
     options = compile_options("resumed")
-    process = subprocess.Popen([*COMPILE, *options], cwd=room, env=env, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMPILE, *options],
+        cwd=room,
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores Ctrl-C, and so would this.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     kept = room / ".resumed.compile"
     deadline = time.monotonic() + 120
     while not (kept / "calibration-rivers.json").exists() and time.monotonic() < deadline:
