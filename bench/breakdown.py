@@ -11,10 +11,13 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
+
+import numpy as np
 
 import ssd_runtime.generate
 from bench.stratified import stratified
@@ -115,13 +118,9 @@ def _explain(cycles: list[Cycle], table: LatencyTable) -> None:
 
 
 def _profiled(cycle: Cycle, table: LatencyTable) -> float:
-    def forward(context: int, n: int, mask: Any = None) -> float:
-        blocks = table.sublayer_seconds(context, n)
-        kept = [seconds for i, seconds in enumerate(blocks) if mask is None or not mask.bits[i]]
-        return sum(kept) + table.head_seconds(n)
-
-    drafts = sum(forward(cycle.context + ahead, 1, cycle.plan.mask) for ahead in range(cycle.drafted))
-    return drafts + forward(cycle.context, cycle.drafted + 1)
+    parts = replace(table, overhead=np.zeros_like(table.overhead))
+    drafts = sum(parts.step_seconds(cycle.context + ahead, 1, cycle.plan.mask) for ahead in range(cycle.drafted))
+    return drafts + parts.step_seconds(cycle.context, cycle.drafted + 1)
 
 
 if __name__ == "__main__":

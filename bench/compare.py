@@ -32,7 +32,7 @@ from ssd_runtime.generate import Limits
 from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import LoadedModel, conversation, load_model
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.profiler import cached_latency, device_key, measure_latency
+from ssd_runtime.profiler import device_key, known_latency, measure_latency
 from ssd_runtime.session import Session
 from ssd_runtime.strategies import check_strategy, read_settings
 
@@ -89,7 +89,7 @@ def _contenders(
 ) -> dict[str, Decode]:
     """Plain decoding twice, then what was asked for; a peer that cannot take part is left out with its reason."""
     key = loaded.fingerprint().config_sha256
-    latency = bundle.latency.get(device_key(decoder).slug()) if bundle else None
+    tables = bundle.latency if bundle else {}
     plain = ours(decoder, make_strategy(PLAIN, None, None, None))
     found = {PLAIN: plain, AGAIN: plain}
     for name in names:
@@ -100,7 +100,7 @@ def _contenders(
                 console.print(f"without {name}: {reason}")
             continue
         check_strategy(name, bundle is not None)
-        latency = latency or cached_latency(decoder, key, lambda: measure_latency(decoder))
+        latency = known_latency(decoder, tables, key, lambda: measure_latency(decoder))
         found[name] = ours(decoder, make_strategy(name, read_settings(name, []), bundle, latency))
     return found
 

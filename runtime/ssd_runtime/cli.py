@@ -113,17 +113,13 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
 
 def _latency(decoder: Any, bundle: Bundle | None, model_key: str) -> LatencyTable:
     """The bundle's table for this device, else one measured here, now or on an earlier run."""
-    from ssd_runtime.profiler import cached_latency, device_key, measure_latency
-
-    slug = device_key(decoder).slug()
-    if bundle is not None and slug in bundle.latency:
-        return bundle.latency[slug]
+    from ssd_runtime.profiler import known_latency, measure_latency
 
     def measure() -> LatencyTable:
         print("measuring this device once (well under a minute)…", file=sys.stderr)
         return measure_latency(decoder)
 
-    return cached_latency(decoder, model_key, measure)
+    return known_latency(decoder, bundle.latency if bundle is not None else {}, model_key, measure)
 
 
 def _write(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -66,8 +66,12 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 25.0, progress: Pr
     return bench.table(contexts, samples)
 
 
-def cached_latency(decoder: Decoder, model_key: str, measure: Callable[[], LatencyTable]) -> LatencyTable:
-    """This device's table for the model `model_key` from the user's cache, else measured and kept there."""
+def known_latency(
+    decoder: Decoder, tables: Mapping[str, LatencyTable], model_key: str, measure: Callable[[], LatencyTable]
+) -> LatencyTable:
+    """This device's table: of a bundle's `tables`, by slug, else of the user's cache, else measured and kept there."""
+    if (slug := device_key(decoder).slug()) in tables:
+        return tables[slug]
     path = latency_path(decoder, model_key)
     try:
         return LatencyTable.from_json(path.read_text(encoding="utf-8"))
