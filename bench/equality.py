@@ -23,7 +23,7 @@ from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import conversation, load_model
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.profiler import device_key, measure_latency
+from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.session import Session
 
 
@@ -38,7 +38,8 @@ def main() -> None:
     bundle = Bundle.load(arguments.artifact)
     loaded = load_model(arguments.model or bundle.model.name)
     decoder = fitted_decoder(loaded.model)
-    latency = bundle.latency.get(device_key(decoder).slug()) or measure_latency(decoder)
+    key = loaded.fingerprint().config_sha256
+    latency = known_latency(decoder, bundle.latency, key, lambda: measure_latency(decoder))
     layers = decoder.shape.num_layers
     forced = SkipMask.of(layers, random.Random(0).sample(range(2 * layers), round(0.4 * 2 * layers)))
     strategies: dict[str, Callable[[], Planner]] = {

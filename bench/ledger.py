@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,13 @@ class Ledger:
             first, *lines = path.read_text(encoding="utf-8").splitlines()
             if json.loads(first) != settings:
                 raise UserError(f"{path}: of other settings; give another --out, or delete it to begin afresh")
-            # A line that was cut short by a kill is measured again.
-            whole = [line for line in lines if line.endswith("}")]
-            self.rows = [Row(**json.loads(line)) for line in whole]
-            path.write_text("\n".join([first, *whole]) + "\n", encoding="utf-8")
+            # What a kill cut short is measured again: a line, or a prompt that misses a contender.
+            rows = [Row(**json.loads(line)) for line in lines if line.endswith("}")]
+            found = Counter((row.prompt, row.repeat) for row in rows)
+            whole = len(settings["contenders"])
+            self.rows = [row for row in rows if found[row.prompt, row.repeat] == whole]
+            kept = [json.dumps(asdict(row)) for row in self.rows]
+            path.write_text("\n".join([first, *kept]) + "\n", encoding="utf-8")
         else:
             path.write_text(json.dumps(settings) + "\n", encoding="utf-8")
 

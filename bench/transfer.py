@@ -26,7 +26,7 @@ from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import load_model
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.throughput import Option, StepCosts, best_option
-from ssd_runtime.profiler import device_key, measure_latency
+from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.states import ReferenceStates, drafted_as
 
 
@@ -39,7 +39,8 @@ def main() -> None:
     bundle = Bundle.load(bundle_path(arguments.artifact))
     loaded = load_model(bundle.model.spec(str(arguments.artifact)))
     decoder = fitted_decoder(loaded.model)
-    latency = bundle.latency.get(device_key(decoder).slug()) or measure_latency(decoder)
+    key = loaded.fingerprint().config_sha256
+    latency = known_latency(decoder, bundle.latency, key, lambda: measure_latency(decoder))
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names), search_prompts=arguments.prompts)
     frontiers = {name: Frontier.of(record, bundle.model.num_layers) for name, record in bundle.domains.items()}

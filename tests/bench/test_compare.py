@@ -41,15 +41,17 @@ def test_an_output_of_another_length_counts_by_its_own_tokens() -> None:
 
 def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    Ledger(path, {"a": 1}).add([row("1", "plain", 2.0)])
+    settings = {"contenders": ["plain", "fast"]}
+    done = [row("1", "plain", 2.0), row("1", "fast", 1.0)]
+    Ledger(path, settings).add([*done, row("2", "plain", 2.0)])
     with path.open("a") as file:
         file.write('{"prompt": "2", "cut')
-    again = Ledger(path, {"a": 1})
-    assert again.rows == [row("1", "plain", 2.0)]
+    again = Ledger(path, settings)
+    assert again.rows == done
     assert again.has("1", 0)
-    assert not again.has("2", 0)
+    assert not again.has("2", 0), "measured in turn with all contenders or not at all"
     with pytest.raises(UserError, match="other settings"):
-        Ledger(path, {"a": 2})
+        Ledger(path, {"contenders": ["plain"]})
 
 
 def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
