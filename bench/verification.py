@@ -1,7 +1,7 @@
 """What verifying several tokens at once costs against a plain step, and which kernels the projections take for it.
 
-`python -m bench.verification --model demo --context 100`: forwards of 1 to 16 tokens behind one context, in turn, the whole
-step with head and choice; then every layer's projections alone, by packed copies and by the model's own modules.
+`python -m bench.verification --model demo --context 100`: forwards of 1 to 16 tokens behind one context, in turn, the
+whole step with head and choice; then every layer's projections alone, by packed copies and by the model's own modules.
 """
 
 from __future__ import annotations
