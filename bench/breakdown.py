@@ -68,7 +68,7 @@ def main() -> None:
     loaded = load_model(bundle.model.spec(str(arguments.artifact)))
     decoder = fitted_decoder(loaded.model)
     table = measure_latency(decoder)
-    make = make_strategy(arguments.strategy, read_settings(arguments.strategy, []), bundle, table)
+    make = make_strategy(arguments.strategy, read_settings(arguments.strategy, []), decoder, bundle, table)
     limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
     prompts = stratified(arguments.prompts, arguments.count)
     generate(Session(decoder), loaded.encode(conversation(prompts[0])), make(), Limits(8))  # warm-up
@@ -120,7 +120,7 @@ def _explain(cycles: list[Cycle], table: LatencyTable) -> None:
 def _profiled(cycle: Cycle, table: LatencyTable) -> float:
     parts = replace(table, overhead=np.zeros_like(table.overhead))
     drafts = sum(parts.step_seconds(cycle.context + ahead, 1, cycle.plan.mask) for ahead in range(cycle.drafted))
-    return drafts + parts.step_seconds(cycle.context, cycle.drafted + 1)
+    return drafts + parts.step_seconds(cycle.context, cycle.verified)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def _contenders(
     """Plain decoding twice, then what was asked for; a peer that cannot take part is left out with its reason."""
     key = loaded.fingerprint().config_sha256
     tables = bundle.latency if bundle else {}
-    plain = ours(decoder, make_strategy(PLAIN, None, None, None))
+    plain = ours(decoder, make_strategy(PLAIN, None, decoder, None, None))
     found = {PLAIN: plain, AGAIN: plain}
     for name in names:
         if name in PEERS:
@@ -101,7 +101,7 @@ def _contenders(
             continue
         check_strategy(name, bundle is not None)
         latency = known_latency(decoder, tables, key, lambda: measure_latency(decoder))
-        found[name] = ours(decoder, make_strategy(name, read_settings(name, []), bundle, latency))
+        found[name] = ours(decoder, make_strategy(name, read_settings(name, []), decoder, bundle, latency))
     return found
 
 

@@ -25,6 +25,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
 from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.session import Session
+from ssd_runtime.strategies import read_settings
 
 
 def main() -> None:
@@ -43,9 +44,9 @@ def main() -> None:
     layers = decoder.shape.num_layers
     forced = SkipMask.of(layers, random.Random(0).sample(range(2 * layers), round(0.4 * 2 * layers)))
     strategies: dict[str, Callable[[], Planner]] = {
-        "auto": make_strategy("auto", None, bundle, latency),
-        "knn": make_strategy("knn", None, bundle, latency),
-        "40% mask": lambda: ConstantPlanner(Plan("forced", forced, 5)),
+        "auto": make_strategy("auto", None, decoder, bundle, latency),
+        "knn": make_strategy("knn", read_settings("knn", []), decoder, bundle, latency),
+        "40% mask": lambda: ConstantPlanner(Plan.masked("forced", forced, 5)),
     }
     found: dict[str, Counter[Kind]] = {name: Counter() for name in strategies}
     drafted, accepted, tokens, categories = Counter[str](), Counter[str](), 0, set[str]()

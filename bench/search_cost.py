@@ -95,7 +95,7 @@ def self_sd_evaluation(decoder: Decoder, samples: list[Sample], seed: int) -> fl
     """Seconds of one of Self-SD's evaluations: generate 32 tokens for each of 8 prompts with a random half mask."""
     layers = decoder.shape.num_layers
     skipped = np.flatnonzero(np.random.default_rng(seed).random(2 * layers) > 0.5)
-    plan = Plan("Self-SD", SkipMask.of(layers, (int(i) for i in skipped)), 12, SELF_SD_STOP)
+    plan = Plan.masked("Self-SD", SkipMask.of(layers, (int(i) for i in skipped)), 12, SELF_SD_STOP)
     began = perf_counter()
     for sample in samples[:8]:
         generate(Session(decoder), sample.prompt, ConstantPlanner(plan), Limits(SELF_SD_TOKENS))

@@ -11,13 +11,14 @@ from pydantic import BaseModel, ValidationError
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.domain_record import DomainRecord
+from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import FORMAT_VERSION, FileEntry, Manifest
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 
-MANIFEST, ANCHORS = "manifest.yaml", "anchors.safetensors"
+MANIFEST, ANCHORS, EXITS = "manifest.yaml", "anchors.safetensors", "exits.safetensors"
 BESIDE = frozenset({MANIFEST, "README.md", ".gitattributes"})
 """Files that a manifest does not list."""
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 16 << 20, 32
@@ -44,6 +45,7 @@ class Bundle:
     latency: dict[str, LatencyTable]
     reports: dict[str, str]
     """File name to text."""
+    exits: ExitSet | None = None
 
     def save(self, path: Path) -> None:
         """Write the bundle to `path`, whole or not at all."""
@@ -52,6 +54,7 @@ class Bundle:
             contents |= {f"domains/{name}.yaml": _dump(record).encode() for name, record in self.domains.items()}
             contents |= {f"latency/{slug}.json": table.to_json().encode() for slug, table in self.latency.items()}
             contents |= {name: text.encode() for name, text in self.reports.items()}
+            contents |= {EXITS: self.exits.to_bytes()} if self.exits is not None else {}
             for name, content in contents.items():
                 target = folder / name
                 target.parent.mkdir(exist_ok=True)
@@ -78,7 +81,7 @@ class Bundle:
         _check_files(path, manifest)
         records = {name: _read(path / "domains" / f"{name}.yaml", DomainRecord) for name in manifest.domains}
         for name, record in records.items():
-            _check_masks(path / "domains" / f"{name}.yaml", record, manifest.model.num_layers)
+            _check_layers(path / "domains" / f"{name}.yaml", record, manifest.model.num_layers)
         return cls(
             manifest.tool_version,
             manifest.created,
@@ -87,6 +90,7 @@ class Bundle:
             AnchorSet.from_file(str(path / ANCHORS)),
             {file.stem: _latency(file) for file in sorted((path / "latency").glob("*.json"))},
             {name: _text(path / name) for name in manifest.files if name.startswith("report.")},
+            ExitSet.from_file(str(path / EXITS), manifest.model.num_layers) if EXITS in manifest.files else None,
         )
 
 
@@ -105,12 +109,14 @@ def _check_files(path: Path, manifest: Manifest) -> None:
             raise UserError(f"{path / name}: altered since the bundle was written; copy it or compile it again")
 
 
-def _check_masks(path: Path, record: DomainRecord, num_layers: int) -> None:
+def _check_layers(path: Path, record: DomainRecord, num_layers: int) -> None:
     for index, entry in enumerate(record.frontier):
         try:
             entry.skip_mask(num_layers)
         except ValueError as error:
             raise UserError(f"{path}: frontier[{index}]: {error}; compile the bundle again") from None
+    if record.exit is not None and record.exit.stops[-1] >= num_layers:
+        raise UserError(f"{path}: exit.stops: beyond the model's {num_layers} layers; compile the bundle again")
 
 
 def _text(path: Path) -> str:

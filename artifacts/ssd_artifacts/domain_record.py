@@ -109,6 +109,25 @@ class SearchCost(BaseModel):
     """Work in full forwards of the calibration rows: a mask that skips half the model counts half."""
 
 
+class ExitChoice(BaseModel):
+    """How to draft by early exit in this domain, tuned on calibration text (SpecBound §2)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stops: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, max_length=1024)
+    """Layers behind which a token may leave; the last is the depth bound."""
+    width: int = Field(gt=0, le=64)
+    threshold: Share
+    annealing: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    predicted_speedup: Finite
+
+    @model_validator(mode="after")
+    def _ascending(self) -> ExitChoice:
+        if self.stops != sorted(set(self.stops)):
+            raise ValueError(f"stops: expected layers in ascending order, got {self.stops}")
+        return self
+
+
 class DomainRecord(BaseModel):
     """`domains/NAME.yaml`."""
 
@@ -126,6 +145,8 @@ class DomainRecord(BaseModel):
     """Whether validation was faster than plain decoding, beyond doubt: by the lower end of its interval."""
     validation: Validation | None
     search: SearchCost
+    exit: ExitChoice | None = None
+    """None where no exits were fitted."""
 
     @model_validator(mode="after")
     def _choice_exists(self) -> DomainRecord:

@@ -14,7 +14,7 @@ from ssd_runtime.models import load_model
 
 
 def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter: Reporter) -> Bundle:
-    """Measure, calibrate, search, index, validate, write. Stages that an earlier, killed compile finished are kept."""
+    """Measure, calibrate, fit, search, validate, index, write. What an earlier, killed compile finished is kept."""
     base = Bundle.load(Path(settings.base)) if settings.base is not None else None
     with Workspace(out, settings, resume) as work:
         with reporter.stage(f"load {settings.model}", None):
@@ -28,9 +28,10 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         prompts = {name: stages.prompts(name) for name in settings.new_domains}
         latency = stages.latency()
         samples = {name: stages.calibrate(prompts[name]) for name in prompts}
-        records = {name: stages.domain(name, samples[name], prompts[name], latency) for name in prompts}
+        exits = stages.exits(samples)
+        records = {name: stages.domain(name, samples[name], prompts[name], latency, exits) for name in prompts}
         mixture = stages.mixture(samples, latency)
-        bundle = stages.bundle(latency, records | mixture, stages.anchors(prompts, samples))
+        bundle = stages.bundle(latency, records | mixture, stages.anchors(prompts, samples), exits)
 
         bundle.save(out)
         work.remove()

@@ -44,6 +44,9 @@ def compile_(
         int, typer.Option(min=8, max=100_000, help="Masks evaluated a domain, unless --budget is given.")
     ] = 96,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.")] = 0,
+    exits: Annotated[
+        int, typer.Option(min=0, max=256, help="Layers that get an exit head, for `ssd-run --strategy exit`; 8, say.")
+    ] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
     ] = False,
@@ -67,6 +70,7 @@ def compile_(
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
         seed=seed,
+        exits=exits,
     )
     _check(settings, joined, out)
 

@@ -37,6 +37,8 @@ class CompileSettings:
     feature: str = "last"
     max_new_tokens: int = 128
     """Longer continuations, which some domains have, are cut to this: they would only repeat what these show."""
+    exits: int = 0
+    """Layers that get an exit head; none by default, since each takes hidden² numbers in the bundle."""
     block: int = 8
     """Draft length that the acceptance estimate assumes when it decides which keys a position sees."""
 

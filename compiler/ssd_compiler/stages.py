@@ -12,11 +12,22 @@ from typing import Any
 import numpy as np
 
 from ssd_artifacts.anchors import AnchorSet
-from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import MIXTURE, Choice, DomainRecord, FrontierEntry, SearchCost, Validation
+from ssd_artifacts.bundle import EXITS, Bundle
+from ssd_artifacts.domain_record import (
+    MIXTURE,
+    Choice,
+    DomainRecord,
+    ExitChoice,
+    FrontierEntry,
+    SearchCost,
+    Validation,
+)
+from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.anchors import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, reference_states, samples_of
+from ssd_compiler.exit_tuning import exit_traces, tune_exits
+from ssd_compiler.exits import exit_layers, fit_exits
 from ssd_compiler.progress import Reporter
 from ssd_compiler.prompts import DomainPrompts, load_prompts
 from ssd_compiler.report import html_report, json_report
@@ -27,6 +38,7 @@ from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.exits import ExitHeads
 from ssd_runtime.generate import Limits
 from ssd_runtime.models import LoadedModel
 from ssd_runtime.planning.throughput import Entry, best_option
@@ -88,13 +100,39 @@ class Stages:
 
         return samples_of(self.work.stage(f"calibration-{prompts.name}", generate), prompts.name)
 
-    def domain(self, name: str, samples: list[Sample], prompts: DomainPrompts, latency: LatencyTable) -> DomainRecord:
-        """Search a domain's masks and confirm the best of them by timed decoding."""
+    def exits(self, samples: dict[str, list[Sample]]) -> ExitSet | None:
+        """Fit exit heads on all domains together; a base's stay as they are."""
+        if self.base is not None and self.base.exits is not None:
+            return self.base.exits
+        if not self.settings.exits:
+            return None
+        every = [sample for some in samples.values() for sample in some]
+        layers = exit_layers(self.decoder.shape.num_layers, self.settings.exits)
+
+        def fit() -> bytes:
+            with self.reporter.stage("fit exits", len(every)) as tick:
+                return fit_exits(self.decoder, every, layers, tick).to_bytes()
+
+        return ExitSet.from_file(str(self.work.file(EXITS, fit)), self.decoder.shape.num_layers)
+
+    def domain(
+        self,
+        name: str,
+        samples: list[Sample],
+        prompts: DomainPrompts,
+        latency: LatencyTable,
+        exits: ExitSet | None,
+    ) -> DomainRecord:
+        """Search a domain's masks and confirm the best of them by timed decoding; tune its exits."""
         found = self._search(name, samples, latency)
         confirmed = self._validate(name, found, prompts, latency)
         choice = Choice.model_validate(confirmed["choice"]) if confirmed else None
         validation = Validation.model_validate(confirmed["validation"]) if confirmed else None
-        return _record(name, found, choice, validation, validation is not None and validation.speedup_interval[0] > 1.0)
+        pays = validation is not None and validation.speedup_interval[0] > 1.0
+        record = _record(name, found, choice, validation, pays)
+        return (
+            record if exits is None else record.model_copy(update={"exit": self._tuned(name, samples, latency, exits)})
+        )
 
     def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainRecord]:
         """Search one frontier for all domains together, an equal number of samples from each.
@@ -143,7 +181,9 @@ class Stages:
             base=self.base.anchors if self.base is not None else None,
         )
 
-    def bundle(self, latency: LatencyTable, records: dict[str, DomainRecord], anchors: AnchorSet) -> Bundle:
+    def bundle(
+        self, latency: LatencyTable, records: dict[str, DomainRecord], anchors: AnchorSet, exits: ExitSet | None
+    ) -> Bundle:
         """Put everything together, with the reports."""
         created = datetime.now(UTC).isoformat(timespec="seconds")
         seconds = perf_counter() - self.began
@@ -161,7 +201,25 @@ class Stages:
             anchors,
             tables,
             {"report.json": report, "report.html": html_report(self.fingerprint, latency, records, created)},
+            exits,
         )
+
+    def _tuned(self, name: str, samples: list[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
+        context = round(sum(sample.middle for sample in samples) / len(samples))
+
+        def tune() -> Any:
+            with self.reporter.stage(f"{name}: tune exits", None):
+                reference = reference_states(self.decoder, samples)
+                heads = ExitHeads(self.decoder, exits)
+                traces = exit_traces(heads, reference, exits.layers, self.decoder.shape.num_layers)
+                return tune_exits(traces, exits.layers, latency, context).model_dump(mode="json")
+
+        choice = ExitChoice.model_validate(self.work.stage(f"exits-{name}", tune))
+        self.reporter.note(
+            f"{name}: exits behind layer {', '.join(map(str, choice.stops))} at {choice.threshold:g}, up to "
+            f"{choice.width} tokens: {choice.predicted_speedup:.2f}x predicted for --strategy exit"
+        )
+        return choice
 
     def _search(self, name: str, samples: list[Sample], latency: LatencyTable) -> SearchResult:
         settings = self.settings

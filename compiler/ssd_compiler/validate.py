@@ -55,7 +55,7 @@ def validate(
 
 
 def _constant(option: Option) -> Callable[[], Planner]:
-    plan = Plan("validation", option.entry.mask, option.draft_length, option.threshold, option.entry.name)
+    plan = Plan.masked("validation", option.entry.mask, option.draft_length, option.threshold, option.entry.name)
     return lambda: ConstantPlanner(plan)
 
 

@@ -83,9 +83,16 @@ class Workspace:
         write_atomically(path, json.dumps(result))
         return result
 
+    def file(self, name: str, compute: Callable[[], bytes]) -> Path:
+        """A file that a finished stage has left, or that holds what `compute` gives."""
+        path = self.folder / name
+        if not path.is_file():
+            write_atomically(path, compute())
+        return path
+
     def remove(self) -> None:
         """Delete the folder: the bundle is written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _stages(self) -> Iterator[Path]:
-        return (path for path in self.folder.glob("*.json") if path.name != IDENTITY)
+        return (path for path in self.folder.glob("[!.]*") if path.name != IDENTITY)

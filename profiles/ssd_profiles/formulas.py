@@ -38,3 +38,36 @@ def expected_speedup(
         return math.nan
     drafted = (mean_acceptance_length - 1.0) / acceptance_rate
     return mean_acceptance_length / (drafted * draft_cost + verify_cost)
+
+
+def tokens_per_layer(token_agreement: float, draft_length: int, exit_layer: int, num_layers: int) -> float:
+    """TPL, the expected tokens a layer that is run: exits behind `exit_layer` of L layers (DEL, KnapSpec eq. 2)."""
+    return expected_tokens(token_agreement, draft_length) / (draft_length * exit_layer + num_layers)
+
+
+def bounded_speedup(token_agreement: float, width: int, depth: int, num_layers: int) -> float:
+    """SpecBound eq. 5: L a (1 - a^w) / ((1 - a)(w d + L - d)), and its limit at a = 1.
+
+    A formula of the paper, not a predictor: it leaves out the bonus token and charges every draft the full depth.
+    """
+    accepted = expected_tokens(token_agreement, width) - 1.0
+    return num_layers * accepted / (width * depth + num_layers - depth)
+
+
+def annealed_temperature(layer: int, num_layers: int, annealing: float) -> float:
+    """T of the softmax behind layer 1 ≤ `layer` ≤ L: 1 + a (1 - layer / L) (SpecBound eq. 1)."""
+    return 1.0 + annealing * (1.0 - layer / num_layers)
+
+
+def switch_probability(mix_ratio: float, domains: int, same: bool) -> float:
+    """That the next prompt of a stream is of one particular domain: the last one's, or another (KNN-SSD eq. 8)."""
+    return 1.0 - mix_ratio if same else mix_ratio / (domains - 1)
+
+
+def sufficient_cosine(margin: float, norm: float, farthest: float) -> float:
+    """A cosine of two final states of equal `norm` above which both choose the same token (KnapSpec Lemma 4.1).
+
+    `margin` is the best logit less the second, `farthest` the largest distance of another token's head row from
+    the best one's. Holds for cosines strictly above.
+    """
+    return 1.0 - margin**2 / (2.0 * norm**2 * farthest**2)

@@ -36,7 +36,9 @@ def run(
         bool, typer.Option("--all-turns", help="Decode every turn of `turns`, not the first alone.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    strategy: Annotated[str, typer.Option(help="auto, plain, knn, knapsack or fixed:NAME.")] = "auto",
+    strategy: Annotated[
+        str, typer.Option(help="auto, plain, knn, knapsack, clasp, swift, exit, del or fixed:NAME.")
+    ] = "auto",
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")
     ] = None,
@@ -60,7 +62,9 @@ def run(
     bundle = Bundle.load(bundle_path(artifact)) if artifact is not None else None
     if model is None:
         if bundle is None:
-            raise UserError("--artifact: none given; give a bundle, or --model with --strategy plain or knapsack")
+            raise UserError(
+                "--artifact: none given; give a bundle, or --model with a --strategy that needs none, such as plain"
+            )
         model = bundle.model.spec(str(artifact))
 
     # Only now the imports that take seconds: bad input is answered at once.
@@ -84,7 +88,7 @@ def run(
     runner = Runner(
         loaded,
         decoder,
-        make_strategy(strategy, settings, bundle, latency),
+        make_strategy(strategy, settings, decoder, bundle, latency),
         RunSettings(strategy, max_new_tokens, tuple(stop or ()), raw, compare),
         (lambda text: None) if as_json else _write,
     )

@@ -175,11 +175,12 @@ class Decoder:
         span: Span,
         mask: SkipMask | None = None,
         first: int = 0,
+        last: int | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """Sub-layers `first`, …, 2L - 1 but for those in `mask`; appends the state behind each to `states`."""
+        """Sub-layers `first`, …, `last` - 1 but for those in `mask`; appends the state behind each to `states`."""
         with self.lock:
-            for index in range(first, 2 * self.shape.num_layers):
+            for index in range(first, 2 * self.shape.num_layers if last is None else last):
                 if mask is None or not mask.bits[index]:
                     layer, is_mlp = divmod(index, 2)
                     x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, cache, span)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.acceptance import Verdict, accept_greedy
-from ssd_runtime.drafting.masked import draft_masked
+from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.session import Prefill, Session
+from ssd_runtime.verification import verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,31 +106,37 @@ def decode(
 def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cycle]:
     """Draft-verify cycles until the output is complete."""
     while not output.done:
-        plan, context, pending = planner.plan(session.committed), session.committed, output.tokens[-1]
         began = perf_counter()
+        plan, context, pending = planner.plan(session.committed), session.committed, output.tokens[-1]
+        planned = perf_counter()
         draft = _draft(session, pending, plan, output.remaining - 1)
         drafted = perf_counter()
         states: list[Tensor] | None = [] if planner.wants_states else None
         verdict = _verify(session, pending, draft, states)
-        session.commit([pending, *draft[: verdict.accepted]])
+        rows = draft.rows(pending)
+        session.commit([rows[row] for row in verdict.rows], verdict.rows)
         verified = perf_counter()
-        tokens = output.take([*draft[: verdict.accepted], verdict.next_token])
-        cycle = Cycle(plan, context, len(draft), verdict.accepted, tokens, drafted - began, verified - drafted)
-        planner.observe(cycle, None if states is None else [x[: verdict.accepted + 1] for x in states])
+        tokens = output.take([*(rows[row] for row in verdict.rows[1:]), verdict.next_token])
+        cycle = Cycle(
+            *(plan, context, len(draft.tokens), verdict.accepted, tokens, len(rows)),
+            *(drafted - planned, verified - drafted, planned - began),
+        )
+        kept = verdict.rows if verdict.sibling is not None else slice(verdict.accepted + 1)
+        planner.observe(cycle, None if states is None else [x[kept] for x in states])
         yield cycle
 
 
-def _draft(session: Session, pending: int, plan: Plan, most: int) -> list[int]:
+def _draft(session: Session, pending: int, plan: Plan, most: int) -> Draft:
     """Draft tokens; never more than could be used, since a verification yields one token besides."""
     length = min(plan.draft_length, session.draft_room(most))
-    if plan.mask is None or length < 1:
-        return []
-    return draft_masked(session, pending, plan.mask, length, plan.threshold)
+    if plan.drafter is None or length < 1:
+        return NOTHING
+    return plan.drafter.draft(session, pending, length)
 
 
-def _verify(session: Session, pending: int, draft: list[int], states: list[Tensor] | None) -> Verdict:
+def _verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | None) -> Verdict:
     """Run the full model once over the pending token and the drafts."""
-    x = session.forward([pending, *draft], states=states)
+    x = verify(session, pending, draft, states)
     return accept_greedy(draft, _choices(session.decoder.logits(x)))
 
 

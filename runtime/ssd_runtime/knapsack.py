@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +18,13 @@ from ssd_runtime.states import ReferenceStates, RowGroup, predictions
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Integer latencies of the 2L sub-layers, in units of the fastest one (KnapSpec §3.4)."""
+    """What skipping costs or saves, in whole numbers: of each of the 2L sub-layers, or of each of the L layers."""
 
-    sublayers: tuple[int, ...]
+    items: tuple[int, ...]
 
     @classmethod
     def of(cls, latency: LatencyTable, context: float, resolution: int = 1) -> Weights:
-        """Rounded latencies at a context length; a unit is the fastest sub-layer's ÷ `resolution`."""
+        """Sub-layers' rounded latencies, in units of the fastest one's ÷ `resolution` (KnapSpec §3.4)."""
         seconds = latency.sublayer_seconds(context, 1)
         unit = min(seconds) / resolution
         return cls(tuple(max(1, round(each / unit)) for each in seconds))
@@ -48,45 +49,76 @@ def search_knapsack(
     weights: Weights,
     threshold: float = 0.5,
     budget: float = 0.5,
+    exactly: int | None = None,
 ) -> list[Candidate]:
     """A candidate for every reachable skipped weight up to `budget` of the whole (KnapSpec Algorithm 1).
 
-    g[i, j] is the best state behind sub-layer i with weight j skipped: executing i keeps j, skipping it adds i's
+    With `exactly`, one candidate that skips that weight (CLaSp Algorithm 1, where every layer weighs 1).
+
+    g[i, j] is the best state behind item i with weight j skipped: executing i keeps j, skipping it adds i's
     weight, and of two ways to the same j the one closer in cosine to the full model's X(i) stays. States whose
     cosine falls below `threshold` are dropped. All j of a sub-layer run as one batch. Unlike the printed Algorithm 2,
     which backtracks by comparing states and stops at j = 0, choices are kept as back-pointers.
     """
-    most = math.floor(budget * sum(weights.sublayers))
-    states = {0: reference.states[0]}
+    most = math.floor(budget * sum(weights.items)) if exactly is None else exactly
+    least, rest = exactly or 0, sum(weights.items)
+    width = 2 * decoder.shape.num_layers // len(weights.items)
+    level = _Level([0], reference.states[0][None])
     choices: list[dict[int, bool]] = []
-    for index, weight in enumerate(weights.sublayers):
-        target = reference.states[index + 1]
-        executed = _execute(decoder, reference, index, states)
-        skipped = {j + weight: state for j, state in states.items() if j + weight <= most}
-        states, choice = {}, {}
-        for j in sorted(executed.keys() | skipped.keys()):
-            ways = [(way[j], is_skip) for way, is_skip in ((executed, False), (skipped, True)) if j in way]
-            scored = [(_cosine(state, target), state, is_skip) for state, is_skip in ways]
-            best = max(scored, key=lambda way: way[0])
-            if j == 0 or best[0] > threshold:
-                states[j], choice[j] = best[1], best[2]
+    for item, weight in enumerate(weights.items):
+        rest -= weight
+        indices = range(item * width, (item + 1) * width)
+        target = reference.states[indices[-1] + 1]
+        stay = level.where(lambda j, rest=rest: j + rest >= least)
+        move = level.where(lambda j, rest=rest, weight=weight: least - rest <= j + weight <= most)
+        executed = _execute(decoder, reference, indices, stay)
+        level, choice = _better(executed, _Level([j + weight for j in move.weights], move.x), target, threshold)
         choices.append(choice)
-    return [_candidate(decoder, reference, weights, choices, j, state) for j, state in states.items()]
+    return [
+        _candidate(decoder, reference, weights, choices, j, state)
+        for j, state in zip(level.weights, level.x, strict=True)
+    ]
 
 
-def _execute(decoder: Decoder, reference: ReferenceStates, index: int, states: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Run sub-layer `index` on every state, all budgets in one batch; nothing skipped needs no computing."""
-    layer, is_mlp = divmod(index, 2)
-    done = {0: reference.states[index + 1]}
-    budgets = [j for j in states if j]
-    if not budgets:
-        return done
-    x = torch.stack([states[j] for j in budgets])
-    if is_mlp:
-        x = decoder.mlp(layer, x.flatten(0, 1)).view_as(x)
-    else:
-        x = torch.cat([branch_attention(decoder, layer, x[:, g.rows], g) for g in reference.groups], 1)
-    return done | dict(zip(budgets, x, strict=True))
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """g[i, ·]: the states `x` [budgets, rows, hidden] behind one item, with the weights skipped so far, ascending."""
+
+    weights: list[int]
+    x: Tensor
+
+    def where(self, keep: Callable[[int], bool]) -> _Level:
+        kept = [place for place, weight in enumerate(self.weights) if keep(weight)]
+        if len(kept) == len(self.weights):
+            return self
+        return _Level([self.weights[place] for place in kept], self.x[kept])
+
+
+def _better(executed: _Level, skipped: _Level, target: Tensor, threshold: float) -> tuple[_Level, dict[int, bool]]:
+    """For each weight the state closer to the target, and whether it is the one that skipped."""
+    both = torch.cat([executed.x, skipped.x])
+    cosines: list[float] = torch.cosine_similarity(both.float(), target.float(), -1).mean(-1).tolist()
+    ways: dict[int, tuple[float, int]] = {}
+    for place, weight in enumerate(executed.weights + skipped.weights):
+        if weight not in ways or cosines[place] > ways[weight][0]:
+            ways[weight] = cosines[place], place
+    kept = {weight: place for weight, (cosine, place) in sorted(ways.items()) if weight == 0 or cosine > threshold}
+    choice = {weight: place >= len(executed.weights) for weight, place in kept.items()}
+    return _Level(list(kept), both[list(kept.values())]), choice
+
+
+def _execute(decoder: Decoder, reference: ReferenceStates, indices: range, level: _Level) -> _Level:
+    """Run the sub-layers on every state, all budgets in one batch; where nothing is skipped, it is known already."""
+    known = level.weights[:1] == [0]
+    x = level.x[1:] if known else level.x
+    if x.shape[0]:
+        for index in indices:
+            layer, is_mlp = divmod(index, 2)
+            if is_mlp:
+                x = decoder.mlp(layer, x.flatten(0, 1)).view_as(x)
+            else:
+                x = torch.cat([branch_attention(decoder, layer, x[:, g.rows], g) for g in reference.groups], 1)
+    return _Level(level.weights, torch.cat([reference.states[indices[-1] + 1][None], x]) if known else x)
 
 
 def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -> Tensor:
@@ -129,11 +161,12 @@ def _candidate(
     skipped_weight: int,
     state: Tensor,
 ) -> Candidate:
-    left, skipped = skipped_weight, []
-    for index in range(len(choices) - 1, -1, -1):
-        if choices[index][left]:
-            skipped.append(index)
-            left -= weights.sublayers[index]
+    left, skipped = skipped_weight, list[int]()
+    width = 2 * decoder.shape.num_layers // len(choices)
+    for item in range(len(choices) - 1, -1, -1):
+        if choices[item][left]:
+            skipped += range(item * width, (item + 1) * width)
+            left -= weights.items[item]
     matches, _ = predictions(decoder, state, reference.targets)
     cosine = _cosine(decoder.norm(state), decoder.norm(reference.states[-1]))
     mask = SkipMask.of(decoder.shape.num_layers, skipped)

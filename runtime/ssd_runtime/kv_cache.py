@@ -60,6 +60,11 @@ class KVCache:
         """Put keys and values `new` [n, 2 * kv_heads, head_dim], keys first, into slots `slot`, …, `slot` + n - 1."""
         self._layers[layer].flatten(0, 2)[:, slot : slot + new.shape[0]] = new.transpose(0, 1)
 
+    def move(self, source: int, target: int) -> None:
+        """Put a copy of slot `source` of every layer into slot `target`."""
+        for cache in self._layers:
+            cache[:, :, :, target] = cache[:, :, :, source]
+
     def read(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of slots `begin`, …, `end` - 1, each [1, kv_heads, slots, head_dim], as views."""
         cache = self._layers[layer]

@@ -95,14 +95,53 @@ class Session:
 
         With `states`, the state before the first and behind every sub-layer is appended to it.
         """
-        start = self.committed + ahead
-        if self._is_long(start + len(ids)) and not self.cache.long:
-            self._compute_again(long=True)
-        self.cache.reserve(start + len(ids))
+        return self.run(self.decoder.embed(ids), ahead, mask, states=states)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        x: Tensor,
+        ahead: int = 0,
+        mask: SkipMask | None = None,
+        first: int = 0,
+        last: int | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Take states `x` [n, hidden], `ahead` of the committed tokens, through sub-layers `first`, …, `last` - 1.
+
+        With `states`, `x` and the state behind every sub-layer are appended to it.
+        """
+        start, n = self.committed + ahead, x.shape[0]
+        self._make_room(start + n, start + n)
+        if states is not None:
+            states.append(x)
+        return self.decoder.run(x, self.cache, self.decoder.span(self.cache, start, n), mask, first, last, states)
+
+    @torch.inference_mode()
+    def forward_tree(
+        self, ids: list[int], depths: Tensor, visible: Tensor, states: list[Tensor] | None = None
+    ) -> Tensor:
+        """States behind the last sub-layer for `ids`, each `depths` [n] positions past the committed tokens.
+
+        Every row sees the committed tokens, and the rows where `visible` [n, n] is true. Keys and values of row i go
+        to the i-th slot behind the committed ones, whatever its position.
+        """
+        start, n = self.committed, len(ids)
+        positions = start + depths
+        self._make_room(start + n, int(positions.max()) + 1)
         x = self.decoder.embed(ids)
         if states is not None:
             states.append(x)
-        return self.decoder.run(x, self.cache, self.decoder.span(self.cache, start, len(ids)), mask, states=states)
+        known = torch.arange(start, device=x.device)
+        seen = torch.cat([visible.new_ones(n, start), visible], 1)
+        span = self.decoder.spans.free(positions, start, seen, torch.cat([known, positions]), self.cache.long)
+        return self.decoder.run(x, self.cache, span, states=states)
+
+    def _make_room(self, slots: int, tokens: int) -> None:
+        """Have `slots` slots, and angles for a sequence of so many tokens."""
+        if self._is_long(tokens) and not self.cache.long:
+            self._compute_again(long=True)
+        self.cache.reserve(slots)
 
     def rewind(self, prompt: Prefill) -> None:
         """Forget all tokens behind the prompt that was last prefilled."""
@@ -110,8 +149,14 @@ class Session:
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)
 
-    def commit(self, ids: list[int]) -> None:
-        """Count the slots that a forward of `ids` has filled as committed."""
+    def commit(self, ids: list[int], rows: list[int] | None = None) -> None:
+        """Count the slots that a forward has filled for `ids` as committed.
+
+        `rows` are those of the forward that `ids` were, in the order of their positions; the first by default.
+        """
+        for place, row in enumerate(rows or ()):
+            if row != place:
+                self.cache.move(self.committed + row, self.committed + place)
         self.ids.extend(ids)
 
     def draft_room(self, most: int) -> int:

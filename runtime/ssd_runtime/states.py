@@ -29,6 +29,8 @@ class RowGroup:
     start: int
     begin: int
     end: int
+    spare: int | None = None
+    """The first slot whose content may be overwritten; the one behind the group's own by default."""
 
     @property
     def rows(self) -> slice:
@@ -106,9 +108,9 @@ def predictions(decoder: Decoder, x: Tensor, targets: Tensor) -> tuple[Tensor, T
 
 
 def _block_span(decoder: Decoder, group: RowGroup, block: int) -> Span:
-    """Rows written behind the group's own slots, seeing keys as a draft that began at their block would."""
+    """Rows written to spare slots, seeing keys as a draft that began at their block would."""
     n, device = len(group), decoder.device
-    slot = group.start + n
+    slot = group.start + n if group.spare is None else group.spare
     group.cache.reserve(slot + n)
     row = torch.arange(n, device=device)[:, None]
     block_start = row // block * block

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.planning.settings import KnapsackSettings
+from ssd_runtime.planning.settings import (
+    ClaspSettings,
+    DelSettings,
+    ExitSettings,
+    KnapsackSettings,
+    NearestSettings,
+    SwiftSettings,
+)
 
-NAMES = ("auto", "plain", "knn", "knapsack", "fixed:NAME")
-WITHOUT_BUNDLE = frozenset({"plain", "knapsack"})
-SETTINGS: Mapping[str, type[Any]] = {"knapsack": KnapsackSettings}
+NAMES = ("auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "fixed:NAME")
+WITHOUT_BUNDLE = ("plain", "knapsack", "clasp", "swift", "exit", "del")
+SETTINGS: Mapping[str, type[Any]] = {
+    "knn": NearestSettings,
+    "knapsack": KnapsackSettings,
+    "clasp": ClaspSettings,
+    "swift": SwiftSettings,
+    "exit": ExitSettings,
+    "del": DelSettings,
+}
 """Strategies with parameters for `--set`."""
 
 
@@ -21,12 +34,13 @@ def check_strategy(name: str, has_bundle: bool) -> None:
     if name.partition(":")[0] not in {known.partition(":")[0] for known in NAMES} or name == "fixed":
         raise UserError(f"--strategy: {name!r} is unknown; give one of {', '.join(NAMES)}")
     if not has_bundle and name not in WITHOUT_BUNDLE:
-        raise UserError(f"--strategy {name}: needs a bundle; give one with --artifact, or use plain or knapsack")
+        others = ", ".join(WITHOUT_BUNDLE)
+        raise UserError(f"--strategy {name}: needs a bundle; give one with --artifact, or use one of {others}")
 
 
 def needs_latency(name: str) -> bool:
     """Whether the strategy plans with measured latencies."""
-    return name != "plain"
+    return name in ("auto", "knn", "knapsack") or name.startswith("fixed:")
 
 
 def read_settings(strategy: str, assignments: list[str]) -> Any:
@@ -35,18 +49,26 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
     Raises UserError naming the parameters there are.
     """
     kind = SETTINGS.get(strategy)
-    types = {field.name: field.type for field in fields(kind)} if kind else {}
+    types = get_type_hints(kind) if kind else {}
     values: dict[str, Any] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or name not in types:
             known = ", ".join(types) or "none"
             raise UserError(f"--set {assignment}: {strategy} has no such parameter; it has: {known}")
-        convert = int if types[name] == "int" else float
-        try:
-            values[name] = convert(text)
-        except ValueError:
-            raise UserError(f"--set {assignment}: expected a number ({types[name]})") from None
-        if not 0 <= values[name] < math.inf:
-            raise UserError(f"--set {assignment}: must be a number from 0 on")
+        values[name] = _read(assignment, text, types[name])
     return kind(**values) if kind else None
+
+
+def _read(assignment: str, text: str, kind: Any) -> Any:
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise UserError(f"--set {assignment}: expected one of {', '.join(get_args(kind))}")
+        return text
+    try:
+        value = kind(text)
+    except ValueError:
+        raise UserError(f"--set {assignment}: expected a number ({kind.__name__})") from None
+    if not 0 <= value < math.inf:
+        raise UserError(f"--set {assignment}: must be a number from 0 on")
+    return value

@@ -37,7 +37,9 @@ def test_one_finalist_is_measured_on_all_prompts() -> None:
 
 
 def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_runtime.generate.accept_greedy", lambda draft, target: Verdict(len(draft), target[-1]))
+    monkeypatch.setattr(
+        "ssd_runtime.generate.accept_greedy", lambda draft, target: Verdict(len(draft.tokens), target[-1])
+    )
     bad = Entry("all", SkipMask.of(8, range(16)), profile(0.9))
     with pytest.raises(RuntimeError, match="differ"):
         validate(DECODER, PROMPTS, [(0, bad)], latency_table(8), 50, Limits(20), lambda: None)

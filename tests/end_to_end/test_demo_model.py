@@ -67,7 +67,7 @@ def test_tokens_equal_generate(demo: LoadedModel, decoder: Decoder, share: float
     limits = Limits(NEW_TOKENS, demo.eos_ids)
     for text in texts():
         ids = demo.encode([("user", text)])
-        planner = ConstantPlanner(Plan("test", mask, 5)) if share else PlainPlanner()
+        planner = ConstantPlanner(Plan.masked("test", mask, 5)) if share else PlainPlanner()
         got = generate(Session(decoder), ids, planner, limits).token_ids
         with torch.no_grad():
             out = demo.model.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False)

@@ -68,7 +68,7 @@ def test_longrope_across_its_switch(length: int, skipped: set[int]) -> None:
     decoder, ids, limits = Decoder(model), list(range(1, length + 1)), Limits(40)
     out = model.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, length:].tolist()
     session = Session(decoder)
-    plan = Plan("test", SkipMask.of(4, skipped), 6)
+    plan = Plan.masked("test", SkipMask.of(4, skipped), 6)
     for _ in range(2):  # the second time, the prompt's angles are those of a short sequence again
         prompt = session.prefill(ids)
         got = decode(session, prompt, ConstantPlanner(plan), limits)

@@ -83,7 +83,7 @@ def test_weights_are_rounded_latency_ratios() -> None:
     ratio = table.mlp_seconds(1) / table.attention_seconds(0, 1, "full")
     assert Weights.of(table, 0) == Weights((1, round(ratio)) * 4)
     long = Weights.of(latency_table(4, mlp=1e-5, per_context=1e-6), 5000)
-    attention, mlp = long.sublayers[:2]
+    attention, mlp = long.items[:2]
     assert mlp == 1
     assert attention > 50
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
+from ssd_runtime.drafting.draft import Draft
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.exits import ExitHeads
 from ssd_runtime.generate import Generation, Limits, generate
-from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.session import Session
 from tests.models import VARIANTS, VOCABULARY, tiny_model
 
@@ -61,7 +65,7 @@ def test_any_draft_gives_plain_decoding_and_generate(
     if data.draw(st.booleans(), "end of sequence inside"):
         limits = Limits(new, frozenset({data.draw(st.sampled_from(plain), "eos")}))
         plain = plain[: next(i for i, token in enumerate(plain) if token in limits.eos_ids) + 1]
-    got = speculate(DECODER, ids, Plan("test", mask, length, threshold), limits)
+    got = speculate(DECODER, ids, Plan.masked("test", mask, length, threshold), limits)
     assert_same(DECODER, ids, plain, got.token_ids)
     assert_same(DECODER, ids, reference(MODEL, ids, limits), got.token_ids)
     assert sum(len(cycle.tokens) for cycle in got.cycles) == len(got.token_ids) - 1
@@ -78,7 +82,7 @@ def test_first_last_all_and_no_sublayers(variant: str, skipped: set[int]) -> Non
     model = tiny_model(variant, seed=7)
     decoder = Decoder(model)
     ids, limits = [5, 9, 23, 40], Limits(30)
-    got = speculate(decoder, ids, Plan("test", SkipMask.of(LAYERS, skipped), 5), limits)
+    got = speculate(decoder, ids, Plan.masked("test", SkipMask.of(LAYERS, skipped), 5), limits)
     assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
     if not skipped:
         # A draft by the whole model is always right: 29 tokens behind the first, 6 a cycle.
@@ -92,7 +96,7 @@ def test_every_family_under_masks(variant: str, skipped: set[int]) -> None:
     model = tiny_model(variant, seed=3)
     decoder = Decoder(model)
     ids, limits = list(range(3, 13)), Limits(60)
-    got = speculate(decoder, ids, Plan("test", SkipMask.of(LAYERS, skipped), 5), limits)
+    got = speculate(decoder, ids, Plan.masked("test", SkipMask.of(LAYERS, skipped), 5), limits)
     assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
     assert got.num_draft_tokens > 0
 
@@ -105,7 +109,7 @@ class Scripted(BasePlanner):
 
     def plan(self, context: int) -> Plan:
         skipped = {i for i in range(ALL) if self.random.random() < self.random.choice([0.1, 0.5])}
-        return Plan("scripted", SkipMask.of(LAYERS, skipped), self.random.randint(0, 16))
+        return Plan.masked("scripted", SkipMask.of(LAYERS, skipped), self.random.randint(0, 16))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -115,29 +119,119 @@ def test_plans_may_change_every_cycle(seed: int) -> None:
     assert_same(DECODER, ids, plainly(DECODER, ids, limits), got.token_ids)
 
 
+@dataclass(frozen=True)
+class Prophet:
+    """Knows the output, and errs in one place of each draft; beside every token it may offer the right one."""
+
+    prompt: int
+    plain: list[int]
+    wrong: int
+    siblings: bool = False
+
+    def draft(self, session: Session, pending: int, length: int) -> Draft:
+        known = session.committed - self.prompt + 1
+        right = self.plain[known : known + length]
+        tokens = list(right)
+        if self.wrong < len(tokens):
+            tokens[self.wrong] = (tokens[self.wrong] + 1) % VOCABULARY
+        others = [[(token + 7) % VOCABULARY, token] for token in right] if self.siblings else ()
+        return Draft(tokens, others)
+
+
 @pytest.mark.parametrize("position", range(9))
-def test_a_rejection_at_each_position(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejection_at_each_position(position: int) -> None:
     """A draft that is right up to `position` and wrong there costs nothing but itself."""
     ids, limits = [8, 6, 7], Limits(40)
     plain = plainly(DECODER, ids, limits)
 
-    def planted(session: Session, pending: int, mask: SkipMask, length: int, threshold: float) -> list[int]:
-        known = session.committed - len(ids) + 1
-        draft = plain[known : known + length]
-        if position < len(draft):
-            draft[position] = (draft[position] + 1) % VOCABULARY
-        return draft
-
-    monkeypatch.setattr("ssd_runtime.generate.draft_masked", planted)
-    got = speculate(DECODER, ids, Plan("test", SkipMask.of(LAYERS), 8), limits)
+    got = speculate(DECODER, ids, Plan("test", Prophet(len(ids), plain, position), 8), limits)
     assert_same(DECODER, ids, plain, got.token_ids)
     assert {cycle.accepted for cycle in got.cycles[:-1]} == {min(position, 8)}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("position", [0, 2, 5])
+def test_a_right_sibling_saves_a_draft(variant: str, position: int) -> None:
+    """Across windows too; longrope's drafts end at its switch."""
+    model = tiny_model(variant, seed=11)
+    decoder, ids, limits = Decoder(model), list(range(2, 12)), Limits(50)
+    plain = plainly(decoder, ids, limits)
+    got = speculate(decoder, ids, Plan("test", Prophet(len(ids), plain, position, siblings=True), 6), limits)
+    assert_same(decoder, ids, plain, got.token_ids)
+    assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
+    if variant != "phi3-longrope":
+        # The chain up to the error, the sibling in its place, and the token behind it.
+        assert [len(cycle.tokens) for cycle in got.cycles[:-1]] == [position + 2] * (len(got.cycles) - 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(prompts, masks, st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.0, 0.3]), st.integers(2, 6))
+def test_any_tree_gives_plain_decoding(
+    ids: list[int], mask: SkipMask, length: int, new: int, threshold: float, width: int
+) -> None:
+    branching = ((0.4, width), (0.9, 2), (1.0, 1))
+    got = speculate(DECODER, ids, Plan.masked("test", mask, length, threshold, branching=branching), Limits(new))
+    assert_same(DECODER, ids, plainly(DECODER, ids, Limits(new)), got.token_ids)
+
+
+stops = st.sets(st.integers(1, LAYERS - 1), min_size=1).map(lambda layers: tuple(sorted(layers)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts, stops, st.integers(1, 12), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0]))
+def test_any_early_exit_gives_plain_decoding(
+    ids: list[int], layers: tuple[int, ...], length: int, new: int, threshold: float
+) -> None:
+    drafter = EarlyExit(ExitHeads(DECODER), layers, threshold, 0.2)
+    got = speculate(DECODER, ids, Plan("test", drafter, length), Limits(new))
+    assert_same(DECODER, ids, plainly(DECODER, ids, Limits(new)), got.token_ids)
+    if threshold == 0.0:
+        assert all(cycle.drafted == min(length, left) for cycle, left in lengths(got, new))
+
+
+def lengths(got: Generation, new: int) -> list[tuple[Cycle, int]]:
+    """Each cycle with the number of drafts there was room for."""
+    done, found = 1, []
+    for cycle in got.cycles:
+        found.append((cycle, new - done - 1))
+        done += len(cycle.tokens)
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_with_early_exits(variant: str) -> None:
+    """Rows leave at different depths and are brought together again, across windows and longrope's change of angles."""
+    model = tiny_model(variant, seed=3)
+    decoder, ids, limits = Decoder(model), list(range(3, 13)), Limits(60)
+    heads = ExitHeads(decoder)
+    for threshold in (0.0, 0.1, 0.2):
+        got = speculate(decoder, ids, Plan("test", EarlyExit(heads, (1, 2, 3), threshold), 5), limits)
+        assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
+
+
+@torch.inference_mode()
+def test_what_an_early_exit_has_begun_is_the_full_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States and keys of every drafted row, however deep each went before it was brought along."""
+    session, ids = Session(DECODER), [4, 9, 2, 33]
+    session.prefill(ids)
+    answers = iter([0.9, 0.0, 0.9, 0.0, 0.0, 0.9, 0.9, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(ExitHeads, "choose", lambda self, layer, x, temperature: (layer + 20, next(answers)))
+    draft = EarlyExit(ExitHeads(DECODER), (1, 2, 3), 0.5).draft(session, 17, 9)
+    assert draft.tokens == [21, 22, 23, 21], "left behind layers 1, 2, 3 and 1; the last was not sure anywhere"
+    assert draft.begun is not None
+    assert draft.begun.first == 6
+    keys = [session.cache.read(layer, 0, 9)[0].clone() for layer in range(3)]
+    states: list[torch.Tensor] = []
+    session.forward([17, *draft.tokens], states=states)
+    torch.testing.assert_close(draft.begun.states, states[6], atol=1e-5, rtol=1e-4)
+    for layer in range(3):
+        torch.testing.assert_close(keys[layer], session.cache.read(layer, 0, 9)[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 126, 127])
 def test_prompts_up_to_the_context_limit(length: int) -> None:
     ids = [1 + i % (VOCABULARY - 1) for i in range(length)]
-    got = speculate(DECODER, ids, Plan("test", SkipMask.of(LAYERS, {2, 5}), 6), Limits(500))
+    got = speculate(DECODER, ids, Plan.masked("test", SkipMask.of(LAYERS, {2, 5}), 6), Limits(500))
     room = 128 - length
     assert len(got.token_ids) == room
     assert_same(DECODER, ids, reference(MODEL, ids, Limits(room)), got.token_ids)
@@ -152,12 +246,12 @@ def test_prompts_that_leave_no_room_are_refused(ids: list[int]) -> None:
 def test_stop_conditions_cut_at_the_same_token() -> None:
     ids, wanted = [11, 12], plainly(DECODER, [11, 12], Limits(30))[:7]
     limits = Limits(30, stop=lambda tokens: list(tokens) == wanted)
-    assert speculate(DECODER, ids, Plan("test", SkipMask.of(LAYERS, {3}), 9), limits).token_ids == wanted
+    assert speculate(DECODER, ids, Plan.masked("test", SkipMask.of(LAYERS, {3}), 9), limits).token_ids == wanted
 
 
 def test_a_session_can_be_used_again_and_streams_what_it_returns() -> None:
     session, seen = Session(DECODER), list[int]()
-    plan = ConstantPlanner(Plan("test", SkipMask.of(LAYERS, {4}), 4))
+    plan = ConstantPlanner(Plan.masked("test", SkipMask.of(LAYERS, {4}), 4))
     generate(session, list(range(1, 50)), plan, Limits(20))
     again = generate(session, [2, 3], plan, Limits(20), on_tokens=seen.extend)
     assert seen == again.token_ids

@@ -10,6 +10,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.guard import FIRST_REST, WINDOW_TOKENS, Guard
 from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, Cycle, Plan
+from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.throughput import Entry, best_option
 from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill
@@ -28,8 +29,8 @@ def prompt(axis: int, width: int = 32) -> Prefill:
 
 
 def cycle(drafted: int, tokens: int, seconds: float, verify: float = 0.0) -> Cycle:
-    plan = Plan("test", HALF, drafted) if drafted else PLAIN
-    return Cycle(plan, 100, drafted, tokens - 1, list(range(tokens)), seconds - verify, verify)
+    plan = Plan.masked("test", HALF, drafted) if drafted else PLAIN
+    return Cycle(plan, 100, drafted, tokens - 1, list(range(tokens)), drafted + 1, seconds - verify, verify)
 
 
 @pytest.mark.parametrize("context", [16, 1000, 4000])
@@ -76,7 +77,9 @@ def test_masks_shift_to_attention_as_the_context_grows() -> None:
 def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
     given = bundle()
     for axis, domain in enumerate(("one", "two")):
-        planner = NearestAnchorPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS))
+        planner = NearestAnchorPlanner(
+            frontiers(given), Router(given.anchors), latency_table(LAYERS), NearestSettings()
+        )
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.domain == domain
         assert str(planner.plan(100).entry).startswith(domain)
@@ -90,7 +93,7 @@ def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
 
 def auto(axis: int, **domains: object) -> AutoPlanner:
     given = bundle(**domains)  # type: ignore[arg-type]
-    planner = AutoPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS))
+    planner = AutoPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS), NearestSettings())
     planner.start(None, prompt(axis))  # type: ignore[arg-type]
     return planner
 

@@ -10,7 +10,7 @@ from bench.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.drafting.masked import draft_masked
+from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.knapsack import branch_attention
 from ssd_runtime.session import Session
 from ssd_runtime.states import ReferenceStates, drafted_as
@@ -57,7 +57,7 @@ def assert_drafted_as(decoder: Decoder, mask: SkipMask) -> None:
         session.prefill(text[: group.start])
         for begin in range(0, len(group) - BLOCK, BLOCK):
             wanted = text[group.start + begin : group.start + begin + BLOCK + 1]
-            drafted = draft_masked(session, wanted[0], mask, BLOCK, 0.0)
+            drafted = Masked(mask).draft(session, wanted[0], BLOCK).tokens
             right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
             until = right.index(False) + 1 if False in right else BLOCK
             # Behind a wrong token real drafting goes on from it, the pass from the right one.

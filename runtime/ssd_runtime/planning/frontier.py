@@ -10,7 +10,8 @@ from torch import Tensor
 from ssd_artifacts.domain_record import MIXTURE, DomainRecord
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.guard import Guard
-from ssd_runtime.planning.plan import PLAIN, BasePlanner, Cycle, Plan
+from ssd_runtime.planning.plan import PLAIN, BasePlanner, Cycle, PlainPlanner, Plan, Planner
+from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.throughput import Entry, Option, StepCosts, best_option
 from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill, Session
@@ -73,21 +74,26 @@ class FixedPlanner(BasePlanner):
 
 
 class NearestAnchorPlanner(BasePlanner):
-    """KNN-SSD: the frontier of the domain whose anchor is nearest to the prompt."""
+    """KNN-SSD: the frontier of the domain whose anchor is nearest to the prompt; strangers go where they are sent."""
 
-    def __init__(self, frontiers: Mapping[str, Frontier], router: Router, latency: LatencyTable) -> None:
-        self._frontiers, self._router, self._latency = frontiers, router, latency
-        self._fixed: FixedPlanner | None = None
+    def __init__(
+        self, frontiers: Mapping[str, Frontier], router: Router, latency: LatencyTable, settings: NearestSettings
+    ) -> None:
+        self._frontiers, self._router, self._latency, self._settings = frontiers, router, latency, settings
+        self._chosen: Planner = PlainPlanner()
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
-        self.domain = self._router.route(prompt).domain
-        self._fixed = FixedPlanner(self._frontiers[self.domain], self._latency)
+        route = self._router.route(prompt)
+        self.domain = route.domain
+        if not route.known and self._settings.strangers != "nearest":
+            self.domain = MIXTURE if self._settings.strangers == "mix" else None
+        frontier = self._frontiers.get(self.domain or "")
+        self._chosen = PlainPlanner() if frontier is None else FixedPlanner(frontier, self._latency)
 
     def plan(self, context: int) -> Plan:
         """The best of that domain's frontier."""
-        assert self._fixed is not None, "start() comes first"
-        return self._fixed.plan(context)
+        return self._chosen.plan(context)
 
 
 class AutoPlanner(BasePlanner):
@@ -127,11 +133,11 @@ class AutoPlanner(BasePlanner):
         """Let the guard judge the cycle."""
         if self._current is not None:
             costs = self._current.costs
-            self._guard.observe(cycle, costs.plain, float(costs.verification(cycle.drafted)))
+            self._guard.observe(cycle, costs.plain, float(costs.verification(cycle.verified - 1)))
 
 
 def _speculate(option: Option, expected: float) -> Plan:
-    return Plan(
+    return Plan.masked(
         f"draft {option.draft_length} with {option.entry.name}: {expected:.2f}x predicted",
         option.entry.mask,
         option.draft_length,

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
-
-import torch
 from torch import Tensor
 
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
-from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.plan import BasePlanner, Cycle, PlainPlanner, Plan, Planner
+from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.session import Prefill, Session
-from ssd_runtime.states import ReferenceStates, RowGroup
 
 
 class KnapsackPlanner(BasePlanner):
-    """Plain steps until there are states to search on, then the mask of most tokens a second (KnapSpec §3.5)."""
+    """What `first` plans until there are states to search on, then the mask of most tokens a second (KnapSpec §3.5)."""
 
     wants_states = True
 
-    def __init__(self, latency: LatencyTable, settings: KnapsackSettings) -> None:
+    def __init__(self, latency: LatencyTable, settings: KnapsackSettings, first: Planner | None = None) -> None:
         self._latency, self._settings = latency, settings
-        self._recent: deque[list[Tensor]] = deque(maxlen=settings.window)
+        self._first = first or PlainPlanner()
+        self._recent = RecentStates(settings.window)
         self._cycles = 0
         self._plan: Plan | None = None
         self._session: Session | None = None
@@ -31,29 +29,27 @@ class KnapsackPlanner(BasePlanner):
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep hold of the session whose cache the searches read."""
         self._session = session
+        self._first.start(session, prompt)
+        self.domain = self._first.domain
 
     def plan(self, context: int) -> Plan:
         """The plan of the latest search; searches when one is due."""
-        due = len(self._recent) == self._settings.window and self._cycles >= self._settings.refresh
-        if due or (self._plan is None and len(self._recent) == self._settings.window):
+        ready = len(self._recent) >= self._settings.window
+        if ready and (self._plan is None or self._cycles >= self._settings.refresh):
             self._plan, self._cycles = self._search(context), 0
-        return self._plan or Plan("plain: collecting hidden states")
+        return self._plan or self._first.plan(context)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Keep the states of the tokens that the cycle committed."""
         assert states is not None, "this planner wants states"
-        self._recent.append(states)
+        self._recent.add(states)
         self._cycles += 1
 
     def _search(self, context: int) -> Plan:
         assert self._session is not None, "start() comes first"
-        states = [torch.cat(rows) for rows in zip(*self._recent, strict=True)]
-        decoder, rows = self._session.decoder, states[0].shape[0]
-        targets = torch.cat([decoder.logits(part).argmax(-1) for part in states[-1].split(64)])
-        group = RowGroup(self._session.cache, context - rows, 0, rows)
         found = search_knapsack(
-            decoder,
-            ReferenceStates(states, targets, [group]),
+            self._session.decoder,
+            self._recent.reference(self._session),
             Weights.of(self._latency, context),
             self._settings.similarity,
             self._settings.budget,
@@ -74,4 +70,4 @@ class KnapsackPlanner(BasePlanner):
         share = candidate.mask.attention_skipped + candidate.mask.mlp_skipped
         reason = f"knapsack skips {share} of {len(candidate.mask)}: {rate:.1f} tokens/s predicted"
         longest = self._settings.max_draft if early > 0 else length
-        return rate, Plan(reason, candidate.mask, longest, early, "knapsack")
+        return rate, Plan.masked(reason, candidate.mask, longest, early, "knapsack")

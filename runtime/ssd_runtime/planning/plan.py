@@ -8,21 +8,39 @@ from typing import Protocol
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.draft import Drafter
+from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
 from ssd_runtime.session import Prefill, Session
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next cycle: draft `draft_length` tokens with `mask`, or a plain step when the length is 0."""
+    """The next cycle: draft up to `draft_length` tokens with `drafter`, or a plain step without one."""
 
     reason: str
     """One phrase for `--explain`."""
-    mask: SkipMask | None = None
+    drafter: Drafter | None = None
     draft_length: int = 0
-    threshold: float = 0.0
-    """Drafting ends behind a token less probable than this."""
     entry: str | None = None
     """Which frontier entry the mask is, as `domain[index]`."""
+
+    @classmethod
+    def masked(
+        cls,
+        reason: str,
+        mask: SkipMask,
+        draft_length: int,
+        threshold: float = 0.0,
+        entry: str | None = None,
+        branching: Branching = CHAIN,
+    ) -> Plan:
+        """Draft without the sub-layers of `mask`."""
+        return cls(reason, Masked(mask, threshold, branching), draft_length, entry)
+
+    @property
+    def mask(self) -> SkipMask | None:
+        """What drafting skips; None where it does not go by a mask."""
+        return self.drafter.mask if isinstance(self.drafter, Masked) else None
 
 
 PLAIN = Plan("plain decoding")
@@ -36,11 +54,17 @@ class Cycle:
     context: int
     """Tokens in the cache when it began."""
     drafted: int
+    """Draft steps: siblings are not counted."""
     accepted: int
+    """Drafted tokens of the chain that stood."""
     tokens: list[int]
-    """What it yielded: the accepted drafts and the token behind them, cut at the end of generation."""
+    """What it yielded: the tokens that stood and the one behind them, cut at the end of generation."""
+    verified: int
+    """Rows of the verification: the pending token, the drafted ones and their siblings."""
     draft_seconds: float
     verify_seconds: float
+    plan_seconds: float = 0.0
+    """Deciding on the plan, searches for masks included."""
 
     @property
     def seconds(self) -> float:

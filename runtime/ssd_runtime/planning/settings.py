@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class NearestSettings:
+    """KNN-SSD's parameters at run time."""
+
+    strangers: Literal["nearest", "mix", "plain"] = "nearest"
+    """Where a prompt goes that is like no domain: the nearest one's masks as in the paper, the mixture's, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +30,78 @@ class KnapsackSettings:
     """D: longest draft."""
     confidence: float = 0.7
     """Drafting ends behind a token less probable than this; 0 for the length of most tokens a second instead."""
+    warm_start: int = 1
+    """1 to draft with the bundle's masks, where there is one, until the first search; 0 for plain steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaspSettings:
+    """CLaSp's parameters; the paper gives no default for `refresh` and `max_draft`."""
+
+    skip: float = 0.5
+    """Share of the layers to skip: 44 of 80 in the paper's best case, half of them on average."""
+    refresh: int = 32
+    """Verifications between searches; the paper's speed falls beyond 128."""
+    confidence: float = 0.7
+    """Drafting ends behind a token less probable than this."""
+    max_draft: int = 10
+    """K: longest draft."""
+    sublayers: int = 0
+    """1 to skip attention and MLP blocks one by one, 0 for whole layers as in the paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwiftSettings:
+    """SWIFT's parameters with its published defaults; `confidence`, its epsilon, is not published."""
+
+    window: int = 32
+    """gamma: generated tokens on which candidates are compared."""
+    steps: int = 1000
+    """S: most candidates; 0 to stay with the uniform mask."""
+    bayes_interval: int = 25
+    """beta: every so many candidates comes from the Gaussian process, the others are random."""
+    enough: float = 0.95
+    """Matchness that ends the search."""
+    idle: int = 300
+    """Candidates without a better one that end the search."""
+    skip: float = 0.5
+    """Share of the sub-layers to skip at first."""
+    least_skip: float = 0.4
+    """Where the share ends that steps down while acceptance stays low."""
+    acceptance: float = 0.7
+    """Draft acceptance rate below which fewer sub-layers are skipped."""
+    max_draft: int = 25
+    """N_D: longest draft."""
+    confidence: float = 0.7
+    """epsilon: drafting ends behind a token less probable than this; 0 to draft to the end."""
+    tree: int = 1
+    """1 to verify further candidates beside unsure tokens, 0 for chains."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExitSettings:
+    """SpecBound's parameters with its published defaults; -1 for what the bundle has tuned, else the default."""
+
+    depth: float = -1.0
+    """Deepest exit, as a share of the layers: 10 of 32 in the paper."""
+    width: int = -1
+    """Most drafted tokens: 8 in the paper."""
+    threshold: float = -1.0
+    """Annealed confidence at which a token leaves: 0.55 in the paper."""
+    annealing: float = -1.0
+    """alpha: how much hotter the softmax is in shallow layers: 0.2 in the paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelSettings:
+    """DEL's parameters as KnapSpec describes it; the intervals are ours."""
+
+    every: int = 4
+    """Layers between possible exits."""
+    refresh: int = 16
+    """Cycles between looks at what each exit would have predicted."""
+    max_draft: int = 10
+    """Longest draft."""
+    memory: float = 0.9
+    """What share of an exit's record a new look leaves."""

@@ -8,29 +8,56 @@ from typing import Any
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.exits import ExitHeads
+from ssd_runtime.planning.bounded_exit import BoundedExitPlanner
+from ssd_runtime.planning.clasp import ClaspPlanner
+from ssd_runtime.planning.del_exit import DelPlanner
 from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner, Planner
+from ssd_runtime.planning.settings import NearestSettings
+from ssd_runtime.planning.swift import SwiftPlanner, SwiftSearch
 from ssd_runtime.routing import Router
 
 MakePlanner = Callable[[], Planner]
+"""Called once a request. What its planners share is the state of a stream of requests: SWIFT's search alone has any."""
 
 
-def make_strategy(name: str, settings: Any, bundle: Bundle | None, latency: LatencyTable | None) -> MakePlanner:
-    """What makes a planner for each request."""
+def make_strategy(
+    name: str, settings: Any, decoder: Decoder, bundle: Bundle | None, latency: LatencyTable | None
+) -> MakePlanner:
+    """What makes a planner for each request of one stream."""
+    layers = decoder.shape.num_layers
     if name == "plain":
         return PlainPlanner
+    if name == "clasp":
+        return lambda: ClaspPlanner(settings)
+    if name == "swift":
+        search = SwiftSearch(layers, settings)
+        return lambda: SwiftPlanner(search)
+    router = Router(bundle.anchors) if bundle is not None else None
+    if name in ("exit", "del"):
+        heads = ExitHeads(decoder, bundle.exits if bundle is not None else None)
+        if name == "del":
+            return lambda: DelPlanner(heads, layers, settings)
+        tuned = {record.name: record.exit for record in bundle.domains.values() if record.exit} if bundle else {}
+        return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
-    if name == "knapsack":
+    if bundle is None or router is None:
+        assert name == "knapsack", "check_strategy() comes first"
         return lambda: KnapsackPlanner(latency, settings)
-    assert bundle is not None, "check_strategy() comes first"
-    frontiers = {domain: Frontier.of(record, bundle.model.num_layers) for domain, record in bundle.domains.items()}
+    frontiers = {domain: Frontier.of(record, layers) for domain, record in bundle.domains.items()}
     if name.startswith("fixed:"):
         chosen = frontiers.get(name.removeprefix("fixed:"))
         if chosen is None:
             raise UserError(f"--strategy {name}: the bundle has no such domain; it has {', '.join(frontiers)}")
         return lambda: FixedPlanner(chosen, latency)
-    router = Router(bundle.anchors)
     if name == "knn":
-        return lambda: NearestAnchorPlanner(frontiers, router, latency)
+        return lambda: NearestAnchorPlanner(frontiers, router, latency, settings)
+    if name == "knapsack":
+        warm = NearestSettings() if settings.warm_start else None
+        return lambda: KnapsackPlanner(
+            latency, settings, NearestAnchorPlanner(frontiers, router, latency, warm) if warm else None
+        )
     return lambda: AutoPlanner(frontiers, router, latency)

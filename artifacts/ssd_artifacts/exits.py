@@ -1,0 +1,54 @@
+"""Fitted exit heads: what carries an inner layer's state over to the last layer's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from ssd_profiles.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class ExitSet:
+    """One affine map for each of some layers, of states behind the final norm: y = x W + b.
+
+    `layers` are numbers of layers gone through, from 1, ascending; `weights` [layers, d, d], `biases` [layers, d].
+    """
+
+    layers: tuple[int, ...]
+    weights: NDArray[np.float16]
+    biases: NDArray[np.float16]
+
+    def to_bytes(self) -> bytes:
+        """The set as a safetensors file."""
+        tensors = {"weights": np.ascontiguousarray(self.weights), "biases": np.ascontiguousarray(self.biases)}
+        return save(tensors, {"exits": json.dumps({"layers": list(self.layers)})})
+
+    @classmethod
+    def from_file(cls, path: str, num_layers: int) -> ExitSet:
+        """Inverse of `to_bytes`. Raises UserError when the file is damaged or not for so many layers."""
+        try:
+            with safe_open(path, framework="numpy") as file:
+                layers = tuple(json.loads((file.metadata() or {})["exits"])["layers"])
+                exits = cls(layers, file.get_tensor("weights"), file.get_tensor("biases"))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: damaged exits ({error}); compile the bundle again") from None
+        exits._check(path, num_layers)
+        return exits
+
+    def _check(self, path: str, num_layers: int) -> None:
+        count, width = len(self.layers), self.biases.shape[-1]
+        sound = (
+            all(isinstance(layer, int) and 1 <= layer < num_layers for layer in self.layers)
+            and list(self.layers) == sorted(set(self.layers))
+            and self.weights.shape == (count, width, width)
+            and self.biases.shape == (count, width)
+            and bool(np.all(np.isfinite(self.weights)) and np.all(np.isfinite(self.biases)))
+        )
+        if not sound:
+            raise UserError(f"{path}: damaged exits (shapes or values); compile the bundle again")

@@ -1,0 +1,95 @@
+"""Exit heads, fitted in closed form: what the last layer would make of an inner layer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssd_artifacts.exits import ExitSet
+from ssd_compiler.calibrate import Sample
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.session import PREFILL_CHUNK, Session
+
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+"""Strengths of the pull towards leaving states as they are, ÷ the mean square of a feature; the best one is taken."""
+HELD_BACK = 5
+"""One in so many samples decides on the strength."""
+
+Tick = Callable[[], None]
+
+
+def exit_layers(num_layers: int, count: int) -> tuple[int, ...]:
+    """`count` numbers of layers spread over the depth, the last layer left out."""
+    return tuple(sorted({max(1, round(num_layers * (i + 1) / (count + 1))) for i in range(min(count, num_layers - 1))}))
+
+
+@torch.inference_mode()
+def fit_exits(decoder: Decoder, samples: Sequence[Sample], layers: Sequence[int], tick: Tick) -> ExitSet:
+    """Ridge regressions from states behind `layers` to those behind the last, both behind the final norm.
+
+    On all tokens of the samples' prompts and continuations. What is regressed is the difference from the identity,
+    since a residual stream changes slowly: without data an exit is the model's head on the state as it is.
+    """
+    fits = {layer: _Regression(decoder.shape.hidden) for layer in layers}
+    held: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
+    for number, sample in enumerate(samples):
+        session = Session(decoder)
+        for chunk in _chunks(sample.prompt + sample.continuation[:-1]):
+            states: list[Tensor] = []
+            session.forward(chunk, states=states)
+            session.commit(chunk)
+            last = decoder.norm(states[-1])
+            for layer in layers:
+                x = decoder.norm(states[2 * layer])
+                if len(samples) > 1 and number % HELD_BACK == HELD_BACK - 1:
+                    held[layer].append((x, last))
+                else:
+                    fits[layer].add(x, last)
+        tick()
+    solved = [fits[layer].best(held[layer]) for layer in layers]
+    return ExitSet(
+        tuple(layers),
+        np.stack([weight.cpu().numpy().astype(np.float16) for weight, _ in solved]),
+        np.stack([bias.cpu().numpy().astype(np.float16) for _, bias in solved]),
+    )
+
+
+class _Regression:
+    """Sums over rows for y - x = [x, 1] A, in fp64."""
+
+    def __init__(self, width: int) -> None:
+        self._gram = torch.zeros(width + 1, width + 1, dtype=torch.float64)
+        self._cross = torch.zeros(width + 1, width, dtype=torch.float64)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Take in rows [n, width]."""
+        left, right = _extended(x), (y - x).cpu().double()
+        self._gram += left.T @ left
+        self._cross += left.T @ right
+
+    def best(self, held: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Weight [width, width] and bias [width] of y = x W + b, of the strength that errs least on `held` rows."""
+        found = [self._solve(ridge) for ridge in RIDGES]
+        if not held:
+            return found[len(found) // 2]
+        errors = [sum(float(((x @ weight + bias - y) ** 2).sum()) for x, y in held) for weight, bias in found]
+        return found[int(np.argmin(errors))]
+
+    def _solve(self, ridge: float) -> tuple[Tensor, Tensor]:
+        width = self._cross.shape[1]
+        pull = torch.full((width + 1,), ridge * float(self._gram.diagonal()[:-1].mean()), dtype=torch.float64)
+        pull[-1] = 1e-9  # a bias costs nothing
+        change = torch.linalg.solve(self._gram + torch.diag(pull), self._cross)
+        return (change[:-1] + torch.eye(width, dtype=torch.float64)).float(), change[-1].float()
+
+
+def _extended(x: Tensor) -> Tensor:
+    rows = x.cpu().double()
+    return torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], 1)
+
+
+def _chunks(ids: list[int]) -> list[list[int]]:
+    return [ids[i : i + PREFILL_CHUNK] for i in range(0, len(ids), PREFILL_CHUNK)]

@@ -1,0 +1,86 @@
+"""Drafts by the model's first layers, whose work verification goes on from (SpecBound §2.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.formulas import annealed_temperature
+from ssd_runtime.drafting.draft import Begun, Draft
+from ssd_runtime.exits import ExitHeads
+from ssd_runtime.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExit:
+    """Each token leaves behind the first of `stops` layers where it is sure enough; the last stop is the depth bound.
+
+    A token that is not sure there ends the draft: it is not guessed at, but joins the verification, which yields
+    its successor. Where the draft ends by its length instead, its last token is brought as deep as the deepest
+    before it together with those that left earlier, and joins the verification too, for the bonus token.
+    """
+
+    heads: ExitHeads
+    stops: tuple[int, ...]
+    """Layers behind which a token may leave, ascending."""
+    threshold: float
+    annealing: float = 0.0
+
+    def draft(self, session: Session, pending: int, length: int) -> Draft:
+        """Up to `length` tokens."""
+        rows, tokens = _Rows(session), list[int]()
+        rows.add(pending)
+        while (token := self._leave(rows)) is not None:
+            tokens.append(token)
+            rows.add(token)
+            if len(tokens) == length:
+                rows.advance(rows.deepest)
+                break
+        return Draft(tokens, begun=Begun(2 * rows.deepest, torch.cat(rows.states)))
+
+    def _leave(self, rows: _Rows) -> int | None:
+        """The token behind the last row, from the first layer that is sure of one; None where none is."""
+        layers = rows.session.decoder.shape.num_layers
+        for stop in self.stops:
+            rows.advance(stop)
+            temperature = annealed_temperature(stop, layers, self.annealing)
+            token, probability = self.heads.choose(stop, rows.states[-1], temperature)
+            if probability >= self.threshold:
+                return token
+        return None
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The hidden-state cache: how deep each token has got, and its state there.
+
+    A token needs the keys of those before it in every layer it runs through. So where it goes deeper than these
+    went, they come along from where they left: depths never rise from one row to the next.
+    """
+
+    session: Session
+    states: list[Tensor] = field(default_factory=list)
+    """Each [1, hidden]."""
+    depths: list[int] = field(default_factory=list)
+
+    @property
+    def deepest(self) -> int:
+        """Layers that the first token has been through."""
+        return self.depths[0]
+
+    def add(self, token: int) -> None:
+        """One token more, at its embedding."""
+        self.states.append(self.session.decoder.embed([token]))
+        self.depths.append(0)
+
+    def advance(self, depth: int) -> None:
+        """Bring the last token to `depth`, and with it all that are not as deep."""
+        while (level := self.depths[-1]) < depth:
+            begin = self.depths.index(level)
+            # Those just ahead are joined where they left.
+            until = min(depth, self.depths[begin - 1]) if begin else depth
+            x = self.session.run(torch.cat(self.states[begin:]), ahead=begin, first=2 * level, last=2 * until)
+            self.states[begin:] = x.split(1)
+            self.depths[begin:] = [until] * len(x)

@@ -1,0 +1,49 @@
+"""DEL: drafts by the first layers, as many as give most tokens a layer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ssd_profiles.formulas import tokens_per_layer
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.exits import ExitHeads
+from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.settings import DelSettings
+
+
+class DelPlanner(BasePlanner):
+    """The exit layer and draft length of highest TPL (KnapSpec eq. 2), every token drafted leaving there.
+
+    An exit's token agreement comes from shadow tokens: what it would have predicted where the full model has just
+    verified. Looking costs a pass through the head for every exit, so it is done every so many cycles.
+    """
+
+    def __init__(self, heads: ExitHeads, num_layers: int, settings: DelSettings) -> None:
+        self._heads, self._layers, self._settings = heads, num_layers, settings
+        self._seen = dict.fromkeys(range(settings.every, num_layers, settings.every), (0.0, 0.0))
+        """Layer to (tokens looked at, tokens it had right), old ones counting less."""
+        self._cycles = 0
+        self.wants_states = True
+
+    def plan(self, context: int) -> Plan:
+        """Draft from the best exit; a plain step until there is something to go by."""
+        if not self._cycles or not self._seen:
+            return Plan("plain: looking at every exit")
+        rate, layer, length = max(
+            (tokens_per_layer(right / max(looked, 1e-9), length, layer, self._layers), layer, length)
+            for layer, (looked, right) in self._seen.items()
+            for length in range(1, self._settings.max_draft + 1)
+        )
+        reason = f"exit behind layer {layer} of {self._layers}: {rate * self._layers:.2f}x in layers"
+        return Plan(reason, EarlyExit(self._heads, (layer,), 0.0), length)
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        """Look at what the exits would have said, where it is time to."""
+        self._cycles += 1
+        self.wants_states = self._cycles % self._settings.refresh == 0
+        if states is None:
+            return
+        targets, keep = self._heads.logits(self._layers, states[-1]).argmax(-1), self._settings.memory
+        for layer, (looked, right) in self._seen.items():
+            same = self._heads.logits(layer, states[2 * layer]).argmax(-1) == targets
+            self._seen[layer] = keep * looked + len(targets), keep * right + int(same.sum())

@@ -1,0 +1,186 @@
+"""SWIFT: masks tried on the fly against what the model has just generated, kept for the whole stream of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor
+
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.masked import CHAIN, Branching
+from ssd_runtime.gaussian import most_promising
+from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.recent import RecentStates
+from ssd_runtime.planning.settings import SwiftSettings
+from ssd_runtime.session import Prefill, Session
+from ssd_runtime.states import ReferenceStates, drafted_as
+
+TREE: Branching = ((0.5, 10), (0.8, 5), (0.95, 3), (1.0, 1))
+"""Candidates a place by the probability of its token (SWIFT §4.2)."""
+SKIP_STEP = 0.05
+JUDGED = 64
+"""Draft steps over which the acceptance rate is judged."""
+FALLEN = 0.1
+"""A finished search is begun again when its mask's matchness on a new request is lower by this much."""
+POOL = 256
+"""Masks that the Gaussian process chooses from."""
+
+
+@dataclass(slots=True)
+class SwiftSearch:
+    """What one stream of requests has found out so far. It outlives a request: this planner's declared state.
+
+    The first and last layer are never skipped. Scores are compared on one request's tokens only: with a new request
+    the best mask is scored again, so that an easy prompt cannot block later ones.
+    """
+
+    num_layers: int
+    settings: SwiftSettings
+    best: SkipMask = field(init=False)
+    score: float = 0.0
+    """The best mask's matchness on the current request."""
+    skip: float = field(init=False)
+    tried: int = 0
+    idle: int = 0
+    finished_at: float | None = None
+    """The best mask's matchness when the search ended; None while it goes on."""
+    _random: np.random.Generator = field(init=False)
+    _seen: list[tuple[SkipMask, float]] = field(default_factory=list)
+    _drafted: int = 0
+    _accepted: int = 0
+
+    def __post_init__(self) -> None:
+        self.skip = self.settings.skip
+        self._random = np.random.default_rng(self.settings.seed)
+        self._begin(self._uniform())
+
+    @property
+    def free(self) -> range:
+        """Sub-layers that may be skipped."""
+        return range(2, 2 * self.num_layers - 2)
+
+    @property
+    def running(self) -> bool:
+        """Whether there are masks to be tried."""
+        return self.finished_at is None
+
+    def suggest(self) -> SkipMask:
+        """The next mask to try: every so often the Gaussian process's, else a random one (SWIFT eq. 2)."""
+        if (self.tried + 1) % self.settings.bayes_interval == 0 and len(self._seen) > 1:
+            pool = [self._near(self.best) for _ in range(POOL // 2)] + [self._any() for _ in range(POOL // 2)]
+            tried = np.asarray([mask.bits for mask, _ in self._seen], bool)
+            candidates = np.asarray([mask.bits for mask in pool], bool)
+            return pool[most_promising(tried, [score for _, score in self._seen], candidates)]
+        return self._any()
+
+    def record(self, mask: SkipMask, score: float) -> None:
+        """Take in a mask's matchness; the best one drafts from now on. Ends the search where it should end."""
+        settings = self.settings
+        self._seen.append((mask, score))
+        self.tried += 1
+        self.idle += 1
+        if score > self.score:
+            self.best, self.score, self.idle = mask, score, 0
+        if self.score > settings.enough or self.tried >= settings.steps or self.idle >= settings.idle:
+            self.finished_at = self.score
+
+    def rescored(self, score: float) -> None:
+        """Take in the best mask's matchness on a new request; what others had on an earlier one counts no more."""
+        self.score = score
+        self._seen = [(self.best, score)]
+        if self.finished_at is not None and score < min(self.finished_at - FALLEN, self.settings.enough):
+            self._begin(self.best, score)
+
+    def drafted(self, steps: int, accepted: int) -> None:
+        """Take in a cycle; where too little is accepted for long, skip less and search again."""
+        self._drafted, self._accepted = self._drafted + steps, self._accepted + accepted
+        if self._drafted < JUDGED:
+            return
+        low = self._accepted < self.settings.acceptance * self._drafted
+        self._drafted = self._accepted = 0
+        lower = max(self.skip - SKIP_STEP, min(self.settings.least_skip, self.skip))
+        if low and lower < self.skip:
+            self.skip = lower
+            self._begin(self._uniform())
+
+    def _begin(self, best: SkipMask, score: float = 0.0) -> None:
+        self.best, self.score, self.tried, self.idle, self._seen = best, score, 0, 0, []
+        self.finished_at = None if self.settings.steps else score
+
+    @property
+    def _count(self) -> int:
+        return min(round(self.skip * 2 * self.num_layers), len(self.free))
+
+    def _uniform(self) -> SkipMask:
+        places = np.linspace(0, len(self.free) - 1, self._count).round().astype(int) if self._count else ()
+        return self._mask(self.free[int(place)] for place in places)
+
+    def _any(self) -> SkipMask:
+        return self._mask(self._random.choice(self.free, self._count, replace=False))
+
+    def _near(self, mask: SkipMask) -> SkipMask:
+        """`mask` with up to four skipped sub-layers exchanged for others."""
+        skipped, kept = list(mask), [index for index in self.free if not mask.bits[index]]
+        count = min(int(self._random.integers(1, 5)), len(skipped), len(kept))
+        out = self._random.choice(skipped, count, replace=False) if count else ()
+        into = self._random.choice(kept, count, replace=False) if count else ()
+        return self._mask({*skipped} - {int(i) for i in out} | {int(i) for i in into})
+
+    def _mask(self, skipped: Iterable[int]) -> SkipMask:
+        return SkipMask.of(self.num_layers, {int(index) for index in skipped})
+
+
+class SwiftPlanner(BasePlanner):
+    """Drafts with the stream's best mask; tries one candidate a cycle once there are tokens to compare on."""
+
+    wants_states = True
+
+    def __init__(self, search: SwiftSearch) -> None:
+        self._search = search
+        self._recent = RecentStates(search.settings.window)
+        self._context: ReferenceStates | None = None
+        self._session: Session | None = None
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Keep hold of the session whose cache candidates are compared on."""
+        self._session = session
+
+    def plan(self, context: int) -> Plan:
+        """Draft with the best mask so far, tried against candidates while the search goes on."""
+        search, settings = self._search, self._search.settings
+        if self._context is not None and search.running:
+            candidate = search.suggest()
+            search.record(candidate, self._matchness(candidate))
+        stage = f"{search.tried} masks tried" if search.running else "search finished"
+        return Plan.masked(
+            f"swift skips {len(list(search.best))} of {2 * search.num_layers}: {stage}",
+            search.best,
+            settings.max_draft,
+            settings.confidence,
+            "swift",
+            TREE if settings.tree else CHAIN,
+        )
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        """Gather the window of tokens that candidates of this request are compared on; then only count."""
+        search = self._search
+        search.drafted(cycle.drafted, cycle.accepted)
+        if self._context is not None or not search.settings.steps:
+            return
+        assert states is not None, "this planner wants states"
+        assert self._session is not None, "start() comes first"
+        self._recent.add(states)
+        if self._recent.tokens >= search.settings.window:
+            self._context, self.wants_states = self._recent.reference(self._session), False
+            search.rescored(self._matchness(search.best))
+
+    def _matchness(self, mask: SkipMask) -> float:
+        """Share of the window's tokens that the masked model predicts, each behind the target's own keys (eq. 4)."""
+        assert self._session is not None, "start() comes first"
+        assert self._context is not None, "the window comes first"
+        # The request has gone on since: the slots behind the window hold committed tokens.
+        groups = [replace(group, spare=self._session.committed) for group in self._context.groups]
+        trace = drafted_as(self._session.decoder, replace(self._context, groups=groups), mask, 1)[0]
+        return float(trace.matches.mean())

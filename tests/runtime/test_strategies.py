@@ -1,0 +1,223 @@
+"""Each paper's strategy: the output of plain decoding, and what its paper says it does."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from bench.planted import plant
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.gaussian import most_promising
+from ssd_runtime.generate import Generation, Limits, generate
+from ssd_runtime.knapsack import Weights, search_knapsack
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.recent import RecentStates
+from ssd_runtime.planning.settings import SwiftSettings
+from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+from ssd_runtime.planning.swift import FALLEN, SwiftSearch
+from ssd_runtime.session import Session
+from ssd_runtime.states import ReferenceStates
+from ssd_runtime.strategies import WITHOUT_BUNDLE, read_settings
+from tests.models import tiny_model
+from tests.tables import latency_table
+
+MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.02, 4)
+DECODER = Decoder(MODEL)
+FAST: dict[str, list[str]] = {
+    "knapsack": ["refresh=6", "window=3"],
+    "clasp": ["refresh=4"],
+    "swift": ["window=8", "steps=60", "bayes_interval=5"],
+    "exit": ["threshold=0.1", "depth=0.8"],
+    "del": ["every=1", "refresh=3"],
+}
+
+
+def strategy(name: str, *assignments: str, decoder: Decoder = DECODER) -> MakePlanner:
+    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
+    return make_strategy(name, read_settings(name, list(assignments)), decoder, None, table)
+
+
+def plainly(ids: list[int], new: int) -> list[int]:
+    return generate(Session(DECODER), ids, PlainPlanner(), Limits(new)).token_ids
+
+
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_a_stream_of_prompts_gives_plain_decoding(name: str) -> None:
+    make = strategy(name, *FAST[name])
+    drafted = 0
+    for ids in ([7, 7, 9], [1, 2, 3, 4], [50, 40, 30], [5]):
+        got = generate(Session(DECODER), ids, make(), Limits(120))
+        assert got.token_ids == plainly(ids, 120)
+        drafted += got.num_draft_tokens
+    assert drafted > 20
+
+
+@pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3"])
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_families_with_windows_and_switches(name: str, variant: str) -> None:
+    model = tiny_model(variant, seed=1)
+    decoder, ids = Decoder(model), list(range(2, 14))
+    got = generate(Session(decoder), ids, strategy(name, *FAST[name], decoder=decoder)(), Limits(60))
+    out = model.generate(torch.tensor([ids]), max_new_tokens=60, do_sample=False)[0, len(ids) :].tolist()
+    assert got.token_ids == out
+
+
+def test_settings_are_checked() -> None:
+    assert set(FAST) < set(WITHOUT_BUNDLE)
+    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=nan"):
+        with pytest.raises(UserError, match="--set"):
+            read_settings("swift", [bad])
+    assert read_settings("knn", ["strangers=mix"]).strangers == "mix"
+    with pytest.raises(UserError, match="nearest, mix, plain"):
+        read_settings("knn", ["strangers=away"])
+
+
+# CLaSp
+
+
+def recent_reference(tokens: int) -> ReferenceStates:
+    """States of the last of some tokens that the model has just generated."""
+    session, ids, states = Session(DECODER), [3, 1, 4, 1, 5], list[torch.Tensor]()
+    session.prefill(ids)
+    session.forward(plainly(ids, tokens), states=states)
+    session.commit(plainly(ids, tokens))
+    recent = RecentStates(1)
+    recent.add(states)
+    return recent.reference(session, 1)
+
+
+@torch.inference_mode()
+def cosine_of(reference: ReferenceStates, layers: set[int]) -> float:
+    """The last token's, its own keys without the skipped layers, all earlier ones the full model's."""
+    group = reference.groups[0]
+    x, session = reference.states[0], Session(DECODER)
+    session.cache = group.cache
+    mask = SkipMask.of(8, {index for layer in layers for index in (2 * layer, 2 * layer + 1)})
+    span = DECODER.span(group.cache, group.start, 1)
+    kept = [cache.clone() for cache in group.cache._layers]
+    x = DECODER.run(x, group.cache, span, mask)
+    group.cache._layers[:] = kept
+    return float(torch.cosine_similarity(DECODER.norm(x), DECODER.norm(reference.states[-1]), -1)[0])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_clasps_programme_comes_close_to_brute_force(count: int) -> None:
+    reference = recent_reference(40)
+    found = search_knapsack(DECODER, reference, Weights((1,) * 8), threshold=-1.0, exactly=count)
+    assert len(found) == 1
+    chosen = {index // 2 for index in found[0].mask}
+    assert len(chosen) == count
+    assert found[0].mask == SkipMask.of(8, {i for layer in chosen for i in (2 * layer, 2 * layer + 1)})
+    assert cosine_of(reference, chosen) == pytest.approx(found[0].cosine, abs=1e-4)
+    every = [cosine_of(reference, set(some)) for some in itertools.combinations(range(8), count)]
+    assert found[0].cosine >= np.quantile(every, 0.9)
+    assert found[0].cosine >= max(every) - 0.02
+
+
+def test_clasp_refreshes_by_verifications() -> None:
+    got = generate(Session(DECODER), [9, 8, 7], strategy("clasp", "refresh=3")(), Limits(100))
+    plans = [id(cycle.plan) for cycle in got.cycles]
+    runs = [len(list(group)) for _, group in itertools.groupby(plans)]
+    assert got.cycles[0].plan.mask is None
+    assert runs[1:-1] == [3] * (len(runs) - 2)
+    assert all(len(list(cycle.plan.mask)) == 8 for cycle in got.cycles[1:] if cycle.plan.mask)
+
+
+# SWIFT
+
+
+def test_swift_finds_weak_layers_and_keeps_them_for_the_stream() -> None:
+    make = strategy("swift", "window=16", "steps=200", "enough=1", "idle=200", "bayes_interval=10", "skip=0.3")
+    search = make()._search  # type: ignore[attr-defined]
+    before = search.best
+    runs = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(150)) for seed in range(1, 9)]
+    assert search.tried > 30, "the search goes on from prompt to prompt"
+    assert len(set(search.best) & set(WEAK)) >= len(set(before) & set(WEAK))
+    assert runs[-1].num_accepted_tokens / runs[-1].num_draft_tokens > 0.5
+    protected = {0, 1, 14, 15}
+    assert not protected & set(search.best)
+
+
+def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> None:
+    search = SwiftSearch(8, SwiftSettings(steps=100, enough=0.9))
+    search.record(search.suggest(), 0.95)
+    assert not search.running
+    chosen = search.best
+    search.rescored(0.95 - FALLEN / 2)
+    assert not search.running
+    search.rescored(0.5)
+    assert search.running
+    assert (search.best, search.score) == (chosen, 0.5)
+    # An easy prompt's score does not stand in the way of what is better on this one.
+    search.record(search.suggest(), 0.6)
+    assert search.score == 0.6
+
+
+def test_swift_ends_by_steps_and_by_idleness() -> None:
+    for settings, most in ((SwiftSettings(steps=7), 7), (SwiftSettings(idle=5), 5)):
+        search = SwiftSearch(8, settings)
+        tried = 0
+        while search.running:
+            search.record(search.suggest(), 0.0)
+            tried += 1
+        assert tried == most
+
+
+def test_swift_skips_less_while_acceptance_stays_low() -> None:
+    search = SwiftSearch(20, SwiftSettings())
+    sizes = [len(list(search.best))]
+    for _ in range(5):
+        search.drafted(64, 20)
+        sizes.append(len(list(search.best)))
+    assert sizes[:3] == [20, 18, 16]
+    assert sizes[3:] == [16] * 3, "it does not step below the least share"
+    kept = search.skip
+    search.drafted(64, 60)
+    assert search.skip == kept
+
+
+def test_without_steps_swift_keeps_the_uniform_mask() -> None:
+    make = strategy("swift", "steps=0")
+    got = generate(Session(DECODER), [5, 6], make(), Limits(60))
+    assert len({cycle.plan.mask for cycle in got.cycles}) == 1
+
+
+def test_the_gaussian_process_prefers_what_is_like_good_masks() -> None:
+    random = np.random.default_rng(0)
+    good = random.random(40) < 0.5
+    tried = np.asarray([good ^ (random.random(40) < share) for share in np.linspace(0.05, 0.5, 30)])
+    scores = [1 - float((mask != good).mean()) for mask in tried]
+    near, far = tried[int(np.argmax(scores))].copy(), ~good
+    near[np.flatnonzero(near != good)[0]] ^= True
+    assert most_promising(tried, scores, np.asarray([far, near])) == 1
+
+
+# DEL
+
+
+def test_del_drafts_from_one_exit_for_a_cycle() -> None:
+    got = generate(Session(DECODER), [2, 7, 1], strategy("del", "every=1", "refresh=4")(), Limits(80))
+    exits = [cycle.plan.drafter for cycle in got.cycles if isinstance(cycle.plan.drafter, EarlyExit)]
+    assert exits
+    assert all(len(drafter.stops) == 1 and drafter.threshold == 0.0 for drafter in exits)
+
+
+def speeds(got: Generation) -> float:
+    return len(got.token_ids) / got.target_forwards
+
+
+def test_swifts_tree_accepts_more_than_its_chain() -> None:
+    arguments = ["steps=0", "skip=0.5", "confidence=0"]
+    tree, chain = (
+        generate(Session(DECODER), [1, 2, 3], strategy("swift", *arguments, f"tree={tree}")(), Limits(150))
+        for tree in (1, 0)
+    )
+    assert tree.token_ids == chain.token_ids
+    assert speeds(tree) > speeds(chain)
+    assert max(cycle.verified - cycle.drafted for cycle in tree.cycles) > 1
