@@ -146,8 +146,8 @@ def _texts(loaded: LoadedModel, domains: Sequence[str]) -> list[tuple[int, list[
     for number, name in enumerate(domains):
         prompts = load_prompts(name, settings, loaded, lambda _: None)
         ids = [*prompts.search, *prompts.asked[:12]]
-        for each in continue_prompts(decoder, ids, 64, loaded.eos_ids, lambda: None):
-            found.append((number, each["prompt"] + each["continuation"]))
+        continued = continue_prompts(decoder, ids, 64, loaded.eos_ids, lambda: None)
+        found += [(number, each["prompt"] + each["continuation"]) for each in continued]
     return found
 
 

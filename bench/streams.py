@@ -1,6 +1,6 @@
 """A stream of prompts that moves from domain to domain with a mix ratio (KNN-SSD eq. 8).
 
-`python -m bench.streams --pool gsm8k=../shared/data/gsm8k/test.jsonl --pool humaneval=… --mix-ratio 0.3 --out stream.jsonl`
+`python -m bench.streams --pool gsm8k=../shared/data/gsm8k/test.jsonl --pool … --mix-ratio 0.3 --out stream.jsonl`
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from ssd_profiles.formulas import switch_probability
@@ -69,7 +70,7 @@ def main() -> None:
     pools = {name: read_pool(Path(path))[: arguments.count] for name, path in named.items()}
     stream = mixed_stream(pools, arguments.mix_ratio, arguments.seed)
     write_stream(stream, arguments.out)
-    switches = sum(a.domain != b.domain for a, b in zip(stream, stream[1:], strict=False))
+    switches = sum(a.domain != b.domain for a, b in pairwise(stream))
     print(f"{arguments.out}: {len(stream)} prompts, {switches} changes of domain")
 
 

@@ -82,7 +82,7 @@ def representatives(centred: Features, k: int, seed: int) -> dict[str, NDArray[n
     """The prompts nearest to the k centres of K-means in each domain by itself (KNN-SSD §5.1)."""
     found = {}
     for name, rows in centred.items():
-        centres = _k_means(rows, min(k, len(rows)), seed).cluster_centers_
+        centres = k_means(rows, min(k, len(rows)), seed).cluster_centers_
         found[name] = np.unique([np.linalg.norm(rows - centre, axis=1).argmin() for centre in centres])
     return found
 
@@ -108,7 +108,7 @@ RULES: Mapping[str, Callable[[Features, int, int], dict[str, NDArray[np.int64]]]
 def _joint_centres(centred: Features, seed: int) -> dict[str, Rows]:
     names = list(centred)
     owner = np.repeat(np.arange(len(names)), [len(centred[name]) for name in names])
-    means = _k_means(np.concatenate([centred[name] for name in names]), len(names), seed)
+    means = k_means(np.concatenate([centred[name] for name in names]), len(names), seed)
     centres = {name: centred[name].mean(0) for name in names}
     held = dict.fromkeys(names, 0)
     for cluster in range(len(names)):
@@ -120,7 +120,8 @@ def _joint_centres(centred: Features, seed: int) -> dict[str, Rows]:
     return centres
 
 
-def _k_means(rows: Rows, clusters: int, seed: int) -> KMeans:
+def k_means(rows: Rows, clusters: int, seed: int) -> KMeans:
+    """The best of ten runs."""
     with warnings.catch_warnings():
         # Fewer distinct prompts than clusters is nothing to tell the user about.
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -69,8 +68,8 @@ def search_knapsack(
         rest -= weight
         indices = range(item * width, (item + 1) * width)
         target = reference.states[indices[-1] + 1]
-        stay = level.where(lambda j, rest=rest: j + rest >= least)
-        move = level.where(lambda j, rest=rest, weight=weight: least - rest <= j + weight <= most)
+        stay = level.between(least - rest, most)
+        move = level.between(least - rest - weight, most - weight)
         executed = _execute(decoder, reference, indices, stay)
         level, choice = _better(executed, _Level([j + weight for j in move.weights], move.x), target, threshold)
         choices.append(choice)
@@ -87,8 +86,8 @@ class _Level:
     weights: list[int]
     x: Tensor
 
-    def where(self, keep: Callable[[int], bool]) -> _Level:
-        kept = [place for place, weight in enumerate(self.weights) if keep(weight)]
+    def between(self, least: int, most: int) -> _Level:
+        kept = [place for place, weight in enumerate(self.weights) if least <= weight <= most]
         if len(kept) == len(self.weights):
             return self
         return _Level([self.weights[place] for place in kept], self.x[kept])

@@ -93,7 +93,7 @@ def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
 
 def auto(axis: int, **domains: object) -> AutoPlanner:
     given = bundle(**domains)  # type: ignore[arg-type]
-    planner = AutoPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS), NearestSettings())
+    planner = AutoPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS))
     planner.start(None, prompt(axis))  # type: ignore[arg-type]
     return planner
 

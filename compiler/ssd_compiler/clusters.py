@@ -1,0 +1,39 @@
+"""Domains found in prompts that nobody has labelled: clusters of their features (KNN-SSD §5.3)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import silhouette_score
+
+from ssd_compiler.anchors import Rows, k_means
+from ssd_compiler.prompts import MIN_PROMPTS
+
+MOST_CLUSTERS = 8
+LEAST_SILHOUETTE = 0.05
+"""Below this the best partition is none: one domain."""
+
+
+def clusters(features: Rows, count: int | None, seed: int) -> NDArray[np.int64]:
+    """For each feature [prompts, d] the number of its cluster, the largest cluster being 0.
+
+    K-means on centred directions, so that distance is the routing's cosine. Without a `count`, the one up to
+    `MOST_CLUSTERS` of highest mean silhouette. Clusters too small for a domain fall to the nearest large one.
+    """
+    centred = features - features.mean(0)
+    rows = centred / np.linalg.norm(centred, axis=1, keepdims=True).clip(1e-12)
+    most = max(1, len(rows) // MIN_PROMPTS)
+    if count is not None:
+        return _assigned(rows, min(count, most), seed)
+    found = [_assigned(rows, n, seed) for n in range(2, min(MOST_CLUSTERS, most) + 1)]
+    scored = [(float(silhouette_score(rows, labels)), labels) for labels in found if len(set(labels.tolist())) > 1]
+    best = max(scored, key=lambda each: each[0], default=None)
+    return best[1] if best is not None and best[0] >= LEAST_SILHOUETTE else np.zeros(len(rows), np.int64)
+
+
+def _assigned(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
+    means = k_means(rows, count, seed)
+    sizes = np.bincount(means.labels_, minlength=count)
+    large = [int(i) for i in np.argsort(-sizes, kind="stable") if sizes[i] >= MIN_PROMPTS] or [int(sizes.argmax())]
+    distances = np.linalg.norm(rows[:, None] - means.cluster_centers_[large][None], axis=-1)
+    return distances.argmin(1).astype(np.int64)
