@@ -2,7 +2,8 @@
 
 `python -m bench.compare --artifact demo --prompts ../shared/data/spec_bench/dev.jsonl --out build/compare` is the quick
 mode: 26 prompts spread over the categories, 64 tokens. `--full` takes every prompt, 128 tokens. Killed, it goes on
-where it was. `plain again` is plain decoding a second time: what differs from 1 there is noise.
+where it was. The prompts are one stream, in their order: what a strategy learns it keeps. `plain again` is plain
+decoding a second time: what differs from 1 there is noise.
 """
 
 from __future__ import annotations
@@ -75,7 +76,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--artifact", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--contenders", default=",".join(QUICK), help=f"strategies, or peers: {', '.join(PEERS)}")
+    parser.add_argument(
+        "--contenders",
+        default=",".join(QUICK),
+        help=f"strategies, such as knn or swift+tree=0, or peers: {', '.join(PEERS)}",
+    )
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--count", type=int)
     parser.add_argument("--max-new-tokens", type=int)
@@ -99,9 +104,12 @@ def _contenders(
             except Unavailable as reason:
                 console.print(f"without {name}: {reason}")
             continue
-        check_strategy(name, bundle is not None)
+        strategy, *assignments = name.split("+")
+        check_strategy(strategy, bundle is not None)
         latency = known_latency(decoder, tables, key, lambda: measure_latency(decoder))
-        found[name] = ours(decoder, make_strategy(name, read_settings(name, []), decoder, bundle, latency))
+        found[name] = ours(
+            decoder, make_strategy(strategy, read_settings(strategy, assignments), decoder, bundle, latency)
+        )
     return found
 
 

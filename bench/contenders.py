@@ -76,6 +76,9 @@ def _cycles(done: Generation) -> dict[str, float]:
         "draft_tokens": sum(len(cycle.tokens) for cycle in drafting),
         "draft_seconds": sum(cycle.draft_seconds for cycle in drafting),
         "verify_seconds": sum(cycle.verify_seconds for cycle in drafting),
+        "skipped_attention": sum(cycle.plan.mask.attention_skipped for cycle in drafting if cycle.plan.mask),
+        "skipped_mlp": sum(cycle.plan.mask.mlp_skipped for cycle in drafting if cycle.plan.mask),
+        "plan_seconds": sum(cycle.plan_seconds for cycle in done.cycles),
         "plain_steps": len(plain),
         "plain_seconds": sum(cycle.seconds for cycle in plain),
     }

@@ -67,8 +67,9 @@ def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
     """M, alpha, measured costs c and v of drafting cycles, and the speed-up that the formulas make of them."""
     total = {key: sum(row.cycles.get(key, 0.0) for row in rows) for key in rows[0].cycles} if rows else {}
     steps = sum(row.cycles.get("plain_steps", 0.0) for row in plain)
+    planning = total.get("plan_seconds", 0.0) / max(1e-9, sum(row.seconds for row in rows))
     if not total.get("accepted") or not steps:
-        return {}
+        return {"share_planning": planning} if total else {}
     step = sum(row.cycles.get("plain_seconds", 0.0) for row in plain) / steps
     m, alpha = total["draft_tokens"] / total["drafts"], total["accepted"] / total["drafted"]
     c, v = total["draft_seconds"] / total["drafted"] / step, total["verify_seconds"] / total["drafts"] / step
@@ -77,6 +78,9 @@ def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
         "draft_acceptance_rate": alpha,
         "draft_cost": c,
         "verify_cost": v,
+        "share_planning": planning,
+        "skipped_attention": total["skipped_attention"] / total["drafts"],
+        "skipped_mlp": total["skipped_mlp"] / total["drafts"],
         "share_of_tokens_drafted": total["draft_tokens"] / sum(row.tokens for row in rows),
         "expected_speedup": expected_speedup(m, alpha, c),
         "expected_speedup_with_verification": expected_speedup(m, alpha, c, v),

@@ -34,7 +34,8 @@ def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: C
             drafted, expected = each["share_of_tokens_drafted"], each["expected_speedup_with_verification"]
             console.print(
                 f"{name}: c {each['draft_cost']:.3f}, v {each['verify_cost']:.3f}; "
-                f"E(Spd) {each['expected_speedup']:.3f}, with v {expected:.3f}; {drafted:.0%} of tokens drafted"
+                f"E(Spd) {each['expected_speedup']:.3f}, with v {expected:.3f}; {drafted:.0%} of tokens drafted; "
+                f"planning {each['share_planning']:.1%} of time"
             )
     by_category = Table(title=f"÷ {plain}, by category")
     names = [name for name in found if name != plain]

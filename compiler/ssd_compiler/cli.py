@@ -22,13 +22,17 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
 
+MOST_FOUND = 64
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()
 def compile_(
     model: Annotated[str | None, typer.Option(help="Hub id, folder, .gguf file, or `demo`.")] = None,
-    domains: Annotated[str, typer.Option(help="Packaged domains, comma-separated, e.g. cnn,gsm8k.")] = "",
+    domains: Annotated[
+        str, typer.Option(help="Packaged domains, e.g. cnn,gsm8k; or auto[:N] to find N in one --domain-file.")
+    ] = "",
     domain_file: Annotated[
         list[str] | None, typer.Option(help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.")
     ] = None,
@@ -59,9 +63,11 @@ def compile_(
         if joined is None:
             raise UserError("--model: none given; give a Hub id, a folder, a .gguf file or `demo`, or use --from")
         model = joined.model.spec(str(base))
+    found = _clusters(domains)
     settings = CompileSettings(
         model=model,
-        domains=tuple(name for name in domains.split(",") if name),
+        domains=() if found is not None else tuple(name for name in domains.split(",") if name),
+        clusters=found,
         domain_files=tuple(_named_file(text) for text in domain_file or []),
         base=str(base) if base is not None else None,
         device=device,
@@ -102,6 +108,10 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
             )
         if base is not None and name in base.domains:
             raise UserError(f"domain {name!r}: {settings.base} has it already; give others, or compile without --from")
+    if settings.clusters is not None and len(settings.domain_files) != 1:
+        raise UserError(
+            "--domains auto: finds domains in one file of prompts; give one --domain-file NAME=prompts.jsonl"
+        )
     for name in settings.domains:
         load_domain(name)
     for _, path in settings.domain_files:
@@ -110,6 +120,16 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
         raise UserError(f"--out: {out} cannot be replaced as a whole; name a folder inside it")
     if out.exists() and not ((out / "manifest.yaml").is_file() or (out.is_dir() and not any(out.iterdir()))):
         raise UserError(f"--out: {out} exists and is not a bundle; choose another folder")
+
+
+def _clusters(domains: str) -> int | None:
+    """N of `auto:N`, 0 of `auto`; None where domains are named."""
+    if domains.partition(":")[0] != "auto":
+        return None
+    count = domains.removeprefix("auto").removeprefix(":")
+    if domains != "auto" and not (count.isdigit() and 1 <= int(count) <= MOST_FOUND):
+        raise UserError(f"--domains {domains}: expected auto or auto:N with N from 1 to {MOST_FOUND}")
+    return int(count or 0)
 
 
 def _named_file(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from ssd_compiler.anchors import Rows, k_means
 from ssd_compiler.prompts import MIN_PROMPTS
 
 MOST_CLUSTERS = 8
-LEAST_SILHOUETTE = 0.05
+LEAST_SILHOUETTE = 0.1
 """Below this the best partition is none: one domain."""
 
 

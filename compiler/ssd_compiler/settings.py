@@ -18,6 +18,8 @@ class CompileSettings:
     domains: tuple[str, ...]
     domain_files: tuple[tuple[str, str], ...] = ()
     """(name, path) of domains that the user brings."""
+    clusters: int | None = None
+    """Domains to find in the one file that the user brings, 0 to choose their number; None to take it as one domain."""
     base: str | None = None
     """A bundle whose domains are kept as they are, and joined by these."""
     device: str | None = None

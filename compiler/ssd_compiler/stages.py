@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from ssd_artifacts.anchors import AnchorSet
-from ssd_artifacts.bundle import EXITS, Bundle
+from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_record import (
     MIXTURE,
     Choice,
     DomainRecord,
-    ExitChoice,
     FrontierEntry,
     SearchCost,
     Validation,
@@ -26,8 +25,8 @@ from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.anchors import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, reference_states, samples_of
-from ssd_compiler.exit_tuning import exit_traces, tune_exits
-from ssd_compiler.exits import exit_layers, fit_exits
+from ssd_compiler.cluster_stage import ClusterStage
+from ssd_compiler.exit_stage import ExitStage
 from ssd_compiler.progress import Reporter
 from ssd_compiler.prompts import DomainPrompts, load_prompts
 from ssd_compiler.report import html_report, json_report
@@ -38,7 +37,6 @@ from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.exits import ExitHeads
 from ssd_runtime.generate import Limits
 from ssd_runtime.models import LoadedModel
 from ssd_runtime.planning.throughput import Entry, best_option
@@ -81,6 +79,13 @@ class Stages:
 
         return LatencyTable.from_json(self.work.stage("latency", measure))
 
+    def find_domains(self) -> tuple[str, ...]:
+        """The new domains' names; those found in unlabelled prompts become files of the workspace."""
+        if self.settings.clusters is not None:
+            stage = ClusterStage(self.loaded, self.decoder, self.work, self.reporter)
+            self.settings = replace(self.settings, domain_files=stage.find(self.settings))
+        return self.settings.new_domains
+
     def prompts(self, name: str) -> DomainPrompts:
         """Load a domain's prompts and split them: search, anchors, validation."""
 
@@ -107,13 +112,7 @@ class Stages:
         if not self.settings.exits:
             return None
         every = [sample for some in samples.values() for sample in some]
-        layers = exit_layers(self.decoder.shape.num_layers, self.settings.exits)
-
-        def fit() -> bytes:
-            with self.reporter.stage("fit exits", len(every)) as tick:
-                return fit_exits(self.decoder, every, layers, tick).to_bytes()
-
-        return ExitSet.from_file(str(self.work.file(EXITS, fit)), self.decoder.shape.num_layers)
+        return self._exit_stage.fit(every, self.settings.exits)
 
     def domain(
         self,
@@ -131,7 +130,9 @@ class Stages:
         pays = validation is not None and validation.speedup_interval[0] > 1.0
         record = _record(name, found, choice, validation, pays)
         return (
-            record if exits is None else record.model_copy(update={"exit": self._tuned(name, samples, latency, exits)})
+            record
+            if exits is None
+            else record.model_copy(update={"exit": self._exit_stage.tune(name, samples, latency, exits)})
         )
 
     def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainRecord]:
@@ -204,22 +205,9 @@ class Stages:
             exits,
         )
 
-    def _tuned(self, name: str, samples: list[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
-        context = round(sum(sample.middle for sample in samples) / len(samples))
-
-        def tune() -> Any:
-            with self.reporter.stage(f"{name}: tune exits", None):
-                reference = reference_states(self.decoder, samples)
-                heads = ExitHeads(self.decoder, exits)
-                traces = exit_traces(heads, reference, exits.layers, self.decoder.shape.num_layers)
-                return tune_exits(traces, exits.layers, latency, context).model_dump(mode="json")
-
-        choice = ExitChoice.model_validate(self.work.stage(f"exits-{name}", tune))
-        self.reporter.note(
-            f"{name}: exits behind layer {', '.join(map(str, choice.stops))} at {choice.threshold:g}, up to "
-            f"{choice.width} tokens: {choice.predicted_speedup:.2f}x predicted for --strategy exit"
-        )
-        return choice
+    @property
+    def _exit_stage(self) -> ExitStage:
+        return ExitStage(self.decoder, self.work, self.reporter)
 
     def _search(self, name: str, samples: list[Sample], latency: LatencyTable) -> SearchResult:
         settings = self.settings

@@ -45,7 +45,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compile_options(out: str) -> list[str]:
     files = [f"--domain-file={name}={name}.jsonl" for name in ("rivers", "apples")]
-    return ["--model", "model", *files, "--out", out, "--evaluations", "24", "--device", "cpu"]
+    return ["--model", "model", *files, "--out", out, "--evaluations", "24", "--device", "cpu", "--exits", "3"]
 
 
 def command(folder: Path, program: list[str], *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -93,11 +93,19 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
         assert record.search.evaluations <= 24
     assert bundle.anchors.domains == ("rivers", "apples")
     assert len(bundle.latency) == 1
+    assert bundle.exits is not None
+    assert bundle.exits.layers == (2, 4, 6)
+    for name in ("rivers", "apples"):
+        tuned = bundle.domains[name].exit
+        assert tuned is not None
+        assert set(tuned.stops) <= set(bundle.exits.layers)
     assert "<svg" in bundle.reports["report.html"]
     assert not list(room.glob(".bundle*"))
 
 
-@pytest.mark.parametrize("strategy", ["auto", "plain", "knn", "knapsack", "fixed:rivers", "fixed:mix"])
+@pytest.mark.parametrize(
+    "strategy", ["auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "fixed:rivers", "fixed:mix"]
+)
 def test_every_strategy_decodes_as_plain_decoding_does(room: Path, strategy: str) -> None:
     options = ["--artifact", "bundle", "--prompts", "rivers.jsonl", "--max-new-tokens", "24", "--strategy", strategy]
     *each, last = records(command(room, RUN, *options, "--compare", "--json", "--explain"))
@@ -115,6 +123,22 @@ def test_every_strategy_decodes_as_plain_decoding_does(room: Path, strategy: str
     if strategy in ("knn", "fixed:rivers", "fixed:mix"):
         assert total["num_draft_tokens"] > 0
         assert total["mean_acceptance_length"] > 1.0
+
+
+def test_domains_are_found_in_unlabelled_prompts(room: Path) -> None:
+    both = (room / "rivers.jsonl").read_text() + "\n" + (room / "apples.jsonl").read_text()
+    (room / "both.jsonl").write_text(both)
+    options = ["--model", "model", "--domain-file", "both=both.jsonl", "--evaluations", "8", "--device", "cpu"]
+    done = command(room, COMPILE, *options, "--domains", "auto:2", "--out", "found", "--json")
+    assert done.returncode == 0, done.stderr
+    bundle = Bundle.load(room / "found")
+    assert set(bundle.domains) == {"both-1", "both-2", "mix"}
+    assert bundle.exits is None
+    for wrong, files in (("auto:0", 1), ("auto:x", 1), ("auto", 2)):
+        extra = ["--domain-file", "more=both.jsonl"] if files == 2 else []
+        done = command(room, COMPILE, *options, *extra, "--domains", wrong, "--out", "wrong")
+        assert done.returncode == 2
+        assert "--domains" in done.stderr
 
 
 def test_text_streams_and_stops(room: Path) -> None:

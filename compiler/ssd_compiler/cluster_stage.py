@@ -1,0 +1,64 @@
+"""The stage that finds domains in a file of unlabelled prompts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ssd_compiler.calibrate import features_of
+from ssd_compiler.clusters import clusters
+from ssd_compiler.progress import Reporter
+from ssd_compiler.prompts import DEFAULT_NEW_TOKENS, MIN_PROMPTS
+from ssd_compiler.settings import CompileSettings
+from ssd_compiler.workspace import Workspace
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import read_prompts
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.models import LoadedModel, conversation
+
+SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStage:
+    """What it needs."""
+
+    loaded: LoadedModel
+    decoder: Decoder
+    work: Workspace
+    reporter: Reporter
+
+    def find(self, settings: CompileSettings) -> tuple[tuple[str, str], ...]:
+        """(name, path) of each domain found, largest first: NAME-1, NAME-2, … in files of the workspace."""
+        [(name, path)] = settings.domain_files
+        every = dict.fromkeys(tuple(conversation(prompt)) for prompt in read_prompts(Path(path)))
+        room = self.decoder.shape.max_context - DEFAULT_NEW_TOKENS
+        encoded = {prompt: ids for prompt in every if len(ids := self.loaded.encode(prompt)) <= room}
+        prompts = list(encoded)
+        if len(prompts) < MIN_PROMPTS:
+            raise UserError(f"domain {name}: {len(prompts)} different prompts fit this model's context; add prompts")
+
+        def label() -> list[int]:
+            with self.reporter.stage(f"{name}: find domains", len(prompts)) as tick:
+                rows = features_of(self.decoder, list(encoded.values()), tick)
+            features = np.asarray([row[settings.feature] for row in rows], np.float32)
+            found: list[int] = clusters(features, settings.clusters or None, settings.seed).tolist()
+            return found
+
+        labels = self.work.stage("clusters", label)
+        files = []
+        for number in range(max(labels) + 1):
+            members = [prompt for prompt, own in zip(prompts, labels, strict=True) if own == number]
+            found = f"{name}-{number + 1}"
+            self.reporter.note(f"{found}: {len(members)} prompts, such as {members[0][-1][1][:SHOWN]!r}")
+            files.append((found, str(self.work.file(f"{found}.jsonl", partial(_lines, members)))))
+        return tuple(files)
+
+
+def _lines(members: list[tuple[tuple[str, str], ...]]) -> bytes:
+    objects = ({"messages": [{"role": role, "content": text} for role, text in prompt]} for prompt in members)
+    return "\n".join(json.dumps(each) for each in objects).encode()

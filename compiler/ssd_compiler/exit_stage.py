@@ -1,0 +1,56 @@
+"""The stages that fit exit heads and tune how a domain uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssd_artifacts.bundle import EXITS
+from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.exits import ExitSet
+from ssd_compiler.calibrate import Sample, reference_states
+from ssd_compiler.exit_tuning import exit_traces, tune_exits
+from ssd_compiler.exits import exit_layers, fit_exits
+from ssd_compiler.progress import Reporter
+from ssd_compiler.workspace import Workspace
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.exits import ExitHeads
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStage:
+    """What both need."""
+
+    decoder: Decoder
+    work: Workspace
+    reporter: Reporter
+
+    def fit(self, samples: Sequence[Sample], count: int) -> ExitSet:
+        """Exit heads behind `count` layers."""
+        layers = exit_layers(self.decoder.shape.num_layers, count)
+
+        def run() -> bytes:
+            with self.reporter.stage("fit exits", len(samples)) as tick:
+                return fit_exits(self.decoder, samples, layers, tick).to_bytes()
+
+        return ExitSet.from_file(str(self.work.file(EXITS, run)), self.decoder.shape.num_layers)
+
+    def tune(self, name: str, samples: Sequence[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
+        """Depth, width, annealing and threshold for a domain."""
+        layers, total = exits.layers, self.decoder.shape.num_layers
+        context = round(sum(sample.middle for sample in samples) / len(samples))
+
+        def run() -> Any:
+            with self.reporter.stage(f"{name}: tune exits", None):
+                reference = reference_states(self.decoder, samples)
+                traces = exit_traces(ExitHeads(self.decoder, exits), reference, layers, total)
+                return tune_exits(traces, layers, latency, context).model_dump(mode="json")
+
+        choice = ExitChoice.model_validate(self.work.stage(f"exits-{name}", run))
+        self.reporter.note(
+            f"{name}: --strategy exit would leave behind layer {', '.join(map(str, choice.stops))}, "
+            f"{choice.predicted_speedup:.2f}x predicted"
+        )
+        return choice

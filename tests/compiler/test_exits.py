@@ -1,0 +1,118 @@
+"""Exit heads: fitted where there is something to learn, tuned to what pays."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from bench.planted import plant
+from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
+from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, exit_traces, tune_exits
+from ssd_compiler.exits import exit_layers, fit_exits
+from ssd_profiles.formulas import expected_tokens
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.exits import ExitHeads
+from ssd_runtime.generate import Limits, generate
+from ssd_runtime.planning.plan import ConstantPlanner, Plan
+from ssd_runtime.session import Session
+from tests.models import tiny_model
+from tests.tables import latency_table
+
+# Half of the eight layers do nothing.
+MODEL = tiny_model("qwen3", seed=4, max_position_embeddings=256)
+DECODER = Decoder(plant(MODEL, 0.0, 4, seed=8)[0])
+LAYERS = (2, 4, 6)
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    prompts = [[1 + (7 * i + j) % 90 for j in range(6 + i)] for i in range(8)]
+    return samples_of(continue_prompts(DECODER, prompts, 40, frozenset(), lambda: None), "test")
+
+
+def test_layers_are_spread_and_leave_out_the_last() -> None:
+    assert exit_layers(30, 4) == (6, 12, 18, 24)
+    for layers, count in itertools.product((2, 3, 8, 30), (1, 2, 5, 40)):
+        found = exit_layers(layers, count)
+        assert found[0] >= 1
+        assert found[-1] < layers
+
+
+@torch.inference_mode()
+def test_a_fit_errs_less_than_the_bare_head_on_tokens_it_was_not_shown(samples: list[Sample]) -> None:
+    heads = ExitHeads(DECODER, fit_exits(DECODER, samples[:6], LAYERS, lambda: None))
+    reference = reference_states(DECODER, samples[6:])
+    last = DECODER.norm(reference.states[-1])
+    for layer in LAYERS:
+        x = reference.states[2 * layer]
+        weight, bias = heads._maps[layer]
+        fitted = torch.addmm(bias, DECODER.norm(x), weight)
+        assert (fitted - last).norm() <= (DECODER.norm(x) - last).norm() * 1.02
+
+
+@torch.inference_mode()
+def test_where_later_layers_do_nothing_the_fit_leaves_states_alone() -> None:
+    """Every layer behind the first is weak: an exit there says what the model says."""
+    one = tiny_model("qwen3", seed=4, num_hidden_layers=1, max_position_embeddings=256)
+    decoder = Decoder(plant(one, 0.0, 3)[0])
+    found = samples_of(continue_prompts(decoder, [[1, 2, 3], [9, 8]], 40, frozenset(), lambda: None), "test")
+    exits = fit_exits(decoder, found, (1, 2), lambda: None)
+    assert np.abs(exits.weights - np.eye(32)).max() < 1e-3
+    traces = exit_traces(ExitHeads(decoder, exits), reference_states(decoder, found), (1, 2), 4)
+    assert all(trace.matches.all() for trace in traces)
+    # So every draft stands: whatever the width, a token a draft and one besides.
+    drafter = EarlyExit(ExitHeads(decoder, exits), (1,), 0.0)
+    got = generate(Session(decoder), [4, 5], ConstantPlanner(Plan("test", drafter, 4)), Limits(41))
+    assert [len(cycle.tokens) for cycle in got.cycles] == [5] * 8
+
+
+@torch.inference_mode()
+def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
+    """Along a right draft, exits say just what the traces of the full model's own tokens say."""
+    heads = ExitHeads(DECODER)
+    reference = reference_states(DECODER, samples[:1])
+    [trace] = exit_traces(heads, reference, LAYERS, 8)
+    sample, session = samples[0], Session(DECODER)
+    session.prefill(sample.prompt)
+    for threshold in (0.1, 0.2, 0.4):
+        draft = EarlyExit(heads, LAYERS, threshold, 0.2).draft(session, sample.continuation[0], 12)
+        for row, token in enumerate(draft.tokens):
+            sure = trace.confidence[0.2][row] >= threshold
+            assert sure.any()
+            right = bool(trace.matches[row, int(sure.argmax())])
+            assert right == (token == sample.continuation[row + 1])
+            if not right:
+                break
+
+
+def chain(matches: list[bool], confidence: float, layers: int = 1) -> ExitTrace:
+    right = np.asarray(matches)[:, None].repeat(layers, 1)
+    return ExitTrace(right, {a: np.full(right.shape, confidence) for a in (0.0, 0.2, 0.5)})
+
+
+def test_tuning_drafts_far_where_exits_are_right_and_not_where_they_are_wrong() -> None:
+    table = latency_table(8)
+    good = tune_exits([chain([True] * 60, 0.99)], (2,), table, 100)
+    bad = tune_exits([chain([False] * 60, 0.3)], (2,), table, 100)
+    assert good.width == max(WIDTHS)
+    assert good.predicted_speedup > 1.3
+    assert bad.predicted_speedup < 1.0
+    early = tune_exits([chain([True] * 60, 0.99, layers=3)], (2, 4, 6), table, 100)
+    assert early.stops == [2], "nothing is gained by going deeper"
+    assert good.threshold in THRESHOLDS
+
+
+def test_tuning_predicts_what_the_pieces_cost() -> None:
+    """All exits right: width + 1 tokens for the draft's layers and looks, and a verification from there on."""
+    table, depth = latency_table(8), 3
+    choice = tune_exits([chain([True] * 130, 0.99)], (depth,), table, 50)
+    width = choice.width
+    layer = table.step_seconds(50) - table.head_seconds(1) - float(table.overhead[0])
+    draft = (width + 1) * layer * depth / 8 + width * table.head_seconds(1)
+    rest = table.step_seconds(50, width + 1) - sum(table.sublayer_seconds(50, width + 1)[: 2 * depth])
+    predicted = expected_tokens(1.0, width) / (draft + rest) * table.step_seconds(50)
+    assert choice.predicted_speedup == pytest.approx(predicted, rel=1e-3)
