@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,32 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
     axes.set_xlabel(f"times the speed of {baseline} (95% interval over prompts)")
     axes.set_title(title, loc="left", fontsize=10)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    paths = [folder / "speed.png", folder / "speed.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=130)
+    return saved(figure, folder / "speed")
+
+
+def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: str, up: str, path: Path) -> list[Path]:
+    """Scatter plots on one pair of axes with the diagonal, as `path`.png and .svg; nothing without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, (x, y)) in enumerate(series.items()):
+        axes.scatter(x, y, s=18, color=COLOURS[number % len(COLOURS)], label=name, alpha=0.8)
+    values = [value for x, y in series.values() for value in (*x, *y)]
+    axes.plot([min(values), max(values)], [min(values), max(values)], color="#57606a", linewidth=1)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    return saved(figure, path)
+
+
+def saved(figure: Any, path: Path) -> list[Path]:
+    """Write a figure as `path`.png and .svg."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    for each in paths:
+        figure.savefig(each, dpi=130)
     return paths

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
+from ssd_compiler.anchors import representatives
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.domain import DomainDefinition, Record, load_domain, starter_set
 from ssd_profiles.errors import UserError
@@ -20,6 +23,8 @@ DEFAULT_NEW_TOKENS = 64
 """Length of continuations for domains that the user brings: that of most domains in KNN-SSD."""
 
 Warn = Callable[[str], None]
+Features = dict[str, list[float]]
+Survey = Callable[[list[list[int]]], list[Features]]
 _Conversation = tuple[tuple[str, str], ...]
 
 
@@ -34,12 +39,18 @@ class DomainPrompts:
     validation: list[list[int]]
     asked: list[list[int]]
     """The anchors' records again, as people would send them, where that differs from template and worked examples."""
+    anchor_features: list[Features]
+    """Of `anchors`; empty where nobody asked for features."""
 
 
-def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> DomainPrompts:
+def load_prompts(
+    name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn, survey: Survey | None = None
+) -> DomainPrompts:
     """The prompts of a packaged domain or of the user's file, encoded, shuffled by seed and split.
 
-    Prompts that do not fit the model's context are left out. Raises UserError when too few remain.
+    With `survey`, which computes features of prompts, the search gets those that represent all but the held-back ones
+    best, by K-means (KNN-SSD §5.1); else any. Prompts that do not fit the model's context are left out. Raises
+    UserError when too few remain.
     """
     files = dict(settings.domain_files)
     wanted = settings.search_prompts + settings.anchor_prompts + settings.validation_prompts
@@ -70,15 +81,28 @@ def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn
         )
     third = len(encoded) // 3
     search, validation = min(settings.search_prompts, third), min(settings.validation_prompts, third)
-    anchors = slice(search + validation, search + validation + settings.anchor_prompts)
+    pool = fitting[validation : validation + search + settings.anchor_prompts]
+    features = survey([ids for _, ids in pool]) if survey is not None else []
+    picked = _representative(features, settings, search) if features else list(range(search))
+    rest = [place for place in range(len(pool)) if place not in picked]
+    anchors = [pool[place][0] for place in rest]
     return DomainPrompts(
         name,
         new_tokens,
-        encoded[:search],
-        encoded[anchors],
-        encoded[search : search + validation],
-        [loaded.encode(asked[prompt]) for prompt, _ in fitting[anchors] if asked.get(prompt, prompt) != prompt],
+        [pool[place][1] for place in picked],
+        [pool[place][1] for place in rest],
+        encoded[:validation],
+        [loaded.encode(asked[prompt]) for prompt in anchors if asked.get(prompt, prompt) != prompt],
+        [features[place] for place in rest] if features else [],
     )
+
+
+def _representative(features: list[Features], settings: CompileSettings, count: int) -> list[int]:
+    rows = np.asarray([each[settings.feature] for each in features], np.float32)
+    found: list[int] = representatives({"": rows}, count, settings.seed)[""].tolist()
+    # One prompt may be the nearest to two centres.
+    others = (place for place in range(len(rows)) if place not in found)
+    return [*found, *islice(others, count - len(found))]
 
 
 def _user(text: str) -> _Conversation:

@@ -89,8 +89,12 @@ class Stages:
     def prompts(self, name: str) -> DomainPrompts:
         """Load a domain's prompts and split them: search, anchors, validation."""
 
+        def survey(prompts: list[list[int]]) -> list[dict[str, list[float]]]:
+            with self.reporter.stage(f"{name}: features", len(prompts)) as tick:
+                return features_of(self.decoder, prompts, tick)
+
         def load() -> dict[str, Any]:
-            loaded = load_prompts(name, self.settings, self.loaded, self.reporter.warn)
+            loaded = load_prompts(name, self.settings, self.loaded, self.reporter.warn, survey)
             return {part: getattr(loaded, part) for part in DomainPrompts.__slots__}
 
         return DomainPrompts(**self.work.stage(f"prompts-{name}", load))
@@ -167,10 +171,9 @@ class Stages:
         feature = self.base.anchors.feature if self.base is not None else self.settings.feature
 
         def measure(name: str) -> Any:
-            templated, asked = prompts[name].anchors, prompts[name].asked
-            with self.reporter.stage(f"{name}: anchors", len(templated) + len(asked)) as tick:
-                found = features_of(self.decoder, templated, tick)
-                return found + (features_of(self.decoder, asked, tick) if asked else [])
+            asked = prompts[name].asked
+            with self.reporter.stage(f"{name}: anchors", len(asked)) as tick:
+                return prompts[name].anchor_features + (features_of(self.decoder, asked, tick) if asked else [])
 
         pool = {name: self.work.stage(f"anchors-{name}", partial(measure, name)) for name in prompts}
         return build_anchors(

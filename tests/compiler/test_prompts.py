@@ -51,6 +51,24 @@ def test_the_split_depends_on_the_seed_alone(loaded: LoadedModel, tmp_path: Path
     assert parts(one) != parts(other)
 
 
+def test_the_search_gets_one_prompt_of_each_kind(loaded: LoadedModel, tmp_path: Path) -> None:
+    """Three kinds of very different sizes; at random, two of the small ones would mostly be missed."""
+    texts = [f"{'a' if i < 24 else 'b' if i < 27 else 'c'} {i}" for i in range(30)]
+    kinds = {tuple(loaded.encode([("user", text)])): "abc".index(text[0]) for text in texts}
+
+    def survey(prompts: list[list[int]]) -> list[dict[str, list[float]]]:
+        return [{"last": [5.0 * (kinds[tuple(ids)] == kind) + 1e-3 * len(ids) for kind in range(3)]} for ids in prompts]
+
+    settings = own(tmp_path, texts, search_prompts=3, validation_prompts=2)
+    found = load_prompts("own", settings, loaded, lambda _: None, survey)
+    left = {kinds[tuple(ids)] for ids in found.search + found.anchors}
+    assert {kinds[tuple(ids)] for ids in found.search} == left
+    assert len(found.anchor_features) == len(found.anchors)
+    assert not set(map(tuple, found.search)) & set(map(tuple, found.anchors))
+    for ids, features in zip(found.anchors, found.anchor_features, strict=True):
+        assert features == survey([ids])[0]
+
+
 def test_too_few_or_too_long(loaded: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="5 different prompts"):
         load_prompts("own", own(tmp_path, [f"p{i}" for i in range(5)] * 3), loaded, lambda _: None)

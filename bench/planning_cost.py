@@ -1,0 +1,91 @@
+"""What deciding costs: searches for masks, looks at candidates and routing, ÷ a plain step.
+
+`python -m bench.planning_cost --artifact build/bundle05`: medians of rounds in turn, behind a prompt and 40 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_runtime.clock import seconds
+from ssd_runtime.generate import Limits, generate
+from ssd_runtime.kernels import fitted_decoder
+from ssd_runtime.knapsack import Weights, search_knapsack
+from ssd_runtime.models import load_model
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.recent import RecentStates
+from ssd_runtime.planning.settings import SwiftSettings
+from ssd_runtime.planning.swift import SwiftSearch
+from ssd_runtime.profiler import known_latency, measure_latency
+from ssd_runtime.routing import Router
+from ssd_runtime.session import Session
+from ssd_runtime.states import drafted_as
+
+ANSWER = 40
+PROMPT = "A shop sells pens at 3 for two dollars. How much do 18 pens cost, and how many can be bought for 30 dollars?"
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path, default=Path("demo"))
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    bundle = Bundle.load(bundle_path(arguments.artifact))
+    loaded = load_model(bundle.model.spec(str(arguments.artifact)))
+    decoder = fitted_decoder(loaded.model)
+    key = loaded.fingerprint().config_sha256
+    latency = known_latency(decoder, bundle.latency, key, lambda: measure_latency(decoder))
+    ids = loaded.encode([("user", PROMPT)])
+    answer = generate(Session(decoder), ids, PlainPlanner(), Limits(ANSWER)).token_ids
+    session, states = Session(decoder), list[Tensor]()
+    prompt = session.prefill(ids)
+    session.forward(answer, states=states)
+    session.commit(answer)
+    recent = RecentStates(1)
+    recent.add(states)
+    layers, context = decoder.shape.num_layers, session.committed
+    last, twenty, window = (recent.reference(session, rows) for rows in (1, 20, 32))
+    swift, router = SwiftSearch(layers, SwiftSettings()), Router(bundle.anchors)
+    for _ in range(30):
+        swift.record(swift.suggest(), 0.5)
+    swift.tried = SwiftSettings().bayes_interval - 1
+    weights = Weights.of(latency, context)
+    work: dict[str, Callable[[], object]] = {
+        "plain step": lambda: decoder.logits(session.forward([answer[-1]])).argmax(-1).tolist(),
+        "CLaSp, half of the layers": partial(
+            search_knapsack, decoder, last, Weights((1,) * layers), threshold=-1.0, exactly=layers // 2
+        ),
+        "CLaSp, half of the sub-layers": partial(
+            search_knapsack, decoder, last, Weights((1,) * 2 * layers), threshold=-1.0, exactly=layers
+        ),
+        "KnapSpec, 1 token": partial(search_knapsack, decoder, last, weights),
+        "KnapSpec, 20 tokens (m = 5 cycles)": partial(search_knapsack, decoder, twenty, weights),
+        "SWIFT, matchness of a mask on 32 tokens": lambda: drafted_as(decoder, window, swift.best, 1),
+        "SWIFT, a Bayesian suggestion": swift.suggest,
+        "routing": lambda: router.route(prompt),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in work}
+    for number in range(arguments.rounds + 1):
+        for name, run in work.items():
+            elapsed = seconds(run, decoder.device)
+            if number:
+                taken[name].append(elapsed)
+    step = float(np.median(taken["plain step"]))
+    print(f"{loaded.source.name}: {layers} layers, context {context}, weights {sorted(set(weights.items))}")
+    for name, times in taken.items():
+        middle = float(np.median(times))
+        print(f"{name:42} {middle * 1e3:9.2f} ms  {middle / step:7.2f} plain steps")
+
+
+if __name__ == "__main__":
+    main()
