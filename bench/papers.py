@@ -40,9 +40,19 @@ class Case:
     """What compiles the bundle."""
     ratio: float | None = None
     """A mixed stream's; None for Spec-Bench prompts by category."""
+    optional: bool = False
+    """Left out unless asked for by `--only`."""
     count: int = 13
     """Prompts in the quick mode, half of them of either domain in a stream."""
 
+
+ABLATIONS = {
+    "swift": ("confidence=0", "tree=0", "steps=0", "window=16", "window=64", "steps=100", "bayes_interval=5"),
+    "clasp": ("skip=0.3", "skip=0.4", "refresh=4", "refresh=16", "refresh=128", "confidence=0.9", "sublayers=1"),
+    "knapsack": ("similarity=0.3", "similarity=0.9", "refresh=16", "confidence=0", "warm_start=0"),
+    "exit": ("annealing=0", "depth=0.9", "width=25", "threshold=0.9"),
+}
+"""What each strategy is without a part of it, or with another value of a parameter."""
 
 PLANT = "python -m bench.planted --epsilon {0} --out build/{1} && ssd-compile --model build/{1} --domains cnn,gsm8k"
 DOMAINS = "python -m bench.domain_planted --out build/domain-planted && ssd-compile --model build/domain-planted"
@@ -66,16 +76,26 @@ CASES = (
         )
         for ratio in RATIOS
     ),
+    *(
+        Case(
+            *(f"ablation-{name}", f"{name} with parts changed; planted, ε = 0.05", "build/bundle05", "cnn"),
+            (name, *(f"{name}+{change}" for change in changes)),
+            PLANT.format("0.05", "planted") + " --evaluations 24 --exits 8 --out build/bundle05",
+            optional=True,
+        )
+        for name, changes in ABLATIONS.items()
+    ),
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--only", default="", help="cases, comma-separated")
+    parser.add_argument("--only", default="", help=f"of {', '.join(case.name for case in CASES)}; comma-separated")
     parser.add_argument("--out", type=Path, default=Path("build/papers"))
     arguments = parser.parse_args()
-    wanted = [case for case in CASES if not arguments.only or case.name in arguments.only.split(",")]
+    names = arguments.only.split(",") if arguments.only else [case.name for case in CASES if not case.optional]
+    wanted = [case for case in CASES if case.name in names]
     for case in wanted:
         if case.artifact != "demo" and not Path(case.artifact).is_dir():
             sys.exit(f"error: {case.artifact} is missing; make it with: {case.make}")
