@@ -51,6 +51,9 @@ def compile_(
     exits: Annotated[
         int, typer.Option(min=0, max=256, help="Layers that get an exit head, for `ssd-run --strategy exit`; 8, say.")
     ] = 0,
+    exit_epochs: Annotated[
+        int, typer.Option(min=0, max=1000, help="Passes that train the exit heads on; SpecBound makes 20.")
+    ] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
     ] = False,
@@ -77,6 +80,7 @@ def compile_(
         evaluations=evaluations,
         seed=seed,
         exits=exits,
+        exit_epochs=exit_epochs,
     )
     _check(settings, joined, out)
 

@@ -10,6 +10,7 @@ from ssd_artifacts.bundle import EXITS
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, reference_states
+from ssd_compiler.exit_training import cache_features, train_exits
 from ssd_compiler.exit_tuning import exit_traces, tune_exits
 from ssd_compiler.exits import exit_layers, fit_exits
 from ssd_compiler.progress import Reporter
@@ -27,15 +28,25 @@ class ExitStage:
     work: Workspace
     reporter: Reporter
 
-    def fit(self, samples: Sequence[Sample], count: int) -> ExitSet:
-        """Exit heads behind `count` layers."""
-        layers = exit_layers(self.decoder.shape.num_layers, count)
+    def fit(self, samples: Sequence[Sample], count: int, epochs: int) -> ExitSet:
+        """Exit heads behind `count` layers, trained on for `epochs`."""
+        decoder, total = self.decoder, self.decoder.shape.num_layers
+        layers = exit_layers(total, count)
 
         def run() -> bytes:
             with self.reporter.stage("fit exits", len(samples)) as tick:
-                return fit_exits(self.decoder, samples, layers, tick).to_bytes()
+                return fit_exits(decoder, samples, layers, tick).to_bytes()
 
-        return ExitSet.from_file(str(self.work.file(EXITS, run)), self.decoder.shape.num_layers)
+        fitted = ExitSet.from_file(str(self.work.file(f"fitted-{EXITS}", run)), total)
+        if not epochs:
+            return fitted
+
+        def train() -> bytes:
+            with self.reporter.stage("train exits", len(samples) + epochs * len(layers)) as tick:
+                features = cache_features(decoder, samples, layers, tick)
+                return train_exits(decoder, fitted, features, epochs, tick).to_bytes()
+
+        return ExitSet.from_file(str(self.work.file(EXITS, train)), total)
 
     def tune(self, name: str, samples: Sequence[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
         """Depth, width, annealing and threshold for a domain."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -36,11 +36,7 @@ def fit_exits(decoder: Decoder, samples: Sequence[Sample], layers: Sequence[int]
     fits = {layer: _Regression(decoder.shape.hidden) for layer in layers}
     held: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     for number, sample in enumerate(samples):
-        session = Session(decoder)
-        for chunk in _chunks(sample.prompt + sample.continuation[:-1]):
-            states: list[Tensor] = []
-            session.forward(chunk, states=states)
-            session.commit(chunk)
+        for states in chunked_states(decoder, sample):
             last = decoder.norm(states[-1])
             for layer in layers:
                 x = decoder.norm(states[2 * layer])
@@ -91,5 +87,12 @@ def _extended(x: Tensor) -> Tensor:
     return torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], 1)
 
 
-def _chunks(ids: list[int]) -> list[list[int]]:
-    return [ids[i : i + PREFILL_CHUNK] for i in range(0, len(ids), PREFILL_CHUNK)]
+@torch.inference_mode()
+def chunked_states(decoder: Decoder, sample: Sample) -> Iterator[list[Tensor]]:
+    """The full model's 2L + 1 states [tokens, hidden] on a sample's prompt and continuation, some tokens at a time."""
+    session, ids = Session(decoder), sample.prompt + sample.continuation[:-1]
+    for begin in range(0, len(ids), PREFILL_CHUNK):
+        chunk, states = ids[begin : begin + PREFILL_CHUNK], list[Tensor]()
+        session.forward(chunk, states=states)
+        session.commit(chunk)
+        yield states

@@ -41,6 +41,8 @@ class CompileSettings:
     """Longer continuations, which some domains have, are cut to this: they would only repeat what these show."""
     exits: int = 0
     """Layers that get an exit head; none by default, since each takes hidden² numbers in the bundle."""
+    exit_epochs: int = 0
+    """Passes of training behind the closed-form fit; SpecBound makes 20."""
     block: int = 8
     """Draft length that the acceptance estimate assumes when it decides which keys a position sees."""
 

@@ -116,7 +116,7 @@ class Stages:
         if not self.settings.exits:
             return None
         every = [sample for some in samples.values() for sample in some]
-        return self._exit_stage.fit(every, self.settings.exits)
+        return self._exit_stage.fit(every, self.settings.exits, self.settings.exit_epochs)
 
     def domain(
         self,

@@ -194,7 +194,10 @@ class Decoder:
 
     def head(self, normed: Tensor) -> Tensor:
         """Logits [n, vocabulary] of states behind the final norm."""
-        logits = self._head(normed)
+        return self.finished(self._head(normed))
+
+    def finished(self, logits: Tensor) -> Tensor:
+        """Logits from what the head's projection gives: scaled and capped where the family does so."""
         if self._logit_divisor != 1.0:
             logits = logits / self._logit_divisor
         return capped(logits, self._logit_cap)

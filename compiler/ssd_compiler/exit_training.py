@@ -1,0 +1,72 @@
+"""Exit heads trained as SpecBound trains its own, on cached features, from the closed-form fit on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ssd_artifacts.exits import ExitSet
+from ssd_compiler.calibrate import Sample
+from ssd_compiler.exits import chunked_states
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.states import HEAD_ROWS
+
+LEARNING_RATE, BATCH = 3e-5, 128
+"""SpecBound §3.1 trains by AdamW at this rate, for 20 epochs."""
+
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFeatures:
+    """What heads are trained on: the model itself is run once."""
+
+    states: dict[int, Tensor]
+    """By layer, behind the final norm: [tokens, hidden]."""
+    targets: Tensor
+    """[tokens]: the full model's own choice behind each."""
+
+
+def cache_features(decoder: Decoder, samples: Sequence[Sample], layers: Sequence[int], tick: Tick) -> CachedFeatures:
+    """States and choices on all tokens of the samples' prompts and continuations."""
+    kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    targets: list[Tensor] = []
+    for sample in samples:
+        for states in chunked_states(decoder, sample):
+            targets += [decoder.logits(x).argmax(-1) for x in states[-1].split(HEAD_ROWS)]
+            for layer in layers:
+                kept[layer].append(decoder.norm(states[2 * layer]))
+        tick()
+    # Out of inference mode, whose tensors no gradient can go through.
+    return CachedFeatures({layer: torch.cat(rows).clone() for layer, rows in kept.items()}, torch.cat(targets).clone())
+
+
+def train_exits(decoder: Decoder, fitted: ExitSet, features: CachedFeatures, epochs: int, tick: Tick) -> ExitSet:
+    """The heads after `epochs` passes over the features, by cross-entropy with the full model's choices.
+
+    The model's own head stays as it is: a head here is the map in front of it.
+    """
+    weights, biases = [], []
+    for place, layer in enumerate(fitted.layers):
+        weight = torch.from_numpy(fitted.weights[place].astype(np.float32)).requires_grad_()
+        bias = torch.from_numpy(fitted.biases[place].astype(np.float32)).requires_grad_()
+        optimiser = torch.optim.AdamW([weight, bias], lr=LEARNING_RATE, weight_decay=0.0)
+        order = torch.Generator().manual_seed(layer)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(features.targets), generator=order).split(BATCH):
+                x = features.states[layer][rows].float()
+                mapped = torch.addmm(bias.to(x.device), x, weight.to(x.device)).to(decoder.dtype)
+                logits = decoder.finished(decoder.model.lm_head(mapped)).float()
+                optimiser.zero_grad()
+                # No gradients for the user's model.
+                cross_entropy(logits, features.targets[rows]).backward(inputs=[weight, bias])
+                optimiser.step()
+            tick()
+        weights.append(weight.detach().numpy().astype(np.float16))
+        biases.append(bias.detach().numpy().astype(np.float16))
+    return ExitSet(fitted.layers, np.stack(weights), np.stack(biases))
