@@ -21,7 +21,18 @@ from bench.streams import mixed_stream, read_pool, write_stream
 DATA = Path("../shared/data")
 PROMPTS = DATA / "spec_bench" / "dev.jsonl"
 PAGE = Path("docs/papers.md")
-ALL = ("auto", "knn", "fixed:{first}", "fixed:mix", "knapsack", "clasp", "swift", "exit", "del")
+ALL = (
+    "auto",
+    "knn",
+    "fixed:{first}",
+    "fixed:mix",
+    "knapsack",
+    "knapsack+warm_start=0",
+    "clasp",
+    "swift",
+    "exit",
+    "del",
+)
 ROUTED = ("auto", "knn", "fixed:{first}", "fixed:mix", "swift")
 RATIOS = (0.0, 0.3, 0.7, 1.0)
 
@@ -47,9 +58,13 @@ class Case:
 
 
 ABLATIONS = {
+    "knn": ("strangers=mix", "strangers=plain"),
     "swift": ("confidence=0", "tree=0", "steps=0", "window=16", "window=64", "steps=100", "bayes_interval=5"),
     "clasp": ("skip=0.3", "skip=0.4", "refresh=4", "refresh=16", "refresh=128", "confidence=0.9", "sublayers=1"),
-    "knapsack": ("similarity=0.3", "similarity=0.9", "refresh=16", "confidence=0", "warm_start=0"),
+    "knapsack": (
+        "warm_start=0",
+        *(f"warm_start=0+{change}" for change in ("share=1", "similarity=0.9", "refresh=16", "confidence=0")),
+    ),
     "exit": ("annealing=0", "depth=0.9", "width=25", "threshold=0.9"),
 }
 """What each strategy is without a part of it, or with another value of a parameter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.gaussian import most_promising
 from ssd_runtime.generate import Generation, Limits, generate
-from ssd_runtime.knapsack import Weights, search_knapsack
+from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import SwiftSettings
@@ -76,6 +77,20 @@ def test_settings_are_checked() -> None:
     assert read_settings("knn", ["strangers=mix"]).strangers == "mix"
     with pytest.raises(UserError, match="nearest, mix, plain"):
         read_settings("knn", ["strangers=away"])
+
+
+def test_a_knapsack_search_looks_at_as_many_tokens_as_its_share_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def counting(decoder: Decoder, reference: ReferenceStates, *rest: Any) -> list[Candidate]:
+        looked.append(len(reference))
+        return search_knapsack(decoder, reference, *rest)
+
+    monkeypatch.setattr("ssd_runtime.planning.knapsack.search_knapsack", counting)
+    for share in ("1e-9", "1"):
+        make = strategy("knapsack", "window=4", "refresh=1000", f"share={share}")
+        assert generate(Session(DECODER), [4, 4], make(), Limits(40)).token_ids == plainly([4, 4], 40)
+    assert looked == [1, 4]
 
 
 # CLaSp

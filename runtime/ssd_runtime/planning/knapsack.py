@@ -14,13 +14,20 @@ from ssd_runtime.session import Prefill, Session
 
 
 class KnapsackPlanner(BasePlanner):
-    """What `first` plans until there are states to search on, then the mask of most tokens a second (KnapSpec §3.5)."""
+    """The mask of most tokens a second on the latest tokens' states, searched every so many cycles (KnapSpec §3.5).
+
+    What `warm` plans stands for the first search; without it there are plain steps until there are states. The paper
+    counts on a GPU that runs all budgets and tokens of a search in the time of one: where that is not so, a search
+    looks at the latest tokens alone, as many as its share of the time allows.
+    """
 
     wants_states = True
 
-    def __init__(self, latency: LatencyTable, settings: KnapsackSettings, first: Planner | None = None) -> None:
-        self._latency, self._settings = latency, settings
-        self._first = first or PlainPlanner()
+    def __init__(self, latency: LatencyTable, settings: KnapsackSettings, warm: Planner | None = None) -> None:
+        self._latency, self._settings, self._warm = latency, settings, warm
+        self._first: Planner = warm or PlainPlanner()
+        self._seconds = 0.0
+        self._all_cycles = 0
         self._recent = RecentStates(settings.window)
         self._cycles = 0
         self._plan: Plan | None = None
@@ -35,7 +42,8 @@ class KnapsackPlanner(BasePlanner):
     def plan(self, context: int) -> Plan:
         """The plan of the latest search; searches when one is due."""
         ready = len(self._recent) >= self._settings.window
-        if ready and (self._plan is None or self._cycles >= self._settings.refresh):
+        at_once = self._plan is None and self._warm is None
+        if ready and (at_once or self._cycles >= self._settings.refresh):
             self._plan, self._cycles = self._search(context), 0
         return self._plan or self._first.plan(context)
 
@@ -44,17 +52,33 @@ class KnapsackPlanner(BasePlanner):
         assert states is not None, "this planner wants states"
         self._recent.add(states)
         self._cycles += 1
+        self._all_cycles += 1
+        self._seconds += cycle.seconds
 
     def _search(self, context: int) -> Plan:
         assert self._session is not None, "start() comes first"
+        weights, settings = Weights.of(self._latency, context), self._settings
+        rows = self._affordable(weights, context)
         found = search_knapsack(
             self._session.decoder,
-            self._recent.reference(self._session),
-            Weights.of(self._latency, context),
-            self._settings.similarity,
-            self._settings.budget,
+            self._recent.reference(self._session, rows),
+            weights,
+            settings.similarity,
+            settings.budget,
         )
         return max((self._rated(candidate, context) for candidate in found), key=lambda rated: rated[0])[1]
+
+    def _affordable(self, weights: Weights, context: int) -> int:
+        """Tokens that a search can look at within its share of the time until the next."""
+        allowed = self._settings.share * self._settings.refresh * self._seconds / max(1, self._all_cycles)
+        # Half of all budgets are reached on average: their number grows from the first sub-layer to the last.
+        budgets = max(1.0, self._settings.budget * sum(weights.items) / 2)
+        rows = self._recent.tokens
+        if self._settings.share >= 1.0:
+            return rows
+        while rows > 1 and sum(self._latency.sublayer_seconds(context, rows * budgets)) > allowed:
+            rows -= 1
+        return rows
 
     def _rated(self, candidate: Candidate, context: int) -> tuple[float, Plan]:
         """The candidate's highest TPT over draft lengths, with the measured time of each verification."""

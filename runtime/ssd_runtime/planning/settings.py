@@ -30,8 +30,10 @@ class KnapsackSettings:
     """D: longest draft."""
     confidence: float = 0.7
     """Drafting ends behind a token less probable than this; 0 for the length of most tokens a second instead."""
+    share: float = 0.05
+    """Most of the time that searches may take; they look at fewer of the window's tokens to keep to it, 1 for all."""
     warm_start: int = 1
-    """1 to draft with the bundle's masks, where there is one, until the first search; 0 for plain steps."""
+    """1 to take a bundle's masks for those of the first search; 0 to search as soon as there are states."""
 
 
 @dataclass(frozen=True, slots=True)

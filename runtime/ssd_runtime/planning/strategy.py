@@ -56,8 +56,8 @@ def make_strategy(
     if name == "knn":
         return lambda: NearestAnchorPlanner(frontiers, router, latency, settings)
     if name == "knapsack":
-        warm = NearestSettings() if settings.warm_start else None
-        return lambda: KnapsackPlanner(
-            latency, settings, NearestAnchorPlanner(frontiers, router, latency, warm) if warm else None
-        )
+        if not settings.warm_start:
+            return lambda: KnapsackPlanner(latency, settings)
+        nearest = NearestSettings()
+        return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest))
     return lambda: AutoPlanner(frontiers, router, latency)
