@@ -1,10 +1,10 @@
 """A model in which some weak layers matter in one domain only: the ground truth for masks by domain.
 
 `python -m bench.domain_planted --out build/domain-planted --domains gsm8k,humaneval`
-A planted model (bench.planted) of which two thirds of the weak layers get an MLP that is off in one of two domains: its
-gate is a linear classifier of the two domains' normed states, fitted where the layer stands; what it lets
-through is the preceding layer's up and down projection of the state, `--strength` of its size. A mask for one domain
-may skip the layers gated to the other, one for both may not.
+A planted model (bench.planted) of which most weak layers get an MLP that is off in one of two domains: its gate is a
+linear classifier of the two domains' normed states, fitted where the layer stands; what it lets through is the
+preceding layer's up and down projection of the state, `--strength` of its size. A mask for one domain may skip the
+layers gated to the other, one for both may not.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/domain-planted"))
     parser.add_argument("--domains", default="gsm8k,humaneval")
     parser.add_argument("--epsilon", type=float, default=0.03)
-    parser.add_argument("--strength", type=float, default=0.2)
+    parser.add_argument("--strength", type=float, default=0.1)
+    parser.add_argument("--gated", type=int, default=13, help="layers of each domain")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     domains = tuple(arguments.domains.split(","))
@@ -67,7 +68,7 @@ def main() -> None:
     places = sorted({index // 2 for index in weak})
     # The first layers do not know yet which domain they are in.
     late = [place for place in places if place >= len(model.model.layers) // 4]
-    chosen = random.Random(arguments.seed).sample(late, 2 * (len(places) // 3))
+    chosen = random.Random(arguments.seed).sample(late, min(2 * arguments.gated, len(late)))
     gated = {place: number % 2 for number, place in enumerate(sorted(chosen))}
     told = gate(model, texts, gated, arguments.strength)
     masks = truth(weak, gated, domains)
