@@ -32,6 +32,7 @@ ALL = (
     "swift",
     "exit",
     "del",
+    "lookup",
 )
 ROUTED = ("auto", "knn", "fixed:{first}", "fixed:mix", "swift")
 RATIOS = (0.0, 0.3, 0.7, 1.0)

@@ -37,7 +37,7 @@ def run(
     ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     strategy: Annotated[
-        str, typer.Option(help="auto, plain, knn, knapsack, clasp, swift, exit, del or fixed:NAME.")
+        str, typer.Option(help="auto, plain, knn, knapsack, clasp, swift, exit, del, lookup or fixed:NAME.")
     ] = "auto",
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")

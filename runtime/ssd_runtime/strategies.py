@@ -12,12 +12,13 @@ from ssd_runtime.planning.settings import (
     DelSettings,
     ExitSettings,
     KnapsackSettings,
+    LookupSettings,
     NearestSettings,
     SwiftSettings,
 )
 
-NAMES = ("auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "fixed:NAME")
-WITHOUT_BUNDLE = ("plain", "knapsack", "clasp", "swift", "exit", "del")
+NAMES = ("auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "lookup", "fixed:NAME")
+WITHOUT_BUNDLE = ("plain", "knapsack", "clasp", "swift", "exit", "del", "lookup")
 SETTINGS: Mapping[str, type[Any]] = {
     "knn": NearestSettings,
     "knapsack": KnapsackSettings,
@@ -25,6 +26,7 @@ SETTINGS: Mapping[str, type[Any]] = {
     "swift": SwiftSettings,
     "exit": ExitSettings,
     "del": DelSettings,
+    "lookup": LookupSettings,
 }
 """Strategies with parameters for `--set`."""
 
@@ -40,7 +42,7 @@ def check_strategy(name: str, has_bundle: bool) -> None:
 
 def needs_latency(name: str) -> bool:
     """Whether the strategy plans with measured latencies."""
-    return name in ("auto", "knn", "knapsack") or name.startswith("fixed:")
+    return name in ("auto", "knn", "knapsack", "lookup") or name.startswith("fixed:")
 
 
 def read_settings(strategy: str, assignments: list[str]) -> Any:

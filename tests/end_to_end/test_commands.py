@@ -104,7 +104,8 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "fixed:rivers", "fixed:mix"]
+    "strategy",
+    ["auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "lookup", "fixed:rivers", "fixed:mix"],
 )
 def test_every_strategy_decodes_as_plain_decoding_does(room: Path, strategy: str) -> None:
     options = ["--artifact", "bundle", "--prompts", "rivers.jsonl", "--max-new-tokens", "24", "--strategy", strategy]

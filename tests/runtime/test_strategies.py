@@ -36,6 +36,7 @@ FAST: dict[str, list[str]] = {
     "swift": ["window=8", "steps=60", "bayes_interval=5"],
     "exit": ["threshold=0.1", "depth=0.8"],
     "del": ["every=1", "refresh=3"],
+    "lookup": [],
 }
 
 

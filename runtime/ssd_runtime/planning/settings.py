@@ -96,6 +96,14 @@ class ExitSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LookupSettings:
+    """Prompt lookup's parameters."""
+
+    max_draft: int = 16
+    """Longest draft."""
+
+
+@dataclass(frozen=True, slots=True)
 class DelSettings:
     """DEL's parameters as KnapSpec describes it; the intervals are ours."""
 

@@ -15,6 +15,7 @@ from ssd_runtime.planning.clasp import ClaspPlanner
 from ssd_runtime.planning.del_exit import DelPlanner
 from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.knapsack import KnapsackPlanner
+from ssd_runtime.planning.lookup import LookupPlanner
 from ssd_runtime.planning.plan import PlainPlanner, Planner
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.swift import SwiftPlanner, SwiftSearch
@@ -44,6 +45,8 @@ def make_strategy(
         tuned = {record.name: record.exit for record in bundle.domains.values() if record.exit} if bundle else {}
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
+    if name == "lookup":
+        return lambda: LookupPlanner(latency, settings)
     if bundle is None or router is None:
         assert name == "knapsack", "check_strategy() comes first"
         return lambda: KnapsackPlanner(latency, settings)

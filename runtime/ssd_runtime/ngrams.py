@@ -1,0 +1,50 @@
+"""Where the last tokens of a sequence stood before: an index that grows with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+LONGEST = 8
+"""Longest run of tokens that is remembered: longer matches draft no better."""
+
+
+class NgramIndex:
+    """For every run of up to `LONGEST` tokens, where it ended last. A token costs `LONGEST` look-ups, no rescans."""
+
+    __slots__ = ("_earlier", "_ends", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._earlier: list[int] = []
+        """Of the runs that end the sequence now, by length - 1: where each had ended before."""
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """The sequence goes on with `tokens`."""
+        for token in tokens:
+            self.tokens.append(token)
+            end, known = len(self.tokens), True
+            self._earlier = []
+            for length in range(1, min(LONGEST, end) + 1):
+                run = tuple(self.tokens[end - length :])
+                # A run that stood nowhere before makes every longer one new, too.
+                before = self._ends.get(run) if known else None
+                known = before is not None
+                if before is not None:
+                    self._earlier.append(before)
+                self._ends[run] = end
+
+    @property
+    def match(self) -> int:
+        """Length of the longest run that ends the sequence and stood in it before, up to `LONGEST`."""
+        return len(self._earlier)
+
+    def continuation(self, count: int) -> list[int]:
+        """`count` tokens as they followed the latest earlier place of the longest match; none without a match.
+
+        Where that reaches the end of the sequence, it goes on with itself: a repetition is taken to repeat.
+        """
+        if not self._earlier:
+            return []
+        begin, end = self._earlier[-1], len(self.tokens)
+        return [self.tokens[begin + i % (end - begin)] for i in range(count)]
