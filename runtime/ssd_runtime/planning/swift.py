@@ -153,7 +153,7 @@ class SwiftPlanner(BasePlanner):
         if self._context is not None and search.running:
             candidate = search.suggest()
             search.record(candidate, self._matchness(candidate))
-        stage = f"{search.tried} masks tried" if search.running else "search finished"
+        stage = "still searching" if search.running else f"the best of {search.tried + 1} tried"
         return Plan.masked(
             f"swift skips {len(list(search.best))} of {2 * search.num_layers}: {stage}",
             search.best,
