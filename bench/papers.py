@@ -1,6 +1,6 @@
 """Every strategy on every model and stream: writes docs/papers.md, the page of the five papers side by side.
 
-`python -m bench.papers` is the quick mode (13 to 26 prompts, 48 tokens; under an hour once the bundles are there);
+`python -m bench.papers` is the quick mode (13 prompts, one of each category, 48 tokens; under an hour once the bundles are there);
 `--full` takes all prompts and 128 tokens. Killed, it goes on where it was. Needs `build/bundle05`, `build/bundle02` and
 `build/bundle-domains`, whose commands it names where they are missing.
 """
@@ -76,7 +76,6 @@ CASES = (
     Case(
         *("planted05", "Planted, ε = 0.05", "build/bundle05", "cnn", ALL),
         PLANT.format("0.05", "planted") + " --evaluations 24 --exits 8 --out build/bundle05",
-        count=26,
     ),
     Case(
         *("planted02", "Planted, ε = 0.02", "build/bundle02", "cnn", ALL),
@@ -88,7 +87,7 @@ CASES = (
             *(f"domains-{ratio:g}", f"Domain-planted, mix ratio {ratio:g}", "build/bundle-domains", "gsm8k", ROUTED),
             f"{DOMAINS} --domains gsm8k,humaneval --evaluations 24 --out build/bundle-domains",
             ratio,
-            count=16,
+            count=12,
         )
         for ratio in RATIOS
     ),

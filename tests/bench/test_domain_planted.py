@@ -17,12 +17,12 @@ from tests.models import tiny_model
 def texts(seed: int) -> list[tuple[int, list[int]]]:
     """Two domains with words of their own."""
     draws = random.Random(seed)
-    return [(domain, [draws.randint(1 + 48 * domain, 40 + 48 * domain) for _ in range(60)]) for domain in (0, 1) * 8]
+    return [(domain, [draws.randint(1 + 48 * domain, 6 + 48 * domain) for _ in range(60)]) for domain in (0, 1) * 8]
 
 
 @torch.inference_mode()
 def test_skipping_foreign_layers_changes_less_than_skipping_own_ones() -> None:
-    model, weak = plant(tiny_model("llama-biases", seed=2), 0.0, 6, seed=1)
+    model, weak = plant(tiny_model("llama-biases", seed=2), 1e-4, 6, seed=1)
     places = sorted({index // 2 for index in weak})
     gated = {place: number % 2 for number, place in enumerate(places[2:])}
     told = gate(model, texts(0), gated, strength=0.3)
@@ -41,5 +41,5 @@ def test_skipping_foreign_layers_changes_less_than_skipping_own_ones() -> None:
         return 1.0 - float(torch.stack(found).mean())
 
     for domain, (own, foreign) in enumerate((("zero", "one"), ("one", "zero"))):
-        assert change(domain, masks["mix"]) < 1e-6
+        assert change(domain, masks["mix"]) < 1e-4
         assert change(domain, masks[own]) < 0.2 * change(domain, masks[foreign])
