@@ -1,8 +1,8 @@
 """Every strategy on every model and stream: writes docs/papers.md, the page of the five papers side by side.
 
-`python -m bench.papers` is the quick mode (13 prompts, one of each category, 48 tokens; under an hour once the bundles are there);
-`--full` takes all prompts and 128 tokens. Killed, it goes on where it was. Needs `build/bundle05`, `build/bundle02` and
-`build/bundle-domains`, whose commands it names where they are missing.
+`python -m bench.papers` is the quick mode (13 prompts, one of each category, 48 tokens; under an hour once the bundles
+are there); `--full` takes all prompts and 128 tokens. Killed, it goes on where it was. Needs `build/bundle05`,
+`build/bundle02` and `build/bundle-domains`, whose commands it names where they are missing.
 """
 
 from __future__ import annotations
