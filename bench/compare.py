@@ -24,7 +24,8 @@ from bench.peers import PEERS
 from bench.standings import standings
 from bench.stratified import stratified
 from bench.tables import show
-from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.bundle import MANIFEST, Bundle
+from ssd_artifacts.files import sha256_file
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.decoder import Decoder
@@ -59,6 +60,7 @@ def main() -> None:
         "contenders": list(contenders),
         "model": loaded.fingerprint().weights_sample_sha256,
         "device": dataclasses.asdict(device_key(decoder)),
+        "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "system": platform.platform(),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)

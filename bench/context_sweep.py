@@ -35,7 +35,7 @@ def main() -> None:
     decoder = fitted_decoder(loaded.model)
     latency = known_latency(decoder, {}, loaded.fingerprint().config_sha256, lambda: measure_latency(decoder))
     texts = cycle([text for prompt in read_prompts(arguments.prompts) for _, text in conversation(prompt)])
-    limits = Limits(arguments.max_new_tokens)
+    limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
     settings = KnapsackSettings(refresh=10**6)
     contenders = {"plain": PlainPlanner, "knapsack": lambda: KnapsackPlanner(latency, settings)}
     print("context   attention block ÷ MLP block   skipped attention, MLP   M      α     ÷ plain   drafting alone")
@@ -46,9 +46,10 @@ def main() -> None:
         session = Session(decoder)
         prompt = session.prefill(ids[: context - arguments.max_new_tokens])
         runs: dict[str, list[Generation]] = {name: [] for name in contenders}
-        for number in range(arguments.rounds):
+        for number in range(arguments.rounds + 1):
             for name, run in in_turn(session, prompt, contenders, limits, number).items():
-                runs[name].append(run)
+                if number:  # the first round warms up
+                    runs[name].append(run)
         attention = latency.attention_seconds(context, 1, latency.layer_kinds[0])
         print(f"{context:7}   {attention / latency.mlp_seconds(1):26.2f}   {_outcome(runs)}", flush=True)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.streams import mixed_stream, read_pool, write_stream
+from ssd_artifacts.bundle import EXITS
 
 DATA = Path("../shared/data")
 PROMPTS = DATA / "spec_bench" / "dev.jsonl"
@@ -26,7 +27,6 @@ ALL = (
     "knn",
     "fixed:{first}",
     "fixed:mix",
-    "knapsack",
     "knapsack+warm_start=0",
     "clasp",
     "swift",
@@ -56,6 +56,8 @@ class Case:
     """Left out unless asked for by `--only`."""
     count: int = 13
     """Prompts in the quick mode, half of them of either domain in a stream."""
+    tokens: int = 48
+    """New tokens in the quick mode."""
 
 
 ABLATIONS = {
@@ -97,6 +99,8 @@ CASES = (
             (name, *(f"{name}+{change}" for change in changes)),
             PLANT.format("0.05", "planted") + " --evaluations 24 --exits 8 --out build/bundle05",
             optional=True,
+            count=6,
+            tokens=256,
         )
         for name, changes in ABLATIONS.items()
     ),
@@ -109,11 +113,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"of {', '.join(case.name for case in CASES)}; comma-separated")
     parser.add_argument("--out", type=Path, default=Path("build/papers"))
     arguments = parser.parse_args()
+    known = [case.name for case in CASES]
     names = arguments.only.split(",") if arguments.only else [case.name for case in CASES if not case.optional]
+    if unknown := set(names) - set(known):
+        parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
     wanted = [case for case in CASES if case.name in names]
     for case in wanted:
-        if case.artifact != "demo" and not Path(case.artifact).is_dir():
-            sys.exit(f"error: {case.artifact} is missing; make it with: {case.make}")
+        exits = "--exits" not in case.make or (Path(case.artifact) / EXITS).is_file()
+        if case.artifact != "demo" and not (Path(case.artifact).is_dir() and exits):
+            sys.exit(f"error: {case.artifact} is missing, or made in another way; make it with: {case.make}")
     for case in wanted:
         _run(case, arguments.out, arguments.full)
     found = {case: _summary(arguments.out / case.name) for case in CASES}
@@ -128,16 +136,17 @@ def _run(case: Case, out: Path, full: bool) -> None:
         options += [
             "--prompts",
             str(PROMPTS),
-            *(["--full"] if full else ["--count", str(case.count), "--max-new-tokens", "48"]),
+            *(["--full"] if full else ["--count", str(case.count), "--max-new-tokens", str(case.tokens)]),
         ]
     else:
         stream = out / f"stream-{case.ratio:g}.jsonl"
         count = 40 if full else case.count // 2
         files = {"gsm8k": DATA / "gsm8k" / "test.jsonl", "humaneval": DATA / "humaneval" / "HumanEval.jsonl"}
-        pools = {name: read_pool(path)[:count] for name, path in files.items()}
+        pools = {name: read_pool(path)[-count:] for name, path in files.items()}
         write_stream(mixed_stream(pools, case.ratio, seed=1), stream)
-        options += ["--prompts", str(stream), "--full", "--max-new-tokens", "64" if full else "48"]
-    subprocess.run([sys.executable, "-m", "bench.compare", *options], check=True)
+        options += ["--prompts", str(stream), "--full", "--max-new-tokens", "64" if full else str(case.tokens)]
+    if code := subprocess.run([sys.executable, "-m", "bench.compare", *options], check=False).returncode:
+        sys.exit(code)
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,7 @@ def main() -> None:
     }
     taken: dict[str, list[float]] = {name: [] for name in work}
     for number in range(arguments.rounds + 1):
-        for name, run in work.items():
+        for name, run in random.Random(number).sample(list(work.items()), len(work)):
             elapsed = seconds(run, decoder.device)
             if number:
                 taken[name].append(elapsed)

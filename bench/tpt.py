@@ -77,6 +77,8 @@ def main() -> None:
         str(number): lambda way=way: ConstantPlanner(Plan.masked("way", way.mask, way.length))
         for number, way in enumerate(ways)
     }
+    warm = Session(decoder)
+    in_turn(warm, warm.prefill(prompts.search[0]), contenders, Limits(8))
     seconds = dict.fromkeys(contenders, 0.0)
     for turn, ids in enumerate(prompts.validation[: arguments.prompts]):
         session = Session(decoder)

@@ -42,7 +42,7 @@ class ExitSet:
         return exits
 
     def _check(self, path: str, num_layers: int) -> None:
-        count, width = len(self.layers), self.biases.shape[-1]
+        count, width = len(self.layers), self.biases.shape[-1] if self.biases.ndim else 0
         sound = (
             all(isinstance(layer, int) and 1 <= layer < num_layers for layer in self.layers)
             and list(self.layers) == sorted(set(self.layers))

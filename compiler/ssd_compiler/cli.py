@@ -112,6 +112,10 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
             )
         if base is not None and name in base.domains:
             raise UserError(f"domain {name!r}: {settings.base} has it already; give others, or compile without --from")
+    if base is not None and settings.exits and base.exits is not None:
+        raise UserError(f"--exits: {settings.base} has exit heads, which stay as they are; leave --exits away")
+    if settings.exit_epochs and not settings.exits:
+        raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
     if settings.clusters is not None and len(settings.domain_files) != 1:
         raise UserError(
             "--domains auto: finds domains in one file of prompts; give one --domain-file NAME=prompts.jsonl"
@@ -131,7 +135,7 @@ def _clusters(domains: str) -> int | None:
     if domains.partition(":")[0] != "auto":
         return None
     count = domains.removeprefix("auto").removeprefix(":")
-    if domains != "auto" and not (count.isdigit() and 1 <= int(count) <= MOST_FOUND):
+    if domains != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_FOUND):
         raise UserError(f"--domains {domains}: expected auto or auto:N with N from 1 to {MOST_FOUND}")
     return int(count or 0)
 

@@ -50,8 +50,11 @@ class ClusterStage:
             return found
 
         labels = self.work.stage("clusters", label)
+        count = max(labels) + 1
+        if settings.clusters and count < settings.clusters:
+            self.reporter.warn(f"domain {name}: {count} domains of at least {MIN_PROMPTS} prompts found, no more")
         files = []
-        for number in range(max(labels) + 1):
+        for number in range(count):
             members = [prompt for prompt, own in zip(prompts, labels, strict=True) if own == number]
             found = f"{name}-{number + 1}"
             self.reporter.note(f"{found}: {len(members)} prompts, such as {members[0][-1][1][:SHOWN]!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, reference_states
 from ssd_compiler.exit_training import cache_features, train_exits
 from ssd_compiler.exit_tuning import exit_traces, tune_exits
-from ssd_compiler.exits import exit_layers, fit_exits
+from ssd_compiler.exits import exit_layers, fit_exits, held_back
 from ssd_compiler.progress import Reporter
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.latency import LatencyTable
@@ -28,14 +28,16 @@ class ExitStage:
     work: Workspace
     reporter: Reporter
 
-    def fit(self, samples: Sequence[Sample], count: int, epochs: int) -> ExitSet:
-        """Exit heads behind `count` layers, trained on for `epochs`."""
+    def fit(self, domains: Mapping[str, Sequence[Sample]], count: int, epochs: int) -> ExitSet:
+        """Exit heads behind `count` layers, trained on for `epochs`, on most samples of every domain."""
         decoder, total = self.decoder, self.decoder.shape.num_layers
-        layers = exit_layers(total, count)
+        layers, parts = exit_layers(total, count), [held_back(samples) for samples in domains.values()]
+        samples = [sample for fitted, _ in parts for sample in fitted]
+        held = [sample for _, kept in parts for sample in kept]
 
         def run() -> bytes:
-            with self.reporter.stage("fit exits", len(samples)) as tick:
-                return fit_exits(decoder, samples, layers, tick).to_bytes()
+            with self.reporter.stage("fit exits", len(samples) + len(held)) as tick:
+                return fit_exits(decoder, samples, held, layers, tick).to_bytes()
 
         fitted = ExitSet.from_file(str(self.work.file(f"fitted-{EXITS}", run)), total)
         if not epochs:
@@ -49,13 +51,14 @@ class ExitStage:
         return ExitSet.from_file(str(self.work.file(EXITS, train)), total)
 
     def tune(self, name: str, samples: Sequence[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
-        """Depth, width, annealing and threshold for a domain."""
+        """Depth, width, annealing and threshold for a domain, on samples that its heads were not fitted on."""
         layers, total = exits.layers, self.decoder.shape.num_layers
+        _, held = held_back(samples)
         context = round(sum(sample.middle for sample in samples) / len(samples))
 
         def run() -> Any:
             with self.reporter.stage(f"{name}: tune exits", None):
-                reference = reference_states(self.decoder, samples)
+                reference = reference_states(self.decoder, held)
                 traces = exit_traces(ExitHeads(self.decoder, exits), reference, layers, total)
                 return tune_exits(traces, layers, latency, context).model_dump(mode="json")
 

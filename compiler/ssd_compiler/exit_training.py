@@ -37,13 +37,14 @@ def cache_features(decoder: Decoder, samples: Sequence[Sample], layers: Sequence
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     targets: list[Tensor] = []
     for sample in samples:
-        for states in chunked_states(decoder, sample):
-            targets += [decoder.logits(x).argmax(-1) for x in states[-1].split(HEAD_ROWS)]
-            for layer in layers:
-                kept[layer].append(decoder.norm(states[2 * layer]))
+        with torch.inference_mode():
+            for states in chunked_states(decoder, sample):
+                targets += [decoder.logits(x).argmax(-1) for x in states[-1].split(HEAD_ROWS)]
+                for layer in layers:
+                    kept[layer].append(decoder.norm(states[2 * layer]))
         tick()
-    # Out of inference mode, whose tensors no gradient can go through.
-    return CachedFeatures({layer: torch.cat(rows).clone() for layer, rows in kept.items()}, torch.cat(targets).clone())
+    # Joined outside inference mode, whose tensors no gradient can go through.
+    return CachedFeatures({layer: torch.cat(kept.pop(layer)) for layer in layers}, torch.cat(targets))
 
 
 def train_exits(decoder: Decoder, fitted: ExitSet, features: CachedFeatures, epochs: int, tick: Tick) -> ExitSet:

@@ -10,42 +10,58 @@ from torch import Tensor
 
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
+from ssd_profiles.errors import UserError
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.session import PREFILL_CHUNK, Session
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """Strengths of the pull towards leaving states as they are, ÷ the mean square of a feature; the best one is taken."""
-HELD_BACK = 5
-"""One in so many samples decides on the strength."""
+HELD_BACK = 4
+"""One in so many samples is kept from the fit: it decides on the strength, and how a domain uses the exits."""
 
 Tick = Callable[[], None]
 
 
 def exit_layers(num_layers: int, count: int) -> tuple[int, ...]:
-    """`count` numbers of layers spread over the depth, the last layer left out."""
-    return tuple(sorted({max(1, round(num_layers * (i + 1) / (count + 1))) for i in range(min(count, num_layers - 1))}))
+    """`count` numbers of layers spread over the depth, the last layer left out; fewer where there are no more.
+
+    Raises UserError for a model of one layer.
+    """
+    if num_layers < 2:
+        raise UserError("--exits: this model has one layer, there is none to leave behind; leave --exits away")
+    count = min(count, num_layers - 1)
+    return tuple(sorted({max(1, round(num_layers * (i + 1) / (count + 1))) for i in range(count)}))
+
+
+def held_back(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    """A domain's samples that heads are fitted on, and those that are kept from the fit; a single one is both."""
+    kept = max(1, len(samples) // HELD_BACK)
+    return (samples[:-kept], samples[-kept:]) if len(samples) > 1 else (samples, samples)
 
 
 @torch.inference_mode()
-def fit_exits(decoder: Decoder, samples: Sequence[Sample], layers: Sequence[int], tick: Tick) -> ExitSet:
+def fit_exits(
+    decoder: Decoder, samples: Sequence[Sample], held: Sequence[Sample], layers: Sequence[int], tick: Tick
+) -> ExitSet:
     """Ridge regressions from states behind `layers` to those behind the last, both behind the final norm.
 
-    On all tokens of the samples' prompts and continuations. What is regressed is the difference from the identity,
-    since a residual stream changes slowly: without data an exit is the model's head on the state as it is.
+    On all tokens of the samples' prompts and continuations; `held` samples decide how strongly to pull towards the
+    identity. What is regressed is the difference from it, since a residual stream changes slowly: without data an
+    exit is the model's head on the state as it is.
     """
-    fits = {layer: _Regression(decoder.shape.hidden) for layer in layers}
-    held: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
-    for number, sample in enumerate(samples):
+    fits = {layer: Regression(decoder.shape.hidden) for layer in layers}
+    judges: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
+    for number, sample in enumerate([*samples, *held]):
         for states in chunked_states(decoder, sample):
-            last = decoder.norm(states[-1])
+            last = _wide(decoder.norm(states[-1]))
             for layer in layers:
-                x = decoder.norm(states[2 * layer])
-                if len(samples) > 1 and number % HELD_BACK == HELD_BACK - 1:
-                    held[layer].append((x, last))
-                else:
+                x = _wide(decoder.norm(states[2 * layer]))
+                if number < len(samples):
                     fits[layer].add(x, last)
+                else:
+                    judges[layer].append((x, last))
         tick()
-    solved = [fits[layer].best(held[layer]) for layer in layers]
+    solved = [fits[layer].best(judges[layer]) for layer in layers]
     return ExitSet(
         tuple(layers),
         np.stack([weight.cpu().numpy().astype(np.float16) for weight, _ in solved]),
@@ -53,7 +69,7 @@ def fit_exits(decoder: Decoder, samples: Sequence[Sample], layers: Sequence[int]
     )
 
 
-class _Regression:
+class Regression:
     """Sums over rows for y - x = [x, 1] A, in fp64."""
 
     def __init__(self, width: int) -> None:
@@ -62,15 +78,13 @@ class _Regression:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Take in rows [n, width]."""
-        left, right = _extended(x), (y - x).cpu().double()
+        left, right = torch.cat([x, torch.ones(len(x), 1)], 1).double(), (y - x).double()
         self._gram += left.T @ left
         self._cross += left.T @ right
 
     def best(self, held: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Weight [width, width] and bias [width] of y = x W + b, of the strength that errs least on `held` rows."""
         found = [self._solve(ridge) for ridge in RIDGES]
-        if not held:
-            return found[len(found) // 2]
         errors = [sum(float(((x @ weight + bias - y) ** 2).sum()) for x, y in held) for weight, bias in found]
         return found[int(np.argmin(errors))]
 
@@ -82,9 +96,9 @@ class _Regression:
         return (change[:-1] + torch.eye(width, dtype=torch.float64)).float(), change[-1].float()
 
 
-def _extended(x: Tensor) -> Tensor:
-    rows = x.cpu().double()
-    return torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], 1)
+def _wide(x: Tensor) -> Tensor:
+    """Where the regressions are, in fp32."""
+    return x.float().cpu()
 
 
 @torch.inference_mode()

@@ -80,10 +80,16 @@ class Stages:
         return LatencyTable.from_json(self.work.stage("latency", measure))
 
     def find_domains(self) -> tuple[str, ...]:
-        """The new domains' names; those found in unlabelled prompts become files of the workspace."""
+        """The new domains' names; those found in unlabelled prompts become files of the workspace.
+
+        Raises UserError when one found has the name of a domain that the base has.
+        """
         if self.settings.clusters is not None:
             stage = ClusterStage(self.loaded, self.decoder, self.work, self.reporter)
             self.settings = replace(self.settings, domain_files=stage.find(self.settings))
+        for name in self.settings.new_domains:
+            if self.base is not None and name in self.base.domains:
+                raise UserError(f"domain {name!r}: {self.settings.base} has it already; rename the --domain-file")
         return self.settings.new_domains
 
     def prompts(self, name: str) -> DomainPrompts:
@@ -115,8 +121,7 @@ class Stages:
             return self.base.exits
         if not self.settings.exits:
             return None
-        every = [sample for some in samples.values() for sample in some]
-        return self._exit_stage.fit(every, self.settings.exits, self.settings.exit_epochs)
+        return self._exit_stage.fit(samples, self.settings.exits, self.settings.exit_epochs)
 
     def domain(
         self,

@@ -16,7 +16,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
-from ssd_runtime.strategies import check_strategy, needs_latency, read_settings
+from ssd_runtime.strategies import NAMES, check_strategy, needs_latency, read_settings
 
 if TYPE_CHECKING:
     from ssd_runtime.outcome import Outcome
@@ -36,9 +36,7 @@ def run(
         bool, typer.Option("--all-turns", help="Decode every turn of `turns`, not the first alone.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    strategy: Annotated[
-        str, typer.Option(help="auto, plain, knn, knapsack, clasp, swift, exit, del, lookup or fixed:NAME.")
-    ] = "auto",
+    strategy: Annotated[str, typer.Option(help=", ".join(NAMES))] = "auto",
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")
     ] = None,

@@ -105,8 +105,9 @@ def decode(
 
 def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cycle]:
     """Draft-verify cycles until the output is complete."""
+    observing = 0.0
     while not output.done:
-        began = perf_counter()
+        began = perf_counter() - observing
         plan, context, pending = planner.plan(session.committed), session.committed, output.tokens[-1]
         planned = perf_counter()
         draft = _draft(session, pending, plan, output.remaining - 1)
@@ -121,8 +122,13 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
             *(plan, context, len(draft.tokens), verdict.accepted, tokens, len(rows)),
             *(drafted - planned, verified - drafted, planned - began),
         )
-        kept = verdict.rows if verdict.sibling is not None else slice(verdict.accepted + 1)
+        chain = slice(verdict.accepted + 1)
+        kept = (
+            chain if verdict.sibling is None or states is None else torch.tensor(verdict.rows, device=states[0].device)
+        )
+        began = perf_counter()
         planner.observe(cycle, None if states is None else [x[kept] for x in states])
+        observing = perf_counter() - began
         yield cycle
 
 

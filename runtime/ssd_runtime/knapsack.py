@@ -73,10 +73,7 @@ def search_knapsack(
         executed = _execute(decoder, reference, indices, stay)
         level, choice = _better(executed, _Level([j + weight for j in move.weights], move.x), target, threshold)
         choices.append(choice)
-    return [
-        _candidate(decoder, reference, weights, choices, j, state)
-        for j, state in zip(level.weights, level.x, strict=True)
-    ]
+    return _candidates(decoder, reference, weights, choices, level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,26 +149,26 @@ def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -
     return parts.add_attention(flat, merged).view_as(x)
 
 
-def _candidate(
-    decoder: Decoder,
-    reference: ReferenceStates,
-    weights: Weights,
-    choices: list[dict[int, bool]],
-    skipped_weight: int,
-    state: Tensor,
-) -> Candidate:
-    left, skipped = skipped_weight, list[int]()
-    width = 2 * decoder.shape.num_layers // len(choices)
+def _candidates(
+    decoder: Decoder, reference: ReferenceStates, weights: Weights, choices: list[dict[int, bool]], level: _Level
+) -> list[Candidate]:
+    """The masks that led to the last level, all their states through the head together."""
+    count = len(level.weights)
+    matches, _ = predictions(decoder, level.x.flatten(0, 1), reference.targets.repeat(count))
+    agreements: list[float] = matches.float().view(count, -1).mean(-1).tolist()
+    final, target = decoder.norm(level.x), decoder.norm(reference.states[-1])
+    cosines: list[float] = torch.cosine_similarity(final.float(), target.float(), -1).mean(-1).tolist()
+    return [
+        Candidate(_mask(decoder.shape.num_layers, weights, choices, weight), weight, cosine, agreement)
+        for weight, cosine, agreement in zip(level.weights, cosines, agreements, strict=True)
+    ]
+
+
+def _mask(num_layers: int, weights: Weights, choices: list[dict[int, bool]], left: int) -> SkipMask:
+    """Follow the choices back from the last item."""
+    skipped, width = list[int](), 2 * num_layers // len(choices)
     for item in range(len(choices) - 1, -1, -1):
         if choices[item][left]:
             skipped += range(item * width, (item + 1) * width)
             left -= weights.items[item]
-    matches, _ = predictions(decoder, state, reference.targets)
-    cosine = _cosine(decoder.norm(state), decoder.norm(reference.states[-1]))
-    mask = SkipMask.of(decoder.shape.num_layers, skipped)
-    return Candidate(mask, skipped_weight, cosine, float(matches.float().mean()))
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    """Mean over rows of the cosine (KnapSpec §2)."""
-    return float(torch.cosine_similarity(a.float(), b.float(), -1).mean())
+    return SkipMask.of(num_layers, skipped)

@@ -69,9 +69,12 @@ class Spans:
         [slots] lie in the window.
         """
         seen: dict[int | None, _Seen] = {}
+        first = int(positions.min())
         for window in self._windows():
             inside = visible & (key_positions > positions[:, None] - window) if window else visible
-            seen[window] = 0, visible.shape[1], self._bias(inside)
+            # Slots before the window's first are those of positions before it: what is spare lies behind them.
+            begin = min(slot, max(0, first - window + 1)) if window else 0
+            seen[window] = begin, visible.shape[1], self._bias(inside[:, begin:])
         return Span(slot, self._sights(self._rotations(positions, int(positions.max()) + 1, long), seen))
 
     def _windows(self) -> set[int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ssd_profiles.errors import UserError
@@ -33,7 +34,7 @@ SETTINGS: Mapping[str, type[Any]] = {
 
 def check_strategy(name: str, has_bundle: bool) -> None:
     """Raise UserError when there is no such strategy, or when it needs a bundle and there is none."""
-    if name.partition(":")[0] not in {known.partition(":")[0] for known in NAMES} or name == "fixed":
+    if name not in NAMES[:-1] and not name.startswith("fixed:"):
         raise UserError(f"--strategy: {name!r} is unknown; give one of {', '.join(NAMES)}")
     if not has_bundle and name not in WITHOUT_BUNDLE:
         others = ", ".join(WITHOUT_BUNDLE)
@@ -58,11 +59,12 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
         if not separator or name not in types:
             known = ", ".join(types) or "none"
             raise UserError(f"--set {assignment}: {strategy} has no such parameter; it has: {known}")
-        values[name] = _read(assignment, text, types[name])
+        least = next(field.metadata.get("least", 0) for field in fields(kind) if field.name == name) if kind else 0
+        values[name] = _read(assignment, text, types[name], least)
     return kind(**values) if kind else None
 
 
-def _read(assignment: str, text: str, kind: Any) -> Any:
+def _read(assignment: str, text: str, kind: Any, least: int) -> Any:
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
             raise UserError(f"--set {assignment}: expected one of {', '.join(get_args(kind))}")
@@ -71,6 +73,6 @@ def _read(assignment: str, text: str, kind: Any) -> Any:
         value = kind(text)
     except ValueError:
         raise UserError(f"--set {assignment}: expected a number ({kind.__name__})") from None
-    if not 0 <= value < math.inf:
-        raise UserError(f"--set {assignment}: must be a number from 0 on")
+    if not least <= value < math.inf:
+        raise UserError(f"--set {assignment}: must be a number from {least} on")
     return value

@@ -14,7 +14,8 @@ from ssd_compiler import exit_training
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
 from ssd_compiler.exit_training import cache_features, train_exits
 from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, exit_traces, tune_exits
-from ssd_compiler.exits import exit_layers, fit_exits
+from ssd_compiler.exits import Regression, exit_layers, fit_exits
+from ssd_profiles.errors import UserError
 from ssd_profiles.formulas import expected_tokens
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.early_exit import EarlyExit
@@ -43,11 +44,15 @@ def test_layers_are_spread_and_leave_out_the_last() -> None:
         found = exit_layers(layers, count)
         assert found[0] >= 1
         assert found[-1] < layers
+        assert len(found) == min(count, layers - 1)
+        assert found[-1] >= 0.5 * layers, "spread over the depth, however many were asked for"
+    with pytest.raises(UserError, match="one layer"):
+        exit_layers(1, 3)
 
 
 @torch.inference_mode()
 def test_a_fit_errs_less_than_the_bare_head_on_tokens_it_was_not_shown(samples: list[Sample]) -> None:
-    heads = ExitHeads(DECODER, fit_exits(DECODER, samples[:6], LAYERS, lambda: None))
+    heads = ExitHeads(DECODER, fit_exits(DECODER, samples[:5], samples[5:6], LAYERS, lambda: None))
     reference = reference_states(DECODER, samples[6:])
     last = DECODER.norm(reference.states[-1])
     for layer in LAYERS:
@@ -57,13 +62,25 @@ def test_a_fit_errs_less_than_the_bare_head_on_tokens_it_was_not_shown(samples: 
         assert (fitted - last).norm() <= (DECODER.norm(x) - last).norm() * 1.02
 
 
+def test_a_fit_recovers_a_known_map() -> None:
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 6, generator=draws)
+    weight, bias = torch.randn(6, 6, generator=draws), torch.randn(6, generator=draws)
+    regression = Regression(6)
+    for part in x.split(100):
+        regression.add(part, part @ weight + bias)
+    found, offset = regression.best([(x[:50], x[:50] @ weight + bias)])
+    torch.testing.assert_close(found, weight, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(offset, bias, atol=0.02, rtol=0.02)
+
+
 @torch.inference_mode()
 def test_where_later_layers_do_nothing_the_fit_leaves_states_alone() -> None:
     """Every layer behind the first is weak: an exit there says what the model says."""
     one = tiny_model("qwen3", seed=4, num_hidden_layers=1, max_position_embeddings=256)
     decoder = Decoder(plant(one, 0.0, 3)[0])
     found = samples_of(continue_prompts(decoder, [[1, 2, 3], [9, 8]], 40, frozenset(), lambda: None), "test")
-    exits = fit_exits(decoder, found, (1, 2), lambda: None)
+    exits = fit_exits(decoder, found, found, (1, 2), lambda: None)
     assert np.abs(exits.weights - np.eye(32)).max() < 1e-3
     traces = exit_traces(ExitHeads(decoder, exits), reference_states(decoder, found), (1, 2), 4)
     assert all(trace.matches.all() for trace in traces)
@@ -81,8 +98,10 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
     [trace] = exit_traces(heads, reference, LAYERS, 8)
     sample, session = samples[0], Session(DECODER)
     session.prefill(sample.prompt)
-    for threshold in (0.1, 0.2, 0.4):
+    drafted = 0
+    for threshold in (0.02, 0.1, 0.2, 0.4):
         draft = EarlyExit(heads, LAYERS, threshold, 0.2).draft(session, sample.continuation[0], 12)
+        drafted += len(draft.tokens)
         for row, token in enumerate(draft.tokens):
             sure = trace.confidence[0.2][row] >= threshold
             assert sure.any()
@@ -90,13 +109,14 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
             assert right == (token == sample.continuation[row + 1])
             if not right:
                 break
+    assert drafted > 3
 
 
 def test_training_lowers_the_loss_on_its_features_and_leaves_the_model_alone(
     samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exit_training, "LEARNING_RATE", 1e-3)
-    fitted = fit_exits(DECODER, samples, LAYERS, lambda: None)
+    fitted = fit_exits(DECODER, samples, samples, LAYERS, lambda: None)
     features = cache_features(DECODER, samples, LAYERS, lambda: None)
     before = {name: value.clone() for name, value in DECODER.model.state_dict().items()}
     trained = train_exits(DECODER, fitted, features, 6, lambda: None)

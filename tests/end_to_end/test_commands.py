@@ -383,7 +383,7 @@ def test_interrupted_and_resumed(room: Path) -> None:
     assert errors.strip().splitlines()[-1] == "error: interrupted"
     assert not (room / "resumed").exists()
     finished = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
-    again = command(room, COMPILE, *options[:-4], "--evaluations", "25", "--device", "cpu", "--resume")
+    again = command(room, COMPILE, *options, "--evaluations", "25", "--resume")
     assert_refused(again, "other options")
     done = command(room, COMPILE, *options, "--resume")
     assert done.returncode == 0, done.stderr

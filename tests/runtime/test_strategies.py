@@ -17,6 +17,7 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.gaussian import most_promising
 from ssd_runtime.generate import Generation, Limits, generate
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.planning.knapsack import FEWEST_ROWS
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import SwiftSettings
@@ -72,7 +73,7 @@ def test_families_with_windows_and_switches(name: str, variant: str) -> None:
 
 def test_settings_are_checked() -> None:
     assert set(FAST) < set(WITHOUT_BUNDLE)
-    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=nan"):
+    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan"):
         with pytest.raises(UserError, match="--set"):
             read_settings("swift", [bad])
     assert read_settings("knn", ["strangers=mix"]).strangers == "mix"
@@ -89,9 +90,9 @@ def test_a_knapsack_search_looks_at_as_many_tokens_as_its_share_allows(monkeypat
 
     monkeypatch.setattr("ssd_runtime.planning.knapsack.search_knapsack", counting)
     for share in ("1e-9", "1"):
-        make = strategy("knapsack", "window=4", "refresh=1000", f"share={share}")
+        make = strategy("knapsack", "window=6", "refresh=1000", f"share={share}")
         assert generate(Session(DECODER), [4, 4], make(), Limits(40)).token_ids == plainly([4, 4], 40)
-    assert looked == [1, 4]
+    assert looked == [FEWEST_ROWS, 6]
 
 
 # CLaSp

@@ -6,6 +6,7 @@ from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.draft import Draft
 from ssd_runtime.ngrams import LONGEST, NgramIndex
+from ssd_runtime.planning.throughput import StepCosts
 from ssd_runtime.session import Session
 
 PRIOR = (0.35, 0.55, 0.65, 0.72, 0.77, 0.8, 0.82, 0.85)
@@ -14,6 +15,8 @@ PRIOR_WEIGHT = 6.0
 """Tokens that the prior counts for."""
 KEEP = 0.97
 """What share of its record a new cycle leaves: requests change as they go."""
+RECOSTED_TOKENS = 64
+"""Verification is priced again where the context has grown by so many."""
 
 
 class Lookup:
@@ -28,6 +31,8 @@ class Lookup:
         self._right = [PRIOR_WEIGHT * agreement for agreement in PRIOR]
         self._asked = [PRIOR_WEIGHT] * LONGEST
         self._match = 0
+        self._costs = StepCosts.at(latency, 0)
+        self._until = 0
 
     def draft(self, session: Session, pending: int, length: int) -> Draft:
         """Up to `length` tokens; none where nothing matches or no length pays."""
@@ -49,8 +54,10 @@ class Lookup:
 
     def _best_length(self, agreement: float, context: int, most: int) -> int:
         """The draft length of highest TPT, drafts being free; 0 where a plain step is better."""
+        if context >= self._until:
+            self._costs, self._until = StepCosts.at(self._latency, context), context + RECOSTED_TOKENS
         rates = [
-            tokens_per_time(agreement, length, 0.0, self._latency.step_seconds(context, length + 1))
+            tokens_per_time(agreement, length, 0.0, float(self._costs.verification(length)))
             for length in range(most + 1)
         ]
         return rates.index(max(rates))

@@ -14,6 +14,8 @@ from ssd_runtime.session import Session
 Branching = tuple[tuple[float, int], ...]
 """(p, k) by rising p: a place whose token has probability at most p is given k candidates, that token included."""
 CHAIN: Branching = ()
+MOST_SIBLINGS = 64
+"""Siblings of a whole draft: a cache has room for a context twice over, and verifying more never pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Masked:
         """Up to `length` tokens, one step of the masked model each."""
         decoder, token = session.decoder, pending
         tokens, siblings = list[int](), list[list[int]]()
+        room = MOST_SIBLINGS
         unsure = math.log(self.threshold) if self.threshold > 0.0 else -math.inf
         while len(tokens) < length:
             x = session.forward([token], self.mask, ahead=len(tokens))
@@ -43,7 +46,9 @@ class Masked:
                 continue
             surprise = float(top.float() - logits.float().logsumexp(-1))
             if self.branching:
-                siblings.append(self._siblings(logits, math.exp(surprise), token))
+                others = self._siblings(logits, math.exp(surprise), token)
+                siblings.append(others[: max(0, room)])
+                room -= len(others)
             if surprise < unsure:
                 break
         return Draft(tokens, siblings)

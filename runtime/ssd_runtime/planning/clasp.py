@@ -17,10 +17,9 @@ class ClaspPlanner(BasePlanner):
     The number of skipped layers is fixed; the paper's eq. 1 prints arg min, its algorithm maximises.
     """
 
-    wants_states = True
-
     def __init__(self, settings: ClaspSettings) -> None:
         self._settings = settings
+        self.wants_states = True
         self._recent = RecentStates(1)
         self._cycles = 0
         self._plan: Plan | None = None
@@ -38,15 +37,18 @@ class ClaspPlanner(BasePlanner):
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Keep the states of the tokens that the cycle committed."""
-        assert states is not None, "this planner wants states"
-        self._recent.add(states)
+        if states is not None:
+            self._recent.add(states)
         self._cycles += 1
+        self.wants_states = self._cycles + 1 >= self._settings.refresh
 
     def _search(self) -> Plan:
         assert self._session is not None, "start() comes first"
         settings, decoder = self._settings, self._session.decoder
         items = decoder.shape.num_layers * (2 if settings.sublayers else 1)
         count = round(min(settings.skip, 1.0) * items)
+        if not count:
+            return Plan("plain: there is nothing to skip")
         found = search_knapsack(
             decoder, self._recent.reference(self._session, 1), Weights((1,) * items), threshold=-1.0, exactly=count
         )[0]

@@ -10,6 +10,9 @@ from ssd_runtime.exits import ExitHeads
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import DelSettings
 
+FIRST_TOKENS = 8
+"""Plain steps that every exit is looked at behind before one is chosen."""
+
 
 class DelPlanner(BasePlanner):
     """The exit layer and draft length of highest TPL (KnapSpec eq. 2), every token drafted leaving there.
@@ -23,11 +26,14 @@ class DelPlanner(BasePlanner):
         self._seen = dict.fromkeys(range(settings.every, num_layers, settings.every), (0.0, 0.0))
         """Layer to (tokens looked at, tokens it had right), old ones counting less."""
         self._cycles = 0
+        self._looked = 0
         self.wants_states = True
 
     def plan(self, context: int) -> Plan:
         """Draft from the best exit; a plain step until there is something to go by."""
-        if not self._cycles or not self._seen:
+        if not self._seen:
+            return Plan("plain: the model has no layer to leave behind")
+        if self._looked < FIRST_TOKENS:
             return Plan("plain: looking at every exit")
         rate, layer, length = max(
             (tokens_per_layer(right / max(looked, 1e-9), length, layer, self._layers), layer, length)
@@ -40,7 +46,8 @@ class DelPlanner(BasePlanner):
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Look at what the exits would have said, where it is time to."""
         self._cycles += 1
-        self.wants_states = self._cycles % self._settings.refresh == 0
+        self._looked += len(cycle.tokens) if states is not None else 0
+        self.wants_states = self._looked < FIRST_TOKENS or self._cycles % self._settings.refresh == 0
         if states is None:
             return
         targets, keep = self._heads.logits(self._layers, states[-1]).argmax(-1), self._settings.memory

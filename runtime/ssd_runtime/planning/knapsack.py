@@ -12,6 +12,9 @@ from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.session import Prefill, Session
 
+FEWEST_ROWS = 4
+"""Tokens that a search looks at however little time it has: fewer tell right masks from lucky ones badly."""
+
 
 class KnapsackPlanner(BasePlanner):
     """The mask of most tokens a second on the latest tokens' states, searched every so many cycles (KnapSpec §3.5).
@@ -21,11 +24,10 @@ class KnapsackPlanner(BasePlanner):
     looks at the latest tokens alone, as many as its share of the time allows.
     """
 
-    wants_states = True
-
     def __init__(self, latency: LatencyTable, settings: KnapsackSettings, warm: Planner | None = None) -> None:
         self._latency, self._settings, self._warm = latency, settings, warm
         self._first: Planner = warm or PlainPlanner()
+        self.wants_states = warm is None or settings.window >= settings.refresh
         self._seconds = 0.0
         self._all_cycles = 0
         self._recent = RecentStates(settings.window)
@@ -49,9 +51,11 @@ class KnapsackPlanner(BasePlanner):
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Keep the states of the tokens that the cycle committed."""
-        assert states is not None, "this planner wants states"
-        self._recent.add(states)
+        if states is not None:
+            self._recent.add(states)
         self._cycles += 1
+        searching = self._plan is None and self._warm is None
+        self.wants_states = searching or self._cycles + self._settings.window >= self._settings.refresh
         self._all_cycles += 1
         self._seconds += cycle.seconds
 
@@ -76,12 +80,19 @@ class KnapsackPlanner(BasePlanner):
         rows = self._recent.tokens
         if self._settings.share >= 1.0:
             return rows
-        while rows > 1 and sum(self._latency.sublayer_seconds(context, rows * budgets)) > allowed:
+        while rows > FEWEST_ROWS and self._search_seconds(rows * budgets, context) > allowed:
             rows -= 1
         return rows
 
+    def _search_seconds(self, states: float, context: int) -> float:
+        """What running so many states at once through every sub-layer and the head takes."""
+        return sum(self._latency.sublayer_seconds(context, states)) + self._latency.head_seconds(states)
+
     def _rated(self, candidate: Candidate, context: int) -> tuple[float, Plan]:
         """The candidate's highest TPT over draft lengths, with the measured time of each verification."""
+        if not any(candidate.mask.bits):
+            rate = 1.0 / self._latency.step_seconds(context)
+            return rate, Plan(f"plain: no mask is predicted to beat {rate:.1f} tokens/s")
         draft = self._latency.step_seconds(context, 1, candidate.mask)
         rate, length = max(
             (

@@ -64,7 +64,7 @@ class Cycle:
     draft_seconds: float
     verify_seconds: float
     plan_seconds: float = 0.0
-    """Deciding on the plan, searches for masks included."""
+    """Deciding on the plan, searches for masks and a look at the cycle before included."""
 
     @property
     def seconds(self) -> float:

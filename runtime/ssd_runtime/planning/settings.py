@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+POSITIVE = {"least": 1}
+"""Of parameters that 0 makes no sense for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +21,15 @@ class NearestSettings:
 class KnapsackSettings:
     """KnapSpec's parameters with its published defaults."""
 
-    refresh: int = 64
+    refresh: int = field(default=64, metadata=POSITIVE)
     """T: draft-verify cycles between searches."""
-    window: int = 5
+    window: int = field(default=5, metadata=POSITIVE)
     """m: cycles whose tokens' hidden states a search looks at."""
     similarity: float = 0.5
     """tau: states less similar to the full model's are dropped."""
     budget: float = 0.5
     """Largest share of the latency that may be skipped."""
-    max_draft: int = 10
+    max_draft: int = field(default=10, metadata=POSITIVE)
     """D: longest draft."""
     confidence: float = 0.7
     """Drafting ends behind a token less probable than this; 0 for the length of most tokens a second instead."""
@@ -42,11 +45,11 @@ class ClaspSettings:
 
     skip: float = 0.5
     """Share of the layers to skip: 44 of 80 in the paper's best case, half of them on average."""
-    refresh: int = 32
+    refresh: int = field(default=32, metadata=POSITIVE)
     """Verifications between searches; the paper's speed falls beyond 128."""
     confidence: float = 0.7
     """Drafting ends behind a token less probable than this."""
-    max_draft: int = 10
+    max_draft: int = field(default=10, metadata=POSITIVE)
     """K: longest draft."""
     sublayers: int = 0
     """1 to skip attention and MLP blocks one by one, 0 for whole layers as in the paper."""
@@ -56,15 +59,15 @@ class ClaspSettings:
 class SwiftSettings:
     """SWIFT's parameters with its published defaults; `confidence`, its epsilon, is not published."""
 
-    window: int = 32
+    window: int = field(default=32, metadata=POSITIVE)
     """gamma: generated tokens on which candidates are compared."""
     steps: int = 1000
     """S: most candidates; 0 to stay with the uniform mask."""
-    bayes_interval: int = 25
+    bayes_interval: int = field(default=25, metadata=POSITIVE)
     """beta: every so many candidates comes from the Gaussian process, the others are random."""
     enough: float = 0.95
     """Matchness that ends the search."""
-    idle: int = 300
+    idle: int = field(default=300, metadata=POSITIVE)
     """Candidates without a better one that end the search."""
     skip: float = 0.5
     """Share of the sub-layers to skip at first."""
@@ -72,7 +75,7 @@ class SwiftSettings:
     """Where the share ends that steps down while acceptance stays low."""
     acceptance: float = 0.7
     """Draft acceptance rate below which fewer sub-layers are skipped."""
-    max_draft: int = 25
+    max_draft: int = field(default=25, metadata=POSITIVE)
     """N_D: longest draft."""
     confidence: float = 0.7
     """epsilon: drafting ends behind a token less probable than this; 0 to draft to the end."""
@@ -99,7 +102,7 @@ class ExitSettings:
 class LookupSettings:
     """Prompt lookup's parameters."""
 
-    max_draft: int = 16
+    max_draft: int = field(default=16, metadata=POSITIVE)
     """Longest draft."""
 
 
@@ -107,11 +110,11 @@ class LookupSettings:
 class DelSettings:
     """DEL's parameters as KnapSpec describes it; the intervals are ours."""
 
-    every: int = 4
+    every: int = field(default=4, metadata=POSITIVE)
     """Layers between possible exits."""
-    refresh: int = 16
+    refresh: int = field(default=16, metadata=POSITIVE)
     """Cycles between looks at what each exit would have predicted."""
-    max_draft: int = 10
+    max_draft: int = field(default=10, metadata=POSITIVE)
     """Longest draft."""
     memory: float = 0.9
     """What share of an exit's record a new look leaves."""

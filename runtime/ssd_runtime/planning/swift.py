@@ -88,8 +88,7 @@ class SwiftSearch:
 
     def rescored(self, score: float) -> None:
         """Take in the best mask's matchness on a new request; what others had on an earlier one counts no more."""
-        self.score = score
-        self._seen = [(self.best, score)]
+        self.score, self._seen = score, [(self.best, score)]
         if self.finished_at is not None and score < min(self.finished_at - FALLEN, self.settings.enough):
             self._begin(self.best, score)
 
@@ -106,7 +105,7 @@ class SwiftSearch:
             self._begin(self._uniform())
 
     def _begin(self, best: SkipMask, score: float = 0.0) -> None:
-        self.best, self.score, self.tried, self.idle, self._seen = best, score, 0, 0, []
+        self.best, self.score, self.tried, self.idle, self._seen = best, score, 0, 0, [(best, score)]
         self.finished_at = None if self.settings.steps else score
 
     @property
@@ -135,11 +134,10 @@ class SwiftSearch:
 class SwiftPlanner(BasePlanner):
     """Drafts with the stream's best mask; tries one candidate a cycle once there are tokens to compare on."""
 
-    wants_states = True
-
     def __init__(self, search: SwiftSearch) -> None:
         self._search = search
         self._recent = RecentStates(search.settings.window)
+        self.wants_states = search.settings.steps > 0
         self._context: ReferenceStates | None = None
         self._session: Session | None = None
 
@@ -153,6 +151,8 @@ class SwiftPlanner(BasePlanner):
         if self._context is not None and search.running:
             candidate = search.suggest()
             search.record(candidate, self._matchness(candidate))
+        if not any(search.best.bits):
+            return Plan("plain: there is nothing to skip")
         stage = "still searching" if search.running else f"the best of {search.tried + 1} tried"
         return Plan.masked(
             f"swift skips {len(list(search.best))} of {2 * search.num_layers}: {stage}",
@@ -165,15 +165,18 @@ class SwiftPlanner(BasePlanner):
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Gather the window of tokens that candidates of this request are compared on; then only count."""
-        search = self._search
+        search, before = self._search, self._search.best
         search.drafted(cycle.drafted, cycle.accepted)
-        if self._context is not None or not search.settings.steps:
+        if self._context is not None:
+            if search.best is not before:
+                search.rescored(self._matchness(search.best))
             return
         assert states is not None, "this planner wants states"
         assert self._session is not None, "start() comes first"
         self._recent.add(states)
         if self._recent.tokens >= search.settings.window:
             self._context, self.wants_states = self._recent.reference(self._session), False
+            self._recent = RecentStates(0)
             search.rescored(self._matchness(search.best))
 
     def _matchness(self, mask: SkipMask) -> float:
