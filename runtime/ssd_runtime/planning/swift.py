@@ -170,8 +170,8 @@ class SwiftPlanner(BasePlanner):
         if self._context is not None:
             if search.best is not before:
                 search.rescored(self._matchness(search.best))
+        if self._context is not None or states is None:
             return
-        assert states is not None, "this planner wants states"
         assert self._session is not None, "start() comes first"
         self._recent.add(states)
         if self._recent.tokens >= search.settings.window:
