@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from ssd_runtime.decoder import Decoder
 from ssd_runtime.models import LoadedModel, conversation
 
 SHOWN = 60
+MOST_PROMPTS = 512
+"""Prompts that are looked at: a domain needs a few dozen, and each costs a prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,13 @@ class ClusterStage:
         every = dict.fromkeys(tuple(conversation(prompt)) for prompt in read_prompts(Path(path)))
         room = self.decoder.shape.max_context - DEFAULT_NEW_TOKENS
         encoded = {prompt: ids for prompt in every if len(ids := self.loaded.encode(prompt)) <= room}
-        prompts = list(encoded)
+        prompts = random.Random(settings.seed).sample(list(encoded), min(len(encoded), MOST_PROMPTS))
         if len(prompts) < MIN_PROMPTS:
             raise UserError(f"domain {name}: {len(prompts)} different prompts fit this model's context; add prompts")
 
         def label() -> list[int]:
             with self.reporter.stage(f"{name}: find domains", len(prompts)) as tick:
-                rows = features_of(self.decoder, list(encoded.values()), tick)
+                rows = features_of(self.decoder, [encoded[prompt] for prompt in prompts], tick)
             features = np.asarray([row[settings.feature] for row in rows], np.float32)
             found: list[int] = clusters(features, settings.clusters or None, settings.seed).tolist()
             return found

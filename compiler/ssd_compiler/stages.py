@@ -56,9 +56,12 @@ class Stages:
     base: Bundle | None = None
     """A bundle that the new domains join."""
     began: float = field(default_factory=perf_counter)
+    given: CompileSettings = field(init=False)
+    """The settings as they were before domains were found."""
 
     def __post_init__(self) -> None:
         """Raises UserError when the new domains cannot join the base."""
+        self.given = self.settings
         if self.base is not None:
             self.base.model.require_same_model(self.fingerprint, str(self.settings.base))
             if self.base.model.dtype != self.fingerprint.dtype:
@@ -201,7 +204,7 @@ class Stages:
             records, tables = self.base.domains | records, self.base.latency | tables
         # The mixture last, where people look for it.
         records = {name: records[name] for name in sorted(records, key=lambda name: name == MIXTURE)}
-        report = json_report(self.settings, self.fingerprint, latency, records, seconds)
+        report = json_report(self.given, self.fingerprint, latency, records, seconds)
         return Bundle(
             version("ssd-decoding"),
             created,
