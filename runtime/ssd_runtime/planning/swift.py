@@ -167,9 +167,8 @@ class SwiftPlanner(BasePlanner):
         """Gather the window of tokens that candidates of this request are compared on; then only count."""
         search, before = self._search, self._search.best
         search.drafted(cycle.drafted, cycle.accepted)
-        if self._context is not None:
-            if search.best is not before:
-                search.rescored(self._matchness(search.best))
+        if self._context is not None and search.best is not before:
+            search.rescored(self._matchness(search.best))
         if self._context is not None or states is None:
             return
         assert self._session is not None, "start() comes first"
