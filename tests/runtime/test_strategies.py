@@ -71,6 +71,31 @@ def test_families_with_windows_and_switches(name: str, variant: str) -> None:
     assert got.token_ids == out
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_models_of_few_layers(name: str, layers: int) -> None:
+    decoder = Decoder(tiny_model("llama", seed=3, num_hidden_layers=layers))
+    plain = generate(Session(decoder), [3, 5], PlainPlanner(), Limits(30)).token_ids
+    make = strategy(name, *FAST[name], decoder=decoder)
+    assert generate(Session(decoder), [3, 5], make(), Limits(30)).token_ids == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "extreme"),
+    [
+        *(("clasp", extreme) for extreme in ("skip=0", "skip=1", "refresh=1", "confidence=0")),
+        *(("knapsack", extreme) for extreme in ("budget=0", "budget=1", "refresh=1", "similarity=1", "share=0")),
+        *(("swift", extreme) for extreme in ("skip=0", "skip=1", "steps=0", "window=1", "enough=0", "max_draft=60")),
+        *(("exit", extreme) for extreme in ("depth=0", "depth=1", "width=0", "threshold=0", "annealing=9")),
+        *(("del", extreme) for extreme in ("every=50", "memory=0", "refresh=1")),
+    ],
+)
+def test_extreme_parameters(name: str, extreme: str) -> None:
+    make = strategy(name, *FAST[name], extreme)
+    for ids in ([7, 7, 9], [1, 2]):
+        assert generate(Session(DECODER), ids, make(), Limits(40)).token_ids == plainly(ids, 40)
+
+
 def test_settings_are_checked() -> None:
     assert set(FAST) < set(WITHOUT_BUNDLE)
     for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan"):
