@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 COLOURS = ("#1f6feb", "#d1242f", "#2da44e", "#9a6700", "#8250df", "#57606a", "#bf3989", "#0a7ea4")
+MOST_BY_CATEGORY = len(COLOURS)
 
 
 def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list[Path]:
@@ -16,12 +17,15 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
     except ImportError:
         return []
     names = [name for name in found if name != baseline]
-    rows = ["overall", *next(iter(found.values()))["categories"]]
-    figure = Figure(figsize=(9, 1.2 + 0.5 * len(rows)), layout="constrained")
+    categories = list(next(iter(found.values()))["categories"])
+    # Many contenders side by side in every category cannot be told apart: they get a row each.
+    many = len(names) > MOST_BY_CATEGORY
+    rows = names if many else ["overall", *categories]
+    figure = Figure(figsize=(9, 1.2 + (0.35 if many else 0.5) * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     for number, name in enumerate(names):
-        figures = [found[name]["overall"], *found[name]["categories"].values()]
-        shift = 0.7 * ((number + 0.5) / len(names) - 0.5)
+        figures = [found[name]["overall"], *(found[name]["categories"].values() if not many else ())]
+        shift = number if many else 0.7 * ((number + 0.5) / len(names) - 0.5)
         points = [(row + shift, each["against"][baseline]) for row, each in enumerate(figures)]
         points = [(y, ratio) for y, ratio in points if ratio is not None]
         axes.errorbar(
@@ -34,7 +38,7 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
             fmt="o",
             markersize=4,
             linewidth=1.2,
-            color=COLOURS[number % len(COLOURS)],
+            color=COLOURS[0 if many else number],
             label=name,
         )
     axes.axvline(1.0, color="#57606a", linewidth=1)
@@ -44,7 +48,8 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_xlabel(f"times the speed of {baseline} (95% interval over prompts)")
     axes.set_title(title, loc="left", fontsize=10)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    if not many:
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return saved(figure, folder / "speed")
 
 
