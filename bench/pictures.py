@@ -99,7 +99,7 @@ def stream(rows: Sequence[Row], names: Sequence[str], out: Path) -> list[Path]:
     figure = _figure(9, 4)
     axes = figure.add_subplot()
     for place, prompt in enumerate(order):
-        shade = 0.04 + 0.1 * kinds.index(domains[prompt])
+        shade = 0.04 + 0.2 * kinds.index(domains[prompt]) / len(kinds)
         axes.axvspan(place - 0.5, place + 0.5, color="#57606a", alpha=shade, linewidth=0)
     for number, name in enumerate(names):
         ratio = [speeds.get((p, name), np.nan) / speeds.get((p, "plain"), np.nan) for p in order]
