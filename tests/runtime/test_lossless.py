@@ -150,7 +150,7 @@ def test_a_rejection_at_each_position(position: int) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("position", [0, 2, 5])
+@pytest.mark.parametrize("position", [2])
 def test_a_right_sibling_saves_a_draft(variant: str, position: int) -> None:
     """Across windows too; longrope's drafts end at its switch."""
     model = tiny_model(variant, seed=11)
@@ -164,7 +164,7 @@ def test_a_right_sibling_saves_a_draft(variant: str, position: int) -> None:
         assert [len(cycle.tokens) for cycle in got.cycles[:-1]] == [position + 2] * (len(got.cycles) - 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(prompts, masks, st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.0, 0.3]), st.integers(2, 6))
 def test_any_tree_gives_plain_decoding(
     ids: list[int], mask: SkipMask, length: int, new: int, threshold: float, width: int
@@ -177,7 +177,7 @@ def test_any_tree_gives_plain_decoding(
 stops = st.sets(st.integers(1, LAYERS - 1), min_size=1).map(lambda layers: tuple(sorted(layers)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(prompts, stops, st.integers(1, 12), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0]))
 def test_any_early_exit_gives_plain_decoding(
     ids: list[int], layers: tuple[int, ...], length: int, new: int, threshold: float
@@ -204,7 +204,7 @@ def test_every_family_with_early_exits(variant: str) -> None:
     model = tiny_model(variant, seed=3)
     decoder, ids, limits = Decoder(model), list(range(3, 13)), Limits(60)
     heads = ExitHeads(decoder)
-    for threshold in (0.0, 0.1, 0.2):
+    for threshold in (0.0, 0.15):
         got = speculate(decoder, ids, Plan("test", EarlyExit(heads, (1, 2, 3), threshold), 5), limits)
         assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
 
