@@ -14,16 +14,14 @@ from pathlib import Path
 
 import torch
 
+from bench.opened import Opened
 from bench.stratified import stratified
-from ssd_artifacts.bundle import Bundle
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.generate import Limits, decode
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import conversation, load_model
+from ssd_runtime.models import conversation
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.session import Session
 from ssd_runtime.strategies import read_settings
 
@@ -36,11 +34,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     arguments = parser.parse_args()
-    bundle = Bundle.load(arguments.artifact)
-    loaded = load_model(arguments.model or bundle.model.name)
-    decoder = fitted_decoder(loaded.model)
-    key = loaded.fingerprint().config_sha256
-    latency = known_latency(decoder, bundle.latency, key, lambda: measure_latency(decoder))
+    opened = Opened.of(arguments.artifact, arguments.model)
+    bundle, loaded, decoder, latency = opened.bundle, opened.loaded, opened.decoder, opened.latency
     layers = decoder.shape.num_layers
     forced = SkipMask.of(layers, random.Random(0).sample(range(2 * layers), round(0.4 * 2 * layers)))
     strategies: dict[str, Callable[[], Planner]] = {

@@ -15,18 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.reference_bundle import bundle_path
+from bench.opened import Opened
 from ssd_runtime.clock import seconds
 from ssd_runtime.generate import Limits, generate
-from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.knapsack import Weights, search_knapsack
-from ssd_runtime.models import load_model
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.swift import SwiftSearch
-from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.routing import Router
 from ssd_runtime.session import Session
 from ssd_runtime.states import drafted_as
@@ -41,11 +37,8 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path, default=Path("demo"))
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    bundle = Bundle.load(bundle_path(arguments.artifact))
-    loaded = load_model(bundle.model.spec(str(arguments.artifact)))
-    decoder = fitted_decoder(loaded.model)
-    key = loaded.fingerprint().config_sha256
-    latency = known_latency(decoder, bundle.latency, key, lambda: measure_latency(decoder))
+    opened = Opened.of(arguments.artifact)
+    bundle, loaded, decoder, latency = opened.bundle, opened.loaded, opened.decoder, opened.latency
     ids = loaded.encode([("user", PROMPT)])
     answer = generate(Session(decoder), ids, PlainPlanner(), Limits(ANSWER)).token_ids
     session, states = Session(decoder), list[Tensor]()

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from bench.chart import points
-from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.reference_bundle import bundle_path
-from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
+from bench.opened import Opened
+from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
 from ssd_compiler.prompts import load_prompts
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import DRAFT_LENGTHS, AcceptanceProfile
@@ -28,11 +27,8 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.generate import Limits
 from ssd_runtime.interleaved import in_turn
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import load_model
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.throughput import StepCosts
-from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.session import Session
 from ssd_runtime.states import drafted_as
 
@@ -57,16 +53,13 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()
-    bundle = Bundle.load(bundle_path(arguments.artifact))
-    loaded = load_model(bundle.model.spec(str(arguments.artifact)))
-    decoder = fitted_decoder(loaded.model)
-    key = loaded.fingerprint().config_sha256
-    latency = known_latency(decoder, bundle.latency, key, lambda: measure_latency(decoder))
+    opened = Opened.of(arguments.artifact)
+    bundle, loaded, decoder, latency = opened.bundle, opened.loaded, opened.decoder, opened.latency
     prompts = load_prompts(arguments.domain, CompileSettings("", (arguments.domain,)), loaded, print)
     found = continue_prompts(decoder, prompts.search, prompts.max_new_tokens, loaded.eos_ids, lambda: None)
     samples = samples_of(found, arguments.domain)
     reference, ways = reference_states(decoder, samples), list[Way]()
-    context = round(sum(sample.middle for sample in samples) / len(samples))
+    context = middle_context(samples)
     known = [entry.skip_mask(decoder.shape.num_layers) for entry in bundle.domains[arguments.domain].frontier]
     for mask in some_masks(known, arguments.masks):
         profile = AcceptanceProfile.of_traces(drafted_as(decoder, reference, mask, LENGTHS[-1]))

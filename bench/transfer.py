@@ -13,20 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ssd_artifacts.bundle import Bundle
+from bench.opened import Opened
 from ssd_artifacts.domain_record import MIXTURE
-from ssd_artifacts.reference_bundle import bundle_path
-from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
+from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
 from ssd_compiler.prompts import load_prompts
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import replay
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import load_model
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.throughput import Option, StepCosts, best_option
-from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.states import ReferenceStates, drafted_as
 
 
@@ -36,11 +32,8 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path, default=Path("demo"))
     parser.add_argument("--prompts", type=int, default=8)
     arguments = parser.parse_args()
-    bundle = Bundle.load(bundle_path(arguments.artifact))
-    loaded = load_model(bundle.model.spec(str(arguments.artifact)))
-    decoder = fitted_decoder(loaded.model)
-    key = loaded.fingerprint().config_sha256
-    latency = known_latency(decoder, bundle.latency, key, lambda: measure_latency(decoder))
+    opened = Opened.of(arguments.artifact)
+    bundle, loaded, decoder, latency = opened.bundle, opened.loaded, opened.decoder, opened.latency
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names), search_prompts=arguments.prompts)
     frontiers = {name: Frontier.of(record, bundle.model.num_layers) for name, record in bundle.domains.items()}
@@ -50,7 +43,7 @@ def main() -> None:
         prompts = load_prompts(name, settings, loaded, lambda _: None)
         found = continue_prompts(decoder, prompts.search, prompts.max_new_tokens, loaded.eos_ids, lambda: None)
         samples = samples_of(found, name)
-        context = round(sum(sample.middle for sample in samples) / len(samples))
+        context = middle_context(samples)
         reference = reference_states(decoder, samples)
         row = []
         for frontier in frontiers.values():

@@ -34,6 +34,11 @@ class Sample:
         return len(self.prompt) + len(self.continuation) / 2
 
 
+def middle_context(samples: Sequence[Sample]) -> int:
+    """Context length, in tokens, that a domain's choices are made for: half-way through its continuations."""
+    return round(sum(sample.middle for sample in samples) / len(samples))
+
+
 class SharedPrefix:
     """A session that holds what all prompts of a domain begin with, worked examples mostly: computed once."""
 

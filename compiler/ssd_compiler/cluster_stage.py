@@ -13,10 +13,9 @@ import numpy as np
 from ssd_compiler.calibrate import features_of
 from ssd_compiler.clusters import clusters
 from ssd_compiler.progress import Reporter
-from ssd_compiler.prompts import DEFAULT_NEW_TOKENS, MIN_PROMPTS
+from ssd_compiler.prompts import DEFAULT_NEW_TOKENS, MIN_PROMPTS, fitting_prompts
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Workspace
-from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.models import LoadedModel, conversation
@@ -38,12 +37,9 @@ class ClusterStage:
     def find(self, settings: CompileSettings) -> tuple[tuple[str, str], ...]:
         """(name, path) of each domain found, largest first: NAME-1, NAME-2, … in files of the workspace."""
         [(name, path)] = settings.domain_files
-        every = dict.fromkeys(tuple(conversation(prompt)) for prompt in read_prompts(Path(path)))
-        room = self.decoder.shape.max_context - DEFAULT_NEW_TOKENS
-        encoded = {prompt: ids for prompt in every if len(ids := self.loaded.encode(prompt)) <= room}
+        every = list(dict.fromkeys(tuple(conversation(prompt)) for prompt in read_prompts(Path(path))))
+        encoded = dict(fitting_prompts(name, every, self.loaded, DEFAULT_NEW_TOKENS))
         prompts = random.Random(settings.seed).sample(list(encoded), min(len(encoded), MOST_PROMPTS))
-        if len(prompts) < MIN_PROMPTS:
-            raise UserError(f"domain {name}: {len(prompts)} different prompts fit this model's context; add prompts")
 
         def label() -> list[int]:
             with self.reporter.stage(f"{name}: find domains", len(prompts)) as tick:

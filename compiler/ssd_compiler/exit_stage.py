@@ -9,7 +9,7 @@ from typing import Any
 from ssd_artifacts.bundle import EXITS
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.exits import ExitSet
-from ssd_compiler.calibrate import Sample, reference_states
+from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.exit_training import cache_features, train_exits
 from ssd_compiler.exit_tuning import exit_traces, tune_exits
 from ssd_compiler.exits import exit_layers, fit_exits, held_back
@@ -54,7 +54,7 @@ class ExitStage:
         """Depth, width, annealing and threshold for a domain, on samples that its heads were not fitted on."""
         layers, total = exits.layers, self.decoder.shape.num_layers
         _, held = held_back(samples)
-        context = round(sum(sample.middle for sample in samples) / len(samples))
+        context = middle_context(samples)
 
         def run() -> Any:
             with self.reporter.stage(f"{name}: tune exits", None):

@@ -23,9 +23,9 @@ DEFAULT_NEW_TOKENS = 64
 """Length of continuations for domains that the user brings: that of most domains in KNN-SSD."""
 
 Warn = Callable[[str], None]
-Features = dict[str, list[float]]
-Survey = Callable[[list[list[int]]], list[Features]]
-_Conversation = tuple[tuple[str, str], ...]
+PromptFeatures = dict[str, list[float]]
+Survey = Callable[[list[list[int]]], list[PromptFeatures]]
+Conversation = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class DomainPrompts:
     validation: list[list[int]]
     asked: list[list[int]]
     """The anchors' records again, as people would send them, where that differs from template and worked examples."""
-    anchor_features: list[Features]
+    anchor_features: list[PromptFeatures]
     """Of `anchors`; empty where nobody asked for features."""
 
 
@@ -55,7 +55,7 @@ def load_prompts(
     files = dict(settings.domain_files)
     wanted = settings.search_prompts + settings.anchor_prompts + settings.validation_prompts
     shuffle = random.Random(f"{settings.seed} {name}").shuffle
-    asked: dict[_Conversation, _Conversation] = {}
+    asked: dict[Conversation, Conversation] = {}
     if name in files:
         new_tokens = DEFAULT_NEW_TOKENS
         prompts = [tuple(conversation(prompt)) for prompt in read_prompts(Path(files[name]))]
@@ -68,17 +68,8 @@ def load_prompts(
     # A prompt that stands twice must not serve both the search and the validation.
     prompts = list(dict.fromkeys(prompts))
     shuffle(prompts)
-    limit = loaded.model.config.max_position_embeddings - new_tokens
-    try:
-        fitting = [(prompt, ids) for prompt in prompts if len(ids := loaded.encode(prompt)) <= limit]
-    except UserError as error:
-        raise UserError(f"domain {name}: {error}") from None
+    fitting = fitting_prompts(name, prompts, loaded, new_tokens)
     encoded = [ids for _, ids in fitting]
-    if len(encoded) < MIN_PROMPTS:
-        raise UserError(
-            f"domain {name}: {len(encoded)} different prompts fit this model's context, "
-            f"at least {MIN_PROMPTS} are needed; add prompts"
-        )
     third = len(encoded) // 3
     search, validation = min(settings.search_prompts, third), min(settings.validation_prompts, third)
     pool = fitting[validation : validation + search + settings.anchor_prompts]
@@ -97,7 +88,27 @@ def load_prompts(
     )
 
 
-def _representative(features: list[Features], settings: CompileSettings, count: int) -> list[int]:
+def fitting_prompts(
+    name: str, prompts: list[Conversation], loaded: LoadedModel, new_tokens: int
+) -> list[tuple[Conversation, list[int]]]:
+    """The prompts that leave room for an answer in the model's context, with their token ids.
+
+    Raises UserError when too few do, or when the model's chat template refuses one.
+    """
+    limit = loaded.model.config.max_position_embeddings - new_tokens
+    try:
+        fitting = [(prompt, ids) for prompt in prompts if len(ids := loaded.encode(prompt)) <= limit]
+    except UserError as error:
+        raise UserError(f"domain {name}: {error}") from None
+    if len(fitting) < MIN_PROMPTS:
+        raise UserError(
+            f"domain {name}: {len(fitting)} different prompts fit this model's context, "
+            f"at least {MIN_PROMPTS} are needed; add prompts"
+        )
+    return fitting
+
+
+def _representative(features: list[PromptFeatures], settings: CompileSettings, count: int) -> list[int]:
     rows = np.asarray([each[settings.feature] for each in features], np.float32)
     found: list[int] = representatives({"": rows}, count, settings.seed)[""].tolist()
     # One prompt may be the nearest to two centres.
@@ -105,7 +116,7 @@ def _representative(features: list[Features], settings: CompileSettings, count: 
     return [*found, *islice(others, count - len(found))]
 
 
-def _user(text: str) -> _Conversation:
+def _user(text: str) -> Conversation:
     return (("user", text),)
 
 

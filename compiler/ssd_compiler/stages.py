@@ -13,18 +13,11 @@ import numpy as np
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import (
-    MIXTURE,
-    Choice,
-    DomainRecord,
-    FrontierEntry,
-    SearchCost,
-    Validation,
-)
+from ssd_artifacts.domain_record import MIXTURE, Choice, DomainRecord, FrontierEntry, SearchCost, Validation
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.anchors import build_anchors
-from ssd_compiler.calibrate import Sample, continue_prompts, features_of, reference_states, samples_of
+from ssd_compiler.calibrate import Sample, continue_prompts, features_of, middle_context, reference_states, samples_of
 from ssd_compiler.cluster_stage import ClusterStage
 from ssd_compiler.exit_stage import ExitStage
 from ssd_compiler.progress import Reporter
@@ -87,9 +80,10 @@ class Stages:
 
         Raises UserError when one found has the name of a domain that the base has.
         """
-        if self.settings.clusters is not None:
-            stage = ClusterStage(self.loaded, self.decoder, self.work, self.reporter)
-            self.settings = replace(self.settings, domain_files=stage.find(self.settings))
+        if self.settings.clusters is None:
+            return self.settings.new_domains
+        stage = ClusterStage(self.loaded, self.decoder, self.work, self.reporter)
+        self.settings = replace(self.settings, domain_files=stage.find(self.settings))
         for name in self.settings.new_domains:
             if self.base is not None and name in self.base.domains:
                 raise UserError(f"domain {name!r}: {self.settings.base} has it already; rename the --domain-file")
@@ -141,11 +135,9 @@ class Stages:
         validation = Validation.model_validate(confirmed["validation"]) if confirmed else None
         pays = validation is not None and validation.speedup_interval[0] > 1.0
         record = _record(name, found, choice, validation, pays)
-        return (
-            record
-            if exits is None
-            else record.model_copy(update={"exit": self._exit_stage.tune(name, samples, latency, exits)})
-        )
+        if exits is None:
+            return record
+        return record.model_copy(update={"exit": self._exit_stage.tune(name, samples, latency, exits)})
 
     def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainRecord]:
         """Search one frontier for all domains together, an equal number of samples from each.
@@ -222,7 +214,7 @@ class Stages:
 
     def _search(self, name: str, samples: list[Sample], latency: LatencyTable) -> SearchResult:
         settings = self.settings
-        context = round(sum(sample.middle for sample in samples) / len(samples))
+        context = middle_context(samples)
         mixed = len(settings.new_domains) > 1 and self.base is None
         searches = len(settings.new_domains) + mixed
         timed = settings.budget_seconds is not None

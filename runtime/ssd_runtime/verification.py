@@ -18,7 +18,7 @@ def verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | 
     if draft.begun is not None and states is None:
         return session.run(draft.begun.states, first=draft.begun.first)
     if not any(draft.siblings):
-        return session.forward([pending, *draft.tokens], states=states)
+        return session.forward(draft.rows(pending), states=states)
     depths, visible = _tree(draft, session.decoder.device)
     return session.forward_tree(draft.rows(pending), depths, visible, states)
 

@@ -46,11 +46,13 @@ class BoundedExitPlanner(BasePlanner):
         return self._plan
 
     def _made(self, tuned: ExitChoice | None) -> Plan:
-        settings = self._settings
-        stops = self._stops(tuned)
-        width = settings.width if settings.width >= 0 else tuned.width if tuned else WIDTH
-        threshold = settings.threshold if settings.threshold >= 0 else tuned.threshold if tuned else THRESHOLD
-        annealing = settings.annealing if settings.annealing >= 0 else tuned.annealing if tuned else ANNEALING
+        settings, stops = self._settings, self._stops(tuned)
+        width, threshold, annealing = (
+            (tuned.width, tuned.threshold, tuned.annealing) if tuned else (WIDTH, THRESHOLD, ANNEALING)
+        )
+        width = settings.width if settings.width >= 0 else width
+        threshold = settings.threshold if settings.threshold >= 0 else threshold
+        annealing = settings.annealing if settings.annealing >= 0 else annealing
         where = f"behind layer {', '.join(map(str, stops))} of {self._layers}"
         return Plan(
             f"up to {width} tokens, exits {where} at {threshold:g}",

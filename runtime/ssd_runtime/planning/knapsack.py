@@ -7,65 +7,41 @@ from torch import Tensor
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
-from ssd_runtime.planning.plan import BasePlanner, Cycle, PlainPlanner, Plan, Planner
-from ssd_runtime.planning.recent import RecentStates
+from ssd_runtime.planning.plan import Cycle, Plan, Planner
+from ssd_runtime.planning.refreshed import RefreshedPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.session import Prefill, Session
+from ssd_runtime.session import Session
 
 FEWEST_ROWS = 4
 """Tokens that a search looks at however little time it has: fewer tell right masks from lucky ones badly."""
 
 
-class KnapsackPlanner(BasePlanner):
-    """The mask of most tokens a second on the latest tokens' states, searched every so many cycles (KnapSpec §3.5).
+class KnapsackPlanner(RefreshedPlanner):
+    """The mask of most tokens a second on the latest tokens' states (KnapSpec §3.5).
 
-    What `warm` plans stands for the first search; without it there are plain steps until there are states. The paper
-    counts on a GPU that runs all budgets and tokens of a search in the time of one: where that is not so, a search
-    looks at the latest tokens alone, as many as its share of the time allows.
+    The paper counts on a GPU that runs all budgets and tokens of a search in the time of one: where that is not so, a
+    search looks at the latest tokens alone, as many as its share of the time allows.
     """
 
     def __init__(self, latency: LatencyTable, settings: KnapsackSettings, warm: Planner | None = None) -> None:
-        self._latency, self._settings, self._warm = latency, settings, warm
-        self._first: Planner = warm or PlainPlanner()
-        self.wants_states = warm is None or settings.window >= settings.refresh
+        super().__init__(settings.window, settings.refresh, warm)
+        self._latency, self._settings = latency, settings
         self._seconds = 0.0
         self._all_cycles = 0
-        self._recent = RecentStates(settings.window)
-        self._cycles = 0
-        self._plan: Plan | None = None
-        self._session: Session | None = None
-
-    def start(self, session: Session, prompt: Prefill) -> None:
-        """Keep hold of the session whose cache the searches read."""
-        self._session = session
-        self._first.start(session, prompt)
-        self.domain = self._first.domain
-
-    def plan(self, context: int) -> Plan:
-        """The plan of the latest search; searches when one is due."""
-        ready = len(self._recent) >= self._settings.window
-        at_once = self._plan is None and self._warm is None
-        if ready and (at_once or self._cycles >= self._settings.refresh):
-            self._plan, self._cycles = self._search(context), 0
-        return self._plan or self._first.plan(context)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Keep the states of the tokens that the cycle committed."""
-        if states is not None:
-            self._recent.add(states)
-        self._cycles += 1
-        searching = self._plan is None and self._warm is None
-        self.wants_states = searching or self._cycles + self._settings.window >= self._settings.refresh
+        """Take the time of cycles, too: a search's share is measured by it."""
+        super().observe(cycle, states)
         self._all_cycles += 1
         self._seconds += cycle.seconds
 
-    def _search(self, context: int) -> Plan:
-        assert self._session is not None, "start() comes first"
+    def search(self, session: Session, context: int) -> Plan:
+        """The best of all budgets' masks, by TPT."""
         weights, settings = Weights.of(self._latency, context), self._settings
         rows = self._affordable(weights, context)
         found = search_knapsack(
-            self._session.decoder,
-            self._recent.reference(self._session, rows),
+            session.decoder,
+            self._recent.reference(session, rows),
             weights,
             settings.similarity,
             settings.budget,

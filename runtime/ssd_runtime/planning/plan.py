@@ -77,8 +77,11 @@ class Planner(Protocol):
 
     domain: str | None
     """Where the prompt was routed, if it was."""
-    wants_states: bool
-    """Whether `observe` needs the hidden states of every verification."""
+
+    @property
+    def wants_states(self) -> bool:
+        """Whether `observe` needs the hidden states of the next verification."""
+        ...
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Called once, behind the prefill."""
