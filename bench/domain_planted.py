@@ -1,10 +1,11 @@
 """A model in which some weak layers matter in one domain only: the ground truth for masks by domain.
 
 `python -m bench.domain_planted --out build/domain-planted --domains gsm8k,humaneval`
-A planted model (bench.planted) of which most weak layers get an MLP that is off in one of two domains: its gate is a
-linear classifier of the two domains' normed states, fitted where the layer stands; what it lets through is the
-preceding layer's up and down projection of the state, `--strength` of its size. A mask for one domain may skip the
-layers gated to the other, one for both may not.
+After each of some real layers stand two twins, one of either domain. The real layer takes a constant vector off the
+state; the twin of the domain that a token is in puts it back, by an MLP that is a linear classifier of the two domains'
+normed states with a step behind it. So the model writes as before, skipping the other domain's twin changes nothing,
+and skipping one's own leaves the vector missing: a mask for one domain may skip half of the twins' MLPs, one for both
+none. The twins' attention is a weak copy's (bench.planted).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from bench.planted import plant
+from bench.planted import plant_at
 from ssd_artifacts.files import new_folder
 from ssd_compiler.calibrate import continue_prompts
 from ssd_compiler.prompts import load_prompts
@@ -32,8 +33,10 @@ from ssd_runtime.models import LoadedModel, load_model
 from ssd_runtime.session import Session
 
 TRUTH = "planted.json"
+STEEPNESS = 30.0
+"""Of the step: silu(S (m + 1/2)) - silu(S (m - 1/2)) over S is nearly min(max(m + 1/2, 0), 1) for a margin m."""
 SHARPNESS = 2.0
-"""What the classifier's margins are multiplied by: silu is nearly 0 well below 0 and linear well above."""
+"""What the classifier's margins are multiplied by, so that few lie on the slope of the step."""
 PROMPT_TAIL = 160
 """Last prompt tokens of a sample that a gate is fitted on, beside its continuation."""
 
@@ -53,8 +56,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/domain-planted"))
     parser.add_argument("--domains", default="gsm8k,humaneval")
     parser.add_argument("--epsilon", type=float, default=0.03)
-    parser.add_argument("--strength", type=float, default=0.1)
-    parser.add_argument("--gated", type=int, default=13, help="layers of each domain")
+    parser.add_argument("--strength", type=float, default=0.2, help="size of a vector taken off, as part of the state")
+    parser.add_argument("--pairs", type=int, default=20, help="real layers with twins behind them")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     domains = tuple(arguments.domains.split(","))
@@ -64,14 +67,13 @@ def main() -> None:
     loaded.model.config.mlp_bias = True
     _add_biases(loaded.model)
     layers = loaded.model.config.num_hidden_layers
-    model, weak = plant(loaded.model, arguments.epsilon, layers, arguments.seed)
-    places = sorted({index // 2 for index in weak})
     # The first layers do not know yet which domain they are in.
-    late = [place for place in places if place >= len(model.model.layers) // 4]
-    chosen = random.Random(arguments.seed).sample(late, min(2 * arguments.gated, len(late)))
-    gated = {place: number % 2 for number, place in enumerate(sorted(chosen))}
-    told = gate(model, texts, gated, arguments.strength)
-    masks = truth(weak, gated, domains)
+    sources = random.Random(arguments.seed).sample(range(layers // 4, layers), arguments.pairs)
+    # The source moves up by the twins of those before it.
+    sources = [source + 2 * number for number, source in enumerate(sorted(sources))]
+    model, weak = plant_at(loaded.model, arguments.epsilon, [source + by for source in sources for by in (1, 2)])
+    told = gate(model, texts, sources, arguments.strength, arguments.seed)
+    masks = truth(weak, sources, domains)
     with new_folder(arguments.out) as folder:
         model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
@@ -81,39 +83,47 @@ def main() -> None:
         print(f"{name} may skip {mask}")
 
 
-def truth(weak: SkipMask, gated: dict[int, int], domains: Sequence[str]) -> dict[str, SkipMask]:
+def truth(weak: SkipMask, sources: Sequence[int], domains: Sequence[str]) -> dict[str, SkipMask]:
     """What each domain may skip, and what both may (`mix`)."""
-    everywhere = set(weak) - {2 * place + 1 for place in gated}
+    twins = [{2 * (source + by) + 1 for source in sources} for by in (1, 2)]
+    everywhere = set(weak) - twins[0] - twins[1]
     masks = {"mix": SkipMask.of(weak.num_layers, everywhere)}
-    for number, name in enumerate(domains):
-        foreign = {2 * place + 1 for place, domain in gated.items() if domain != number}
+    for name, foreign in zip(domains, reversed(twins), strict=True):
         masks[name] = SkipMask.of(weak.num_layers, everywhere | foreign)
     return masks
 
 
 @torch.inference_mode()
 def gate(
-    model: nn.Module, texts: Sequence[tuple[int, list[int]]], gated: dict[int, int], strength: float
+    model: nn.Module, texts: Sequence[tuple[int, list[int]]], sources: Sequence[int], strength: float, seed: int
 ) -> list[float]:
-    """Give the MLP of each layer in `gated` a gate that opens in its domain; returns how well each tells tokens apart.
+    """Move a vector from each of `sources` to its twins; returns how well each twin tells tokens apart.
 
     Layer by layer from below, on the states that the gates before leave.
     """
-    decoder = Decoder(model, weight_memory=0)  # type: ignore[arg-type]
+    decoder, generator = Decoder(model, weight_memory=0), torch.Generator().manual_seed(seed)  # type: ignore[arg-type]
     running = []
     for domain, ids in texts:
         session = Session(decoder)
         session.cache.reserve(len(ids))
         running.append(_Text(domain, session, decoder.embed(ids)))
-    told = []
+    told, moved = [], torch.empty(0)
     for place in range(decoder.shape.num_layers):
         attended = []
         for text in running:
             span = decoder.span(text.session.cache, 0, text.x.shape[0])
             attended.append(decoder.attention(place, text.x, text.session.cache, span))
-        if place in gated:
-            told.append(_set_gate(model.model.layers[place], gated[place], running, attended, strength))
+        layer = model.model.layers[place]
+        if place in sources:
+            size = torch.cat([x[-PROMPT_TAIL:] for x in attended]).norm(dim=-1).median()
+            direction = torch.randn(attended[0].shape[-1], generator=generator)
+            moved = strength * size * direction / direction.norm()
+            layer.mlp.down_proj.bias.sub_(moved)
             decoder.refresh()
+        for domain in (0, 1):
+            if place - 1 - domain in sources:
+                told.append(_set_gate(layer, domain, running, attended, moved))
+                decoder.refresh()
         running = [
             _Text(text.domain, text.session, decoder.mlp(place, x)) for text, x in zip(running, attended, strict=True)
         ]
@@ -121,7 +131,7 @@ def gate(
 
 
 def _set_gate(
-    layer: nn.Module, domain: int, running: Sequence[_Text], attended: Sequence[Tensor], strength: float
+    layer: nn.Module, domain: int, running: Sequence[_Text], attended: Sequence[Tensor], moved: Tensor
 ) -> float:
     norm, mlp = layer.post_attention_layernorm, layer.mlp
     assert isinstance(norm, nn.Module)
@@ -130,14 +140,14 @@ def _set_gate(
     features = torch.cat(normed).numpy()
     labels = np.concatenate([np.full(len(x), text.domain == domain) for x, text in zip(normed, running, strict=True)])
     classifier = LogisticRegression(C=0.01, max_iter=500, class_weight="balanced").fit(features, labels)
-    direction = torch.from_numpy(classifier.coef_[0]).float() * SHARPNESS
-    mlp.gate_proj.weight.copy_(direction.expand_as(mlp.gate_proj.weight))
-    mlp.gate_proj.bias.fill_(float(classifier.intercept_[0]) * SHARPNESS)
-    own = torch.from_numpy(labels)
-    x = torch.cat([x[-PROMPT_TAIL:] for x in attended])[own]
-    out = mlp(torch.cat(normed)[own])
-    scale = strength * float(x.norm(dim=-1).mean() / out.norm(dim=-1).mean())
-    mlp.down_proj.weight.mul_(scale)
+    for parameter in mlp.parameters():
+        parameter.zero_()
+    steep = STEEPNESS * SHARPNESS
+    for unit, (half, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
+        mlp.gate_proj.weight[unit] = torch.from_numpy(classifier.coef_[0]).float() * steep
+        mlp.gate_proj.bias[unit] = float(classifier.intercept_[0]) * steep + half * STEEPNESS
+        mlp.up_proj.bias[unit] = 1.0
+        mlp.down_proj.weight[:, unit] = moved * sign / STEEPNESS
     return float(classifier.score(features, labels))
 
 

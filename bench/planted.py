@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -21,11 +22,15 @@ WEAK_FILE = "planted.hex"
 
 
 def plant(model: PreTrainedModel, epsilon: float, weak: int, seed: int = 0) -> tuple[PreTrainedModel, SkipMask]:
-    """A new model of `weak` more layers and the mask of those. The model given is left as it is."""
-    real = model.config.num_hidden_layers
-    total = real + weak
+    """A new model of `weak` more layers at random places, and the mask of those."""
     # A weak layer follows some real layer: the first place is never weak.
-    places = set(random.Random(seed).sample(range(1, total), weak))
+    places = range(1, model.config.num_hidden_layers + weak)
+    return plant_at(model, epsilon, random.Random(seed).sample(places, weak))
+
+
+def plant_at(model: PreTrainedModel, epsilon: float, places: Collection[int]) -> tuple[PreTrainedModel, SkipMask]:
+    """A new model with weak layers at `places`, and the mask of those. The model given is left as it is."""
+    total = model.config.num_hidden_layers + len(places)
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = total
     if getattr(config, "layer_types", None):
