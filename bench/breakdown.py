@@ -83,12 +83,9 @@ def main() -> None:
             watch.watch(planner, "observe", "plan"),
             watch.watch(loop, "_draft", "draft"),
             watch.watch(loop, "_verify", "verify"),
-            watch.watch(loop, "_choices", "choose"),
-            watch.watch(loop, "accept_greedy", "choose"),
+            watch.watch(loop, "_judge", "choose"),
         ):
             runs.append(generate(Session(decoder), loaded.encode(conversation(prompt)), planner, limits))
-    # The choice is part of a verification.
-    watch.seconds["verify"] -= watch.seconds["choose"]
     wall = sum(run.decode_seconds for run in runs) + watch.seconds["route"]
     _show(watch.seconds, wall, sum(len(run.token_ids) for run in runs))
     _explain([cycle for run in runs for cycle in run.cycles], table)

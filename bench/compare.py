@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -27,6 +28,8 @@ from bench.tables import show
 from ssd_artifacts.bundle import MANIFEST, Bundle
 from ssd_artifacts.files import sha256_file
 from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import compare
@@ -35,6 +38,7 @@ from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import LoadedModel, conversation, load_model
 from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.profiler import device_key, known_latency, measure_latency
+from ssd_runtime.sampling import Sampling, read_sampling
 from ssd_runtime.session import Session
 from ssd_runtime.strategies import check_strategy, read_settings
 
@@ -50,7 +54,10 @@ def main() -> None:
     bundle = Bundle.load(bundle_path(arguments.artifact)) if arguments.artifact else None
     loaded = load_model(arguments.model or (bundle.model.spec(str(arguments.artifact)) if bundle else "demo"))
     decoder = fitted_decoder(loaded.model)
-    contenders = _contenders(arguments.contenders.split(","), loaded, decoder, bundle, console)
+    sampling = read_sampling(
+        *(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p, 1.0, 0, arguments.rejection)
+    )
+    contenders = _contenders(arguments.contenders.split(","), loaded, decoder, bundle, sampling, console)
     count = arguments.count or (None if arguments.full else 26)
     prompts = read_prompts(arguments.prompts) if count is None else stratified(arguments.prompts, count)
     limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
@@ -62,10 +69,11 @@ def main() -> None:
         "device": dataclasses.asdict(device_key(decoder)),
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "system": platform.platform(),
+        "sampling": dataclasses.asdict(sampling),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(arguments.out / "rows.jsonl", settings)
-    _measure(ledger, prompts, contenders, loaded, decoder, limits, arguments.repeats, console)
+    _measure(ledger, prompts, contenders, loaded, Session(decoder, sampling), limits, arguments.repeats, console)
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
     (arguments.out / "summary.json").write_text(json.dumps({"settings": settings, "standings": found}, indent=1))
     show(found, PLAIN, BASELINES, console)
@@ -86,41 +94,59 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--count", type=int)
     parser.add_argument("--max-new-tokens", type=int)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="each a stream of its own")
+    parser.add_argument("--temperature", type=float, help="sample; strategies only, no peers")
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
+    parser.add_argument("--rejection", action="store_true", help="outputs are not compared then: they differ")
     parser.add_argument("--out", type=Path, default=Path("build/compare"))
     return parser.parse_args()
 
 
 def _contenders(
-    names: list[str], loaded: LoadedModel, decoder: Decoder, bundle: Bundle | None, console: Console
-) -> dict[str, Decode]:
-    """Plain decoding twice, then what was asked for; a peer that cannot take part is left out with its reason."""
+    names: list[str],
+    loaded: LoadedModel,
+    decoder: Decoder,
+    bundle: Bundle | None,
+    sampling: Sampling,
+    console: Console,
+) -> dict[str, Callable[[], Decode]]:
+    """Plain decoding twice, then what was asked for; a peer that cannot take part is left out with its reason.
+
+    Each is made anew for every stream.
+    """
     key = loaded.fingerprint().config_sha256
     tables = bundle.latency if bundle else {}
-    plain = ours(decoder, make_strategy(PLAIN, None, decoder, None, None))
-    found = {PLAIN: plain, AGAIN: plain}
+
+    def fresh(strategy: str, assignments: list[str], latency: LatencyTable | None) -> Callable[[], Decode]:
+        settings = read_settings(strategy, assignments)
+        return lambda: ours(decoder, make_strategy(strategy, settings, decoder, bundle, latency), sampling)
+
+    found = {PLAIN: fresh(PLAIN, [], None), AGAIN: fresh(PLAIN, [], None)}
     for name in names:
         if name in PEERS:
+            if sampling.random:
+                raise UserError(f"--contenders {name}: peers are compared greedily; leave out the sampling options")
             try:
-                found[name] = PEERS[name](loaded)
+                peer = PEERS[name](loaded)
+                found[name] = lambda peer=peer: peer  # type: ignore[misc]
             except Unavailable as reason:
                 console.print(f"without {name}: {reason}")
             continue
         strategy, *assignments = name.split("+")
         check_strategy(strategy, bundle is not None)
         latency = known_latency(decoder, tables, key, lambda: measure_latency(decoder))
-        found[name] = ours(
-            decoder, make_strategy(strategy, read_settings(strategy, assignments), decoder, bundle, latency)
-        )
+        found[name] = fresh(strategy, assignments, latency)
     return found
 
 
 def _measure(
     ledger: Ledger,
     prompts: list[Prompt],
-    contenders: dict[str, Decode],
+    contenders: dict[str, Callable[[], Decode]],
     loaded: LoadedModel,
-    decoder: Decoder,
+    session: Session,
     limits: Limits,
     repeats: int,
     console: Console,
@@ -130,23 +156,34 @@ def _measure(
     todo = [(repeat, i) for repeat, i in todo if not ledger.has(prompts[i].id, repeat)]
     if todo:
         warm_up = loaded.encode(conversation(prompts[0]))
-        for decode in contenders.values():
-            decode(warm_up, dataclasses.replace(limits, max_new_tokens=8))
+        for make in contenders.values():
+            make()(warm_up, dataclasses.replace(limits, max_new_tokens=8))
     names = list(contenders)
+    stream = -1
     for repeat, i in track(todo, "decoding", console=console, disable=not console.is_terminal):
+        if repeat != stream:
+            # Nobody knows prompts from an earlier round.
+            stream, decoders = repeat, {name: make() for name, make in contenders.items()}
         prompt, shift = prompts[i], (i + repeat) % len(names)
         ids = loaded.encode(conversation(prompt))
-        done = {name: contenders[name](ids, limits) for name in names[shift:] + names[:shift]}
-        expected, session = done[PLAIN].token_ids, Session(decoder)
+        done = {name: decoders[name](ids, limits) for name in names[shift:] + names[:shift]}
+        expected = done[PLAIN].token_ids
         ledger.add(
             [
                 Row.of(
                     *(prompt.id, prompt.category or "all", name, repeat),
-                    *(compare(session, ids, expected, done[name].token_ids).kind.value, done[name]),
+                    *(_difference(session, ids, expected, done[name].token_ids), done[name]),
                 )
                 for name in names
             ]
         )
+
+
+def _difference(session: Session, ids: list[int], expected: list[int], other: list[int]) -> str:
+    """`none`, `near_tie` or `error`; nothing can be said where tests by rejection let outputs differ."""
+    if session.sampling.random and session.sampling.rejection:
+        return "not compared"
+    return compare(session, ids, expected, other).kind.value
 
 
 if __name__ == "__main__":

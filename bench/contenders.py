@@ -1,4 +1,4 @@
-"""What is compared: ways to decode a prompt greedily, timed alike."""
+"""What is compared: ways to decode a prompt, timed alike."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from time import perf_counter
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Generation, Limits, generate
 from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Session
 
 
@@ -54,11 +55,11 @@ class Stamps:
         return Timed(token_ids, first - self.began, last - first, counted, cycles or {})
 
 
-def ours(decoder: Decoder, make_planner: MakePlanner) -> Decode:
+def ours(decoder: Decoder, make_planner: MakePlanner, sampling: Sampling = GREEDY) -> Decode:
     """A strategy of this runtime."""
 
     def decode(ids: list[int], limits: Limits) -> Timed:
-        session, stamps = Session(decoder), Stamps()
+        session, stamps = Session(decoder, sampling), Stamps()
         done = generate(session, ids, make_planner(), limits, lambda tokens: stamps.add(len(tokens)))
         return stamps.timed(done.token_ids, _cycles(done))
 

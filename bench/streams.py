@@ -50,7 +50,7 @@ def write_stream(stream: Sequence[Prompt], path: Path) -> None:
     """One JSON object a prompt, as ssd-run reads them."""
     lines = [
         json.dumps(
-            {"id": f"{place}-{prompt.id}", "turns": prompt.turns, "domain": prompt.domain, "category": prompt.domain}
+            {"id": f"{place}-{prompt.id}", "turns": prompt.turns, "domain": prompt.domain, "category": prompt.category}
         )
         for place, prompt in enumerate(stream)
     ]

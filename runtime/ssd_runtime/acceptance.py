@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssd_runtime.drafting.draft import Draft
@@ -11,31 +12,22 @@ from ssd_runtime.drafting.draft import Draft
 class Verdict:
     """The outcome of one verification."""
 
-    accepted: int
-    """How many leading tokens of the chain stand."""
+    rows: list[int]
+    """The rows that stand, from the pending token's on."""
     next_token: int
     """The target's own token behind those that stand: a correction after a rejection, a bonus token otherwise."""
-    sibling: int | None = None
-    """The row of the sibling that stands behind the accepted chain, if one does."""
-
-    @property
-    def rows(self) -> list[int]:
-        """The verified rows that stand, the pending token's first."""
-        chain = list(range(self.accepted + 1))
-        return chain if self.sibling is None else [*chain, self.sibling]
+    accepted: int
+    """How many tokens of the draft's trunk stand; a sibling that stands is not counted."""
 
 
-def accept_greedy(draft: Draft, target: list[int]) -> Verdict:
-    """Accept the drafted tokens that are the target's own choices, up to the first that is not.
+def accept(draft: Draft, choose: Callable[[int], int]) -> Verdict:
+    """Follow the target's choices through the draft.
 
-    `target` has an entry for every row: the most probable token behind it. Where the chain ends, a sibling that
-    is the target's choice stands in its place, and the target's choice behind that follows.
+    `choose` gives the target's token behind a row, and is asked in order and only of rows that stand. Where that
+    token was drafted there, its row stands too. So the output is the target's whatever was drafted.
     """
-    tokens, accepted = draft.tokens, 0
-    while accepted < len(tokens) and tokens[accepted] == target[accepted]:
-        accepted += 1
-    wanted = target[accepted]
-    if accepted < len(draft.siblings) and wanted in draft.siblings[accepted]:
-        row = 1 + len(tokens) + sum(map(len, draft.siblings[:accepted])) + draft.siblings[accepted].index(wanted)
-        return Verdict(accepted, target[row], row)
-    return Verdict(accepted, wanted)
+    rows = [0]
+    while (row := draft.child(rows[-1], token := choose(rows[-1]))) is not None:
+        rows.append(row)
+    trunk = draft.trunk
+    return Verdict(rows, token, sum(0 < row <= trunk for row in rows))

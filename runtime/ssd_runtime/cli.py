@@ -16,6 +16,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
+from ssd_runtime.sampling import read_sampling
 from ssd_runtime.strategies import NAMES, check_strategy, needs_latency, read_settings
 
 if TYPE_CHECKING:
@@ -45,24 +46,42 @@ def run(
     weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, max=100.0, help="Sample at this temperature; 0, the default, is greedy.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most probable tokens; 0 for all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Sample from the fewest tokens that have this probability together.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Leave out tokens below this share of the greatest probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(min=0.01, help="Above 1, against repetition.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, max=1 << 62, help="Of sampling; a random one by default.")] = None,
+    rejection: Annotated[
+        bool,
+        typer.Option(
+            "--rejection", help="Draw drafts by themselves: faster when sampling, but a seed's output depends on them."
+        ),
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly too, in turn, and compare output and speed.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say on standard error what was planned and why.")] = False,
+    explain_steps: Annotated[bool, typer.Option("--explain-steps", help="The same for every step.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, the summary last.")] = False,
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
     requests = _requests(prompt, prompts, all_turns)
     memory = read_size(weight_memory)
+    sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
     check_strategy(strategy, artifact is not None)
     settings = read_settings(strategy, assignments or [])
     bundle = Bundle.load(bundle_path(artifact)) if artifact is not None else None
     if model is None:
         if bundle is None:
-            raise UserError(
-                "--artifact: none given; give a bundle, or --model with a --strategy that needs none, such as plain"
-            )
+            raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
         model = bundle.model.spec(str(artifact))
 
     # Only now the imports that take seconds: bad input is answered at once.
@@ -80,21 +99,23 @@ def run(
     if bundle is not None:
         bundle.model.require_same_model(fingerprint, str(artifact))
     decoder = fitted_decoder(loaded.model, memory)
-    if explain:
+    if explain or explain_steps:
         print(decoder.memory, file=sys.stderr)
     latency = _latency(decoder, bundle, fingerprint.config_sha256) if needs_latency(strategy) else None
     runner = Runner(
         loaded,
         decoder,
         make_strategy(strategy, settings, decoder, bundle, latency),
-        RunSettings(strategy, max_new_tokens, tuple(stop or ()), raw, compare),
+        RunSettings(strategy, max_new_tokens, tuple(stop or ()), raw, compare, sampling),
         (lambda text: None) if as_json else _write,
     )
     outcomes: list[Outcome] = []
     for request in requests:
         for outcome in runner.run(request):
             outcomes.append(outcome)
-            _report(outcome, as_json, explain, compare)
+            _report(outcome, as_json, compare)
+            if explain or explain_steps:
+                _explain(outcome, explain_steps)
     _finish(outcomes, as_json, compare)
 
 
@@ -129,33 +150,34 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _report(outcome: Outcome, as_json: bool, explain: bool, compare: bool) -> None:
+def _report(outcome: Outcome, as_json: bool, compare: bool) -> None:
     record = outcome.record()
     if as_json:
         print(json.dumps(record, ensure_ascii=False), flush=True)
     else:
         _write("\n")
-    if explain:
-        _explain(outcome)
     if compare and not as_json:
         print(
             f"[{record['id']}] {record['tokens_per_second']:.1f} tokens/s, plain "
             f"{record['plain_tokens_per_second']:.1f}: {record['speedup']:.2f}x, "
-            f"identical: {'yes' if record['identical'] else record['divergence']}",
+            f"identical: {'yes' if record['identical'] else record['divergence'] or 'not compared'}",
             file=sys.stderr,
         )
 
 
-def _explain(outcome: Outcome) -> None:
-    """Each plan in force, with where it began and what came of it."""
+def _explain(outcome: Outcome, steps: bool) -> None:
+    """Each plan in force, with where it began and what came of it; every step by itself where `steps` asks for it."""
     routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
     print(f"[{outcome.prompt.id}] {outcome.generation.prompt_tokens} prompt tokens, {routed}", file=sys.stderr)
-    for reason, group in groupby(outcome.generation.cycles, key=lambda cycle: cycle.plan.reason):
-        cycles = list(group)
-        drafted, tokens = sum(cycle.drafted for cycle in cycles), sum(len(cycle.tokens) for cycle in cycles)
+    cycles = outcome.generation.cycles
+    by_reason = groupby(cycles, key=lambda cycle: cycle.plan.reason)
+    for group in ([cycle] for cycle in cycles) if steps else (list(group) for _, group in by_reason):
+        drafted, tokens = sum(cycle.drafted for cycle in group), sum(len(cycle.tokens) for cycle in group)
+        plan = group[0].plan
+        reason = f"{plan.reason}: {plan.detail}" if steps and plan.detail else plan.reason
         print(
-            f"  at {cycles[0].context} tokens: {reason} → {len(cycles)} target forwards, {tokens} tokens, "
-            f"{sum(cycle.accepted for cycle in cycles)} of {drafted} drafts accepted",
+            f"  at {group[0].context} tokens: {reason} → {len(group)} target forwards, {tokens} tokens, "
+            f"{sum(cycle.accepted for cycle in group)} of {drafted} drafts accepted",
             file=sys.stderr,
         )
 

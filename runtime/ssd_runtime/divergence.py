@@ -43,7 +43,7 @@ def compare(session: Session, prompt_ids: list[int], plain: list[int], other: li
     position = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), None)
     if position is None:
         return Divergence(Kind.ERROR, min(len(plain), len(other)))
-    logits = session.decoder.head(session.prefill(prompt_ids + plain[:position]).last[None])[0].float()
-    gap = float(logits.max() - logits[other[position]])
+    logits = session.decoder.head(session.prefill(prompt_ids + plain[:position]).last[None])[0]
+    gap = session.lead(logits, len(prompt_ids), other[position])
     near = gap <= NEAR_TIE.get(session.decoder.dtype, NEAR_TIE[torch.float32])
     return Divergence(Kind.NEAR_TIE if near else Kind.ERROR, position, gap)

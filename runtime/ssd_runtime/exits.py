@@ -37,9 +37,3 @@ class ExitHeads:
             weight, bias = self._maps[layer]
             normed = torch.addmm(bias, normed, weight)
         return self._decoder.head(normed)
-
-    def choose(self, layer: int, x: Tensor, temperature: float) -> tuple[int, float]:
-        """The most probable token behind the state `x` [1, hidden], and its probability at a temperature."""
-        logits = self.logits(layer, x)[0].float() / temperature
-        top, best = logits.max(-1)
-        return int(best), float((top - logits.logsumexp(-1)).exp())

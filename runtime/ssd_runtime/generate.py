@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from ssd_runtime.acceptance import Verdict, accept_greedy
+from ssd_runtime.acceptance import Verdict, accept
 from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.session import Prefill, Session
@@ -66,7 +66,7 @@ def generate(
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Generation:
-    """Decode greedily behind `prompt_ids`; the output does not depend on what `planner` plans.
+    """Decode behind `prompt_ids`; the output does not depend on what `planner` plans.
 
     `on_tokens` receives new tokens as soon as they are certain. Raises UserError when the prompt is empty or
     leaves no room in the context; ends early where the context is full.
@@ -94,8 +94,8 @@ def decode(
     decoding = perf_counter()
     room = session.decoder.shape.max_context - prompt.tokens
     output = _Output(result.token_ids, limits, min(limits.max_new_tokens, room))
-    first = _choices(session.decoder.head(prompt.last[None]))
-    _deliver(output.take(first), on_tokens)
+    first = session.choose(session.decoder.head(prompt.last[None]), lambda: [[]])(0)
+    _deliver(output.take([first]), on_tokens)
     for cycle in _cycles(session, planner, output):
         result.cycles.append(cycle)
         _deliver(cycle.tokens, on_tokens)
@@ -108,26 +108,28 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
     observing = 0.0
     while not output.done:
         began = perf_counter() - observing
-        plan, context, pending = planner.plan(session.committed), session.committed, output.tokens[-1]
+        context, pending = session.committed, output.tokens[-1]
+        plan = planner.plan(context, pending)
         planned = perf_counter()
         draft = _draft(session, pending, plan, output.remaining - 1)
         drafted = perf_counter()
         states: list[Tensor] | None = [] if planner.wants_states else None
-        verdict = _verify(session, pending, draft, states)
-        rows = draft.rows(pending)
+        logits = _verify(session, pending, draft, states)
+        verdict = _judge(session, pending, draft, logits)
+        before, rows = session.ids[-1], draft.rows(pending)
         session.commit([rows[row] for row in verdict.rows], verdict.rows)
         verified = perf_counter()
         tokens = output.take([*(rows[row] for row in verdict.rows[1:]), verdict.next_token])
         cycle = Cycle(
-            *(plan, context, len(draft.tokens), verdict.accepted, tokens, len(rows)),
+            *(plan, context, draft.trunk, verdict.accepted, tokens, len(rows)),
             *(drafted - planned, verified - drafted, planned - began),
         )
-        chain = slice(verdict.accepted + 1)
-        kept = (
-            chain if verdict.sibling is None or states is None else torch.tensor(verdict.rows, device=states[0].device)
-        )
         began = perf_counter()
+        kept = torch.tensor(verdict.rows, device=session.decoder.device)
         planner.observe(cycle, None if states is None else [x[kept] for x in states])
+        # Only now: guesses are judged by what was known before.
+        if planner.followers is not None:
+            planner.followers.verified(before, draft.paths(pending), logits)
         observing = perf_counter() - began
         yield cycle
 
@@ -140,15 +142,15 @@ def _draft(session: Session, pending: int, plan: Plan, most: int) -> Draft:
     return plan.drafter.draft(session, pending, length)
 
 
-def _verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | None) -> Verdict:
-    """Run the full model once over the pending token and the drafts."""
-    x = verify(session, pending, draft, states)
-    return accept_greedy(draft, _choices(session.decoder.logits(x)))
+def _verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | None) -> Tensor:
+    """Run the full model once over the pending token and the drafts: logits [rows, vocabulary]."""
+    return session.decoder.logits(verify(session, pending, draft, states))
 
 
-def _choices(logits: Tensor) -> list[int]:
-    """The most probable token of each row."""
-    return logits.argmax(-1).tolist()
+def _judge(session: Session, pending: int, draft: Draft, logits: Tensor) -> Verdict:
+    """Hold the draft against the full model's `logits` [rows, vocabulary]."""
+    drawn = list(zip(draft.tokens, draft.probs, strict=False))
+    return accept(draft, session.choose(logits, lambda: draft.paths(pending), drawn))
 
 
 def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -> None:

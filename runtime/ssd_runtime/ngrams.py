@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 LONGEST = 8
 """Longest run of tokens that is remembered: longer matches draft no better."""
@@ -39,12 +39,21 @@ class NgramIndex:
         """Length of the longest run that ends the sequence and stood in it before, up to `LONGEST`."""
         return len(self._earlier)
 
-    def continuation(self, count: int) -> list[int]:
-        """`count` tokens as they followed the latest earlier place of the longest match; none without a match.
+    def after(self, path: Sequence[int] = ()) -> tuple[int, int]:
+        """What followed the longest run that ends the sequence and then `path`: the run's length, and the token.
 
-        Where that reaches the end of the sequence, it goes on with itself: a repetition is taken to repeat.
+        The run's latest earlier place counts; (0, -1) where it has none. Where such a place is the end of the sequence
+        itself, `path` is what followed: a repetition is taken to repeat.
         """
-        if not self._earlier:
-            return []
-        begin, end = self._earlier[-1], len(self.tokens)
-        return [self.tokens[begin + i % (end - begin)] for i in range(count)]
+        if not path:
+            return (len(self._earlier), self.tokens[self._earlier[-1]]) if self._earlier else (0, -1)
+        recent = (*self.tokens[-LONGEST:], *path)[-LONGEST:]
+        found, end = 0, 0
+        for length in range(1, len(recent) + 1):
+            at = self._ends.get(recent[-length:])
+            if at is None:
+                break
+            found, end = length, at
+        if not found:
+            return 0, -1
+        return found, self.tokens[end] if end < len(self.tokens) else path[0]

@@ -22,6 +22,8 @@ class Outcome:
     text: str
     plain: Generation | None = None
     divergence: Divergence | None = None
+    seed: int | None = None
+    """Of sampling."""
 
     def record(self) -> dict[str, Any]:
         """The prompt's JSON object."""
@@ -32,6 +34,7 @@ class Outcome:
             "category": self.prompt.category,
             "domain": generation.domain or self.prompt.domain,
             "strategy": self.strategy,
+            **({"seed": self.seed} if self.seed is not None else {}),
             "token_ids": generation.token_ids,
             "text": self.text,
             "prompt_tokens": generation.prompt_tokens,
@@ -77,13 +80,10 @@ def _figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         rate = _ratio(tokens, seconds)
         figures["plain_tokens_per_second"] = plain_rate
         figures["speedup"] = round(rate / plain_rate, 4) if rate and plain_rate else None
-        figures["identical"] = all(o.plain and o.plain.token_ids == o.generation.token_ids for o in outcomes)
-        figures["divergence"] = _worst([o.divergence.kind for o in outcomes if o.divergence]).value
+        kinds = [outcome.divergence.kind for outcome in outcomes if outcome.divergence]
+        figures["identical"] = all(kind is Kind.NONE for kind in kinds) if kinds else None
+        figures["divergence"] = max(kinds, key=list(Kind).index).value if kinds else None
     return figures
-
-
-def _worst(kinds: Sequence[Kind]) -> Kind:
-    return max(kinds, key=list(Kind).index, default=Kind.NONE)
 
 
 def _ratio(part: float, whole: float) -> float | None:

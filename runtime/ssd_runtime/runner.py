@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.divergence import compare
+from ssd_runtime.divergence import Divergence, compare
 from ssd_runtime.generate import Generation, Limits, decode, generate
 from ssd_runtime.models import LoadedModel, conversation
 from ssd_runtime.outcome import Outcome
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Session
 from ssd_runtime.text import TextStream, cut_at_stop, stop_condition
 
@@ -27,6 +28,8 @@ class RunSettings:
     stops: tuple[str, ...] = ()
     raw: bool = False
     compare: bool = False
+    sampling: Sampling = GREEDY
+    """The first prompt's; each further one has the next seed, so that equal prompts get answers of their own."""
 
 
 @dataclass(slots=True)
@@ -51,27 +54,37 @@ class Runner:
             yield outcome
 
     def _turn(self, prompt: Prompt, turn: int, messages: list[tuple[str, str]]) -> Outcome:
-        settings, session = self.settings, Session(self.decoder)
+        settings = self.settings
+        sampling = replace(settings.sampling, seed=settings.sampling.seed + self._decoded)
+        session = Session(self.decoder, sampling)
         limits = Limits(
             settings.max_new_tokens, self.loaded.eos_ids, stop_condition(self.loaded.decode, settings.stops)
         )
         stream = TextStream(self.loaded.decode, settings.stops, self.write)
+        plain: Generation | None = None
+        difference: Divergence | None = None
         try:
             ids = self.loaded.encode(messages, settings.raw)
             if settings.compare:
-                outcome = self._both(session, prompt, turn, ids, limits)
-                stream.feed(outcome.generation.token_ids)
+                generation, plain, difference = self._both(session, ids, limits)
+                stream.feed(generation.token_ids)
             else:
                 generation = generate(session, ids, self.make_planner(), limits, stream.feed)
-                outcome = Outcome(prompt, turn, settings.strategy, generation, self._text(generation))
         except UserError as error:
             raise UserError(f"prompt {prompt.id}: {str(error).removeprefix('prompt: ')}") from None
         stream.close()
         self._decoded += 1
-        return outcome
+        seed = sampling.seed if sampling.random else None
+        text = cut_at_stop(self.loaded.decode(generation.token_ids), settings.stops)
+        return Outcome(prompt, turn, settings.strategy, generation, text, plain, difference, seed)
 
-    def _both(self, session: Session, prompt: Prompt, turn: int, ids: list[int], limits: Limits) -> Outcome:
-        """Plain decoding and the strategy behind one prefill; who goes first alternates."""
+    def _both(
+        self, session: Session, ids: list[int], limits: Limits
+    ) -> tuple[Generation, Generation, Divergence | None]:
+        """Plain decoding and the strategy behind one prefill; who goes first alternates.
+
+        Their outputs are compared unless tests by rejection make them differ.
+        """
         first = generate(session, ids, PlainPlanner(), Limits(1))  # the prefill, timed, and a warm-up
         prefilled = session.prefill(ids)
         runs: dict[str, Generation] = {}
@@ -79,8 +92,6 @@ class Runner:
             planner = PlainPlanner() if name == "plain" else self.make_planner()
             runs[name] = decode(session, prefilled, planner, limits, prefill_seconds=first.prefill_seconds)
         plain, generation = runs["plain"], runs["strategy"]
-        difference = compare(session, ids, plain.token_ids, generation.token_ids)
-        return Outcome(prompt, turn, self.settings.strategy, generation, self._text(generation), plain, difference)
-
-    def _text(self, generation: Generation) -> str:
-        return cut_at_stop(self.loaded.decode(generation.token_ids), self.settings.stops)
+        if session.sampling.random and session.sampling.rejection:
+            return generation, plain, None
+        return generation, plain, compare(session, ids, plain.token_ids, generation.token_ids)

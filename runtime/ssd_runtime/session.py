@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.chooser import Chooser, Paths, Proposal
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.sampling import GREEDY, Sampling
 
 PREFILL_CHUNK, MIN_PREFILL_CHUNK = 512, 32
 """Tokens of a prompt that run through the model together."""
@@ -41,11 +43,13 @@ class Session:
     angles are for, the committed tokens are computed again with the second, as transformers does.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, sampling: Sampling = GREEDY) -> None:
         decoder.refresh()
         self.decoder = decoder
         self.cache = decoder.new_cache()
         self.ids: list[int] = []
+        self.sampling = sampling
+        self._chooser = Chooser(sampling, decoder.device)
 
     @property
     def committed(self) -> int:
@@ -144,8 +148,9 @@ class Session:
         self.cache.reserve(slots)
 
     def rewind(self, prompt: Prefill) -> None:
-        """Forget all tokens behind the prompt that was last prefilled."""
+        """Forget all tokens behind the prompt that was last prefilled, and the random numbers drawn for them."""
         self.ids = self.ids[: prompt.tokens]
+        self._chooser.restart(prompt.tokens)
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)
 
@@ -158,6 +163,19 @@ class Session:
             if row != place:
                 self.cache.move(self.committed + row, self.committed + place)
         self.ids.extend(ids)
+
+    def choose(self, logits: Tensor, paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()) -> Callable[[int], int]:
+        """What gives the token behind each row of `logits` (`Chooser.choose`); paths are behind the committed ones."""
+        return self._chooser.choose(logits, self.ids, paths, drawn)
+
+    def propose(self, logits: Tensor, path: Callable[[], list[int]], temperature: float | None = None) -> Proposal:
+        """A token to draft behind the committed ones and a path (`Chooser.propose`)."""
+        return self._chooser.propose(logits, self.ids, path, temperature)
+
+    def lead(self, logits: Tensor, prompt: int, token: int) -> float:
+        """How far the choice behind the committed tokens lies before `token`, `prompt` of them being the prompt's."""
+        self._chooser.restart(prompt)
+        return self._chooser.lead(logits, self.ids, token)
 
     def draft_room(self, most: int) -> int:
         """How many of `most` drafts can be verified at once: all rows of a forward are rotated by the same angles."""

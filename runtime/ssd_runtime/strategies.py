@@ -19,7 +19,7 @@ from ssd_runtime.planning.settings import (
 )
 
 NAMES = ("auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "lookup", "fixed:NAME")
-WITHOUT_BUNDLE = ("plain", "knapsack", "clasp", "swift", "exit", "del", "lookup")
+WITHOUT_BUNDLE = ("auto", "plain", "knapsack", "clasp", "swift", "exit", "del", "lookup")
 SETTINGS: Mapping[str, type[Any]] = {
     "knn": NearestSettings,
     "knapsack": KnapsackSettings,

@@ -17,20 +17,18 @@ def verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | 
     """
     if draft.begun is not None and states is None:
         return session.run(draft.begun.states, first=draft.begun.first)
-    if not any(draft.siblings):
+    if draft.trunk == len(draft.tokens):
         return session.forward(draft.rows(pending), states=states)
-    depths, visible = _tree(draft, session.decoder.device)
-    return session.forward_tree(draft.rows(pending), depths, visible, states)
+    depths, visible = _tree(draft)
+    device = session.decoder.device
+    return session.forward_tree(draft.rows(pending), depths.to(device), visible.to(device), states)
 
 
-def _tree(draft: Draft, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Each row's distance from the pending token [rows], and which rows it sees [rows, rows].
-
-    A row of the chain sees the chain up to itself; a sibling sees the chain before its place, and itself.
-    """
-    trunk = 1 + len(draft.tokens)
-    places = torch.tensor(draft.sibling_places(), device=device)
-    depths = torch.cat([torch.arange(trunk, device=device), places + 1])
-    rows = torch.arange(len(depths), device=device)
-    own = rows[:, None] == rows
-    return depths, own | ((rows < trunk) & (rows < depths[:, None]))
+def _tree(draft: Draft) -> tuple[Tensor, Tensor]:
+    """Each row's distance from the pending token [rows], and which rows it sees [rows, rows]: its path."""
+    assert draft.parents is not None, "a tree that is no chain has parents"
+    rows = 1 + len(draft.tokens)
+    visible = torch.eye(rows, dtype=torch.bool)
+    for row, parent in enumerate(draft.parents, start=1):
+        visible[row] |= visible[parent]
+    return visible.sum(1) - 1, visible

@@ -38,7 +38,8 @@ def test_one_finalist_is_measured_on_all_prompts() -> None:
 
 def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "ssd_runtime.generate.accept_greedy", lambda draft, target: Verdict(len(draft.tokens), target[-1])
+        "ssd_runtime.generate.accept",
+        lambda draft, choose: Verdict(list(range(len(draft.tokens) + 1)), choose(len(draft.tokens)), len(draft.tokens)),
     )
     bad = Entry("all", SkipMask.of(8, range(16)), profile(0.9))
     with pytest.raises(RuntimeError, match="differ"):

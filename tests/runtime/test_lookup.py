@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.drafting.lookup import Lookup
+from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
+from ssd_runtime.followers import Followers
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.ngrams import LONGEST, NgramIndex
-from ssd_runtime.planning.lookup import LookupPlanner
+from ssd_runtime.planning.lookup import LookupPlanner, worth_verifying
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import LookupSettings
 from ssd_runtime.session import Session
@@ -20,47 +24,108 @@ from tests.tables import latency_table
 DECODER = Decoder(tiny_model("llama", seed=1))
 
 
-def searched(tokens: list[int]) -> tuple[int, int]:
-    """The longest suffix that stood before, and where its latest earlier place ended; (0, 0) without any."""
-    for length in range(min(LONGEST, len(tokens) - 1), 0, -1):
-        suffix = tokens[len(tokens) - length :]
-        ends = [end for end in range(length, len(tokens)) if tokens[end - length : end] == suffix]
+def searched(tokens: list[int], path: list[int]) -> tuple[int, int]:
+    """The longest suffix of both together that ended in `tokens` before, and what followed; (0, -1) without any."""
+    whole = tokens + path
+    for length in range(min(LONGEST, len(whole)), 0, -1):
+        suffix = whole[len(whole) - length :]
+        ends = [end for end in range(length, len(tokens) + bool(path)) if tokens[end - length : end] == suffix]
         if ends:
-            return length, ends[-1]
-    return 0, 0
+            return length, whole[ends[-1]]
+    return 0, -1
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 12))
-def test_the_index_finds_what_a_search_finds(tokens: list[int], count: int) -> None:
+words = st.lists(st.integers(0, 3), min_size=1, max_size=60)
+
+
+@given(words, st.lists(st.integers(0, 3), max_size=12))
+def test_the_index_finds_what_a_search_finds(tokens: list[int], path: list[int]) -> None:
     index = NgramIndex()
     for end in range(1, len(tokens) + 1):
         index.extend(tokens[end - 1 : end])
-        length, begin = searched(tokens[:end])
-        assert index.match == length
-        copied = list(tokens[:end])
-        for i in range(count if length else 0):
-            copied.append(copied[begin + i])
-        assert index.continuation(count) == copied[end:]
+        assert index.after() == searched(tokens[:end], [])
+        assert index.after(path) == searched(tokens[:end], path)
+
+
+def test_a_repetition_is_taken_to_repeat() -> None:
+    index, path = NgramIndex(), []
+    index.extend([7, 1, 2, 3, 1, 2, 3, 1])
+    for _ in range(7):
+        path.append(index.after(path)[1])
+    assert path == [2, 3, 1, 2, 3, 1, 2]
+
+
+def grown(lookup: Lookup, depth: int = 8) -> list[Node]:
+    return lookup.grow((), 24, depth)
+
+
+@given(words, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.permutations(range(4))), max_size=20))
+def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
+    tokens: list[int], seen: list[tuple[int, int, list[int]]]
+) -> None:
+    record = LookupRecord()
+    for before, token, candidates in seen:
+        record.followers.see(before, token, candidates)
+    lookup = Lookup(record)
+    lookup.read(tokens)
+    tree = grown(lookup)
+    chances = [node.probability for node in tree]
+    assert chances == sorted(chances, reverse=True)
+    assert len({(node.parent, node.token) for node in tree}) == len(tree), "no token twice in one place"
+    for row, node in enumerate(tree, start=1):
+        assert node.parent < row
+        assert node.depth == (tree[node.parent - 1].depth + 1 if node.parent else 1)
+    for depth in range(9):
+        draft = Ready(tuple(tree)).draft(None, 9, depth)  # type: ignore[arg-type]
+        paths = draft.paths(9)
+        assert len(draft.tokens) == sum(node.depth <= depth for node in tree)
+        assert len(set(map(tuple, paths))) == len(paths)
+        assert all(len(path) <= depth + 1 for path in paths)
 
 
 def test_copies_grow_where_they_hold_and_stop_where_they_fail() -> None:
-    table = latency_table(DECODER.shape.num_layers)
-    session = Session(DECODER)
-    session.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
-    holding, failing = Lookup(table), Lookup(table)
-    first = holding.draft(session, 3, 16).tokens
-    failing.draft(session, 3, 16)
-    assert first == [4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1][: len(first)]
-    for _ in range(60):
-        holding.observe(8, 8)
-        failing.observe(8, 0)
-    assert len(holding.draft(session, 3, 16).tokens) == 16
-    assert len(failing.draft(session, 3, 16).tokens) <= 1
+    story = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
+    holding, failing = Lookup(LookupRecord()), Lookup(LookupRecord())
+    for lookup in (holding, failing):
+        lookup.read(story)
+        assert [node.token for node in grown(lookup)][:3] == [4, 5, 6]
+    for token in [4, 5, 6, 7, 8, 9, 1, 2, 3] * 12:
+        story.append(token)
+        holding.read(story)
+    # The same words in no order.
+    draws, other = random.Random(0), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
+    for _ in range(150):
+        other.append(draws.randint(1, 9))
+        failing.read(other)
+    assert sum(node.probability for node in grown(holding)) > 6
+    assert sum(node.probability for node in grown(failing)) < 1
 
 
+def test_what_pays_follows_the_verification_curve() -> None:
+    tree = [Node(1, 0, 0.5, 1), Node(2, 1, 0.3, 2), Node(3, 0, 0.2, 1), Node(4, 2, 0.1, 3)]
+    assert worth_verifying(tree, [1.0] * 5, 9.0).tree == tuple(tree), "free"
+    assert worth_verifying(tree, [1.0, 2.0, 3.0, 4.0, 5.0], 9.0).tree == (), "as dear as a step"
+    assert worth_verifying(tree, [1.0, 1.1, 1.15, 1.9, 2.0], 9.0).tree == tuple(tree[:2])
+    assert worth_verifying(tree, [1.0, 1.1, 1.15, 1.9, 2.0], 1.1).tree == tuple(tree[:1]), "no more than may be lost"
+
+
+def test_candidates_are_those_of_the_last_time_and_the_longest_context() -> None:
+    followers = Followers()
+    followers.verified(5, [[6], [6, 7]], torch.eye(10)[[1, 2]])
+    assert followers.of(5, 6)[0][0] == 1
+    assert followers.of(6, 7)[1]
+    assert followers.of(6, 7)[0][0] == 2
+    assert followers.of(9, 7)[0][0] == 2
+    assert not followers.of(9, 7)[1]
+    assert followers.of(7, 9) == ((), False)
+
+
+@pytest.mark.parametrize("recycle", [0, 1])
 @pytest.mark.parametrize("ids", [[1, 2, 3] * 9, [5, 6, 7, 8], [4]])
-def test_lookup_decodes_as_plain_decoding_does_and_copies_repetitions(ids: list[int]) -> None:
-    planner = LookupPlanner(latency_table(DECODER.shape.num_layers), LookupSettings())
-    got = generate(Session(DECODER), ids, planner, Limits(90))
+def test_lookup_decodes_as_plain_decoding_does_and_copies_repetitions(ids: list[int], recycle: int) -> None:
+    table = latency_table(DECODER.shape.num_layers)
+    got = generate(
+        Session(DECODER), ids, LookupPlanner(table, LookupSettings(recycle=recycle), LookupRecord()), Limits(90)
+    )
     assert got.token_ids == generate(Session(DECODER), ids, PlainPlanner(), Limits(90)).token_ids
     assert got.num_draft_tokens > 0

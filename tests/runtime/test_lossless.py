@@ -107,7 +107,7 @@ class Scripted(BasePlanner):
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def plan(self, context: int) -> Plan:
+    def plan(self, context: int, pending: int) -> Plan:
         skipped = {i for i in range(ALL) if self.random.random() < self.random.choice([0.1, 0.5])}
         return Plan.masked("scripted", SkipMask.of(LAYERS, skipped), self.random.randint(0, 16))
 
@@ -135,7 +135,7 @@ class Prophet:
         if self.wrong < len(tokens):
             tokens[self.wrong] = (tokens[self.wrong] + 1) % VOCABULARY
         others = [[(token + 7) % VOCABULARY, token] for token in right] if self.siblings else ()
-        return Draft(tokens, others)
+        return Draft.branching(tokens, others)
 
 
 @pytest.mark.parametrize("position", range(9))
@@ -215,7 +215,14 @@ def test_what_an_early_exit_has_begun_is_the_full_models_own(monkeypatch: pytest
     session, ids = Session(DECODER), [4, 9, 2, 33]
     session.prefill(ids)
     answers = iter([0.9, 0.0, 0.9, 0.0, 0.0, 0.9, 0.9, 0.0, 0.0, 0.0])
-    monkeypatch.setattr(ExitHeads, "choose", lambda self, layer, x, temperature: (layer + 20, next(answers)))
+
+    def logits(self: ExitHeads, layer: int, x: torch.Tensor) -> torch.Tensor:
+        sure = next(answers)
+        others = torch.full((1, VOCABULARY), (1.0 - sure) / (VOCABULARY - 1))
+        others[0, layer + 20] = sure
+        return others.log()
+
+    monkeypatch.setattr(ExitHeads, "logits", logits)
     draft = EarlyExit(ExitHeads(DECODER), (1, 2, 3), 0.5).draft(session, 17, 9)
     assert draft.tokens == [21, 22, 23, 21], "left behind layers 1, 2, 3 and 1; the last was not sure anywhere"
     assert draft.begun is not None

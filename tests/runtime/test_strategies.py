@@ -24,6 +24,7 @@ from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.planning.swift import FALLEN, SwiftSearch
+from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Session
 from ssd_runtime.states import ReferenceStates
 from ssd_runtime.strategies import WITHOUT_BUNDLE, read_settings
@@ -33,6 +34,7 @@ from tests.tables import latency_table
 MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.02, 4)
 DECODER = Decoder(MODEL)
 FAST: dict[str, list[str]] = {
+    "auto": [],
     "knapsack": ["refresh=6", "window=3"],
     "clasp": ["refresh=4"],
     "swift": ["window=8", "steps=60", "bayes_interval=5"],
@@ -51,15 +53,17 @@ def plainly(ids: list[int], new: int) -> list[int]:
     return generate(Session(DECODER), ids, PlainPlanner(), Limits(new)).token_ids
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
 @pytest.mark.parametrize("name", sorted(FAST))
-def test_a_stream_of_prompts_gives_plain_decoding(name: str) -> None:
+def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: Sampling) -> None:
     make = strategy(name, *FAST[name])
     drafted = 0
     for ids in ([7, 7, 9], [1, 2, 3, 4], [5]):
-        got = generate(Session(DECODER), ids, make(), Limits(90))
-        assert got.token_ids == plainly(ids, 90)
+        got = generate(Session(DECODER, sampling), ids, make(), Limits(90))
+        plain = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90))
+        assert got.token_ids == plain.token_ids
         drafted += got.num_draft_tokens
-    assert drafted > 20
+    assert drafted > 5
 
 
 @pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
 
 from torch import Tensor
@@ -24,23 +23,58 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of tokens behind the pending one, with other candidates beside them where the source offers any.
+    """A tree of tokens behind the pending one; most often a chain.
 
-    Verified as rows: the pending token, the chain, then the siblings place by place.
+    Verified as rows: row 0 is the pending token, row i + 1 is `tokens[i]`.
     """
 
     tokens: list[int]
-    siblings: Sequence[Sequence[int]] = ()
-    """siblings[i]: other tokens for the place of tokens[i]; none of them is continued."""
+    parents: Sequence[int] | None = None
+    """parents[i]: the row that tokens[i] stands behind, at most i; the row before it where there are none given."""
     begun: Begun | None = None
+    """Chains only."""
+    probs: Sequence[Tensor] = ()
+    """draft_probs [vocabulary] that each token of the trunk was drawn from by itself; empty where none was."""
+
+    @classmethod
+    def branching(cls, chain: list[int], siblings: Sequence[Sequence[int]], probs: Sequence[Tensor] = ()) -> Draft:
+        """A chain with other tokens for the place of chain[i] in siblings[i], none of which is continued."""
+        others = [(token, place) for place, tokens in enumerate(siblings) for token in tokens]
+        if not others:
+            return cls(chain, probs=probs)
+        tokens = [*chain, *(token for token, _ in others)]
+        return cls(tokens, [*range(len(chain)), *(place for _, place in others)], probs=probs)
+
+    @property
+    def trunk(self) -> int:
+        """Length of the chain that the tree begins with: what counts as drafted, siblings do not."""
+        if self.parents is None:
+            return len(self.tokens)
+        return next((row for row, parent in enumerate(self.parents) if parent != row), len(self.tokens))
 
     def rows(self, pending: int) -> list[int]:
         """The tokens of all rows."""
-        return [pending, *self.tokens, *chain.from_iterable(self.siblings)]
+        return [pending, *self.tokens]
 
-    def sibling_places(self) -> list[int]:
-        """For each sibling row, the place in the chain that it is a candidate for."""
-        return [place for place, others in enumerate(self.siblings) for _ in others]
+    def paths(self, pending: int) -> list[list[int]]:
+        """For each row the tokens from the pending one to its own."""
+        paths = [[pending]]
+        for row, token in enumerate(self.tokens):
+            paths.append([*paths[row if self.parents is None else self.parents[row]], token])
+        return paths
+
+    def child(self, row: int, token: int) -> int | None:
+        """The row of `token` behind `row`, if it was drafted there."""
+        if self.parents is None:
+            return row + 1 if row < len(self.tokens) and self.tokens[row] == token else None
+        return next(
+            (
+                place + 1
+                for place, (parent, other) in enumerate(zip(self.parents, self.tokens, strict=True))
+                if parent == row and other == token
+            ),
+            None,
+        )
 
 
 NOTHING = Draft([])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ssd_profiles.formulas import annealed_temperature
+from ssd_runtime.chooser import Proposal
 from ssd_runtime.drafting.draft import Begun, Draft
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.session import Session
@@ -30,25 +32,28 @@ class EarlyExit:
 
     def draft(self, session: Session, pending: int, length: int) -> Draft:
         """Up to `length` tokens."""
-        rows, tokens = _Rows(session), list[int]()
+        rows, path, probs = _Rows(session), [pending], list[Tensor]()
         rows.add(pending)
-        while (token := self._leave(rows)) is not None:
-            tokens.append(token)
-            rows.add(token)
-            if len(tokens) == length:
+        while (proposal := self._leave(rows, path)) is not None:
+            path.append(proposal.token)
+            if proposal.probs is not None:
+                probs.append(proposal.probs)
+            rows.add(proposal.token)
+            if len(path) == length + 1:
                 rows.advance(rows.deepest)
                 break
-        return Draft(tokens, begun=Begun(2 * rows.deepest, torch.cat(rows.states)))
+        return Draft(path[1:], begun=Begun(2 * rows.deepest, torch.cat(rows.states)), probs=probs)
 
-    def _leave(self, rows: _Rows) -> int | None:
+    def _leave(self, rows: _Rows, path: list[int]) -> Proposal | None:
         """The token behind the last row, from the first layer that is sure of one; None where none is."""
         layers = rows.session.decoder.shape.num_layers
         for stop in self.stops:
             rows.advance(stop)
             temperature = annealed_temperature(stop, layers, self.annealing)
-            token, probability = self.heads.choose(stop, rows.states[-1], temperature)
-            if probability >= self.threshold:
-                return token
+            logits = self.heads.logits(stop, rows.states[-1])[0]
+            proposal = rows.session.propose(logits, lambda: path, temperature)
+            if math.exp(-proposal.surprise) >= self.threshold:
+                return proposal
         return None
 
 

@@ -1,63 +1,152 @@
-"""Drafts that copy what followed the same tokens before (prompt lookup)."""
+"""Drafts that cost no step of the model: copies of what followed before, and the target's own earlier candidates."""
 
 from __future__ import annotations
 
-from ssd_profiles.formulas import tokens_per_time
-from ssd_profiles.latency import LatencyTable
-from ssd_runtime.drafting.draft import Draft
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+from ssd_runtime.drafting.draft import NOTHING, Draft
+from ssd_runtime.followers import RANKS, Followers
 from ssd_runtime.ngrams import LONGEST, NgramIndex
-from ssd_runtime.planning.throughput import StepCosts
+from ssd_runtime.rates import Rate
 from ssd_runtime.session import Session
 
-PRIOR = (0.35, 0.55, 0.65, 0.72, 0.77, 0.8, 0.82, 0.85)
-"""Token agreement by length of match, before anything is known of a request."""
-PRIOR_WEIGHT = 6.0
-"""Tokens that the prior counts for."""
-KEEP = 0.97
-"""What share of its record a new cycle leaves: requests change as they go."""
-RECOSTED_TOKENS = 64
-"""Verification is priced again where the context has grown by so many."""
+COPY_PRIOR = (0.35, 0.55, 0.65, 0.72, 0.77, 0.8, 0.82, 0.85)
+"""How often a copy is right, by length of match, before anything is known of a stream."""
+FOLLOW_PRIOR = {False: (0.3, 0.12, 0.07, 0.05), True: (0.45, 0.15, 0.08, 0.05)}
+"""How often a candidate of each rank is right, known behind the token alone (False) or behind the pair (True)."""
+LEAST_PROBABLE = 0.02
+"""Tokens less probable than this are not drafted."""
+
+
+def _copy_rates() -> list[Rate]:
+    return [Rate.prior(share) for share in COPY_PRIOR]
+
+
+def _follow_rates() -> dict[tuple[bool, bool], list[Rate]]:
+    return {
+        (copied, pair): [Rate.prior(share) for share in FOLLOW_PRIOR[pair]]
+        for copied in (False, True)
+        for pair in (False, True)
+    }
+
+
+@dataclass(slots=True)
+class LookupRecord:
+    """What a stream of requests has shown: candidates, and how often each kind of guess was right.
+
+    Every new token is held against every guess there was for it, drafted or not: nothing has to be tried to be known.
+    """
+
+    followers: Followers = field(default_factory=Followers)
+    copies: list[Rate] = field(default_factory=_copy_rates)
+    """By length of match - 1."""
+    follows: dict[tuple[bool, bool], list[Rate]] = field(default_factory=_follow_rates)
+    """(Beside a copy, known behind the pair) to rates by rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A token of a tree of guesses."""
+
+    token: int
+    parent: int
+    """Row; 0 is what the tree grows behind."""
+    probability: float
+    """That it and all before it are right."""
+    depth: int
 
 
 class Lookup:
-    """Longest match first; as many tokens as bring most a second, by match length, record and latency.
+    """Grows trees of guesses behind one request's tokens."""
 
-    One object serves one request. It costs no step of the model.
-    """
-
-    def __init__(self, latency: LatencyTable) -> None:
-        self._latency = latency
+    def __init__(self, record: LookupRecord, recycle: bool = True) -> None:
+        self._record, self._recycle = record, recycle
         self._index = NgramIndex()
-        self._right = [PRIOR_WEIGHT * agreement for agreement in PRIOR]
-        self._asked = [PRIOR_WEIGHT] * LONGEST
-        self._match = 0
-        self._costs = StepCosts.at(latency, 0)
-        self._until = 0
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Take in the request's tokens as far as they are new; those behind the prompt are learned from."""
+        known = len(self._index.tokens)
+        if not known:
+            self._index.extend(ids[:-1])
+        for token in ids[len(self._index.tokens) :]:
+            for guess, rate in self._guesses(()):
+                rate.see(guess == token)
+            self._index.extend((token,))
+
+    def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
+        """Up to `rows` guesses behind the tokens read and `path`, the most probable ones, best first."""
+        tree, order = list[Node](), count()
+        heap: list[tuple[float, int, Node, tuple[int, ...]]] = []
+
+        def expand(row: int, behind: tuple[int, ...], probability: float, level: int) -> None:
+            for token, rate in self._guesses(behind):
+                chance = probability * rate.share
+                if chance >= LEAST_PROBABLE:
+                    heappush(heap, (-chance, next(order), Node(token, row, chance, level), (*behind, token)))
+
+        expand(0, tuple(path), 1.0, 1)
+        while heap and len(tree) < rows:
+            _, _, node, behind = heappop(heap)
+            tree.append(node)
+            if node.depth < depth:
+                expand(len(tree), behind, node.probability, node.depth + 1)
+        return tree
+
+    def _guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:
+        """Each guess for the token behind `path`, with the record of its kind."""
+        length, copied = self._index.after(path)
+        if length:
+            yield copied, self._record.copies[min(length, LONGEST) - 1]
+        behind = (*self._index.tokens[-2:], *path)[-2:]
+        if not self._recycle or len(behind) < 2:
+            return
+        candidates, pair = self._record.followers.of(*behind)
+        rates = self._record.follows[length > 0, pair]
+        for candidate, rate in zip(candidates[:RANKS], rates, strict=False):
+            if candidate != copied or not length:
+                yield candidate, rate
+
+
+def as_draft(tree: Sequence[Node]) -> Draft:
+    """The tree's rows, the most probable path first: that counts as the trunk."""
+    if not tree:
+        return NOTHING
+    children: dict[int, list[int]] = {}
+    for row, node in enumerate(tree, start=1):
+        children.setdefault(node.parent, []).append(row)
+    # Depth first, best child first: the path of best children comes before everything beside it.
+    placed, stack = dict[int, int]({0: 0}), list(reversed(children.get(0, [])))
+    tokens, parents = list[int](), list[int]()
+    while stack:
+        row = stack.pop()
+        node = tree[row - 1]
+        tokens.append(node.token)
+        parents.append(placed[node.parent])
+        placed[row] = len(tokens)
+        stack += reversed(children.get(row, []))
+    return Draft(tokens, parents)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A tree that was grown when it was planned."""
+
+    tree: tuple[Node, ...]
 
     def draft(self, session: Session, pending: int, length: int) -> Draft:
-        """Up to `length` tokens; none where nothing matches or no length pays."""
-        known = len(self._index.tokens)
-        if known <= session.committed:
-            self._index.extend([*session.ids[known:], pending])
-        self._match = self._index.match
-        if not self._match:
-            return Draft([])
-        agreement = self._right[self._match - 1] / self._asked[self._match - 1]
-        return Draft(self._index.continuation(self._best_length(agreement, session.committed, length)))
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Take in how the last draft fared: the tokens that stood, and the first that did not."""
-        if drafted:
-            place, asked = self._match - 1, min(drafted, accepted + 1)
-            self._right[place] = KEEP * self._right[place] + accepted
-            self._asked[place] = KEEP * self._asked[place] + asked
-
-    def _best_length(self, agreement: float, context: int, most: int) -> int:
-        """The draft length of highest TPT, drafts being free; 0 where a plain step is better."""
-        if context >= self._until:
-            self._costs, self._until = StepCosts.at(self._latency, context), context + RECOSTED_TOKENS
-        rates = [
-            tokens_per_time(agreement, length, 0.0, float(self._costs.verification(length)))
-            for length in range(most + 1)
-        ]
-        return rates.index(max(rates))
+        """Its rows up to a depth of `length`."""
+        # A parent is shallower than its children: what is left is a tree.
+        kept = {row for row, node in enumerate(self.tree, start=1) if node.depth <= length}
+        if len(kept) == len(self.tree):
+            return as_draft(self.tree)
+        place = {0: 0} | {row: number for number, row in enumerate(sorted(kept), start=1)}
+        return as_draft(
+            [
+                Node(node.token, place[node.parent], node.probability, node.depth)
+                for row, node in enumerate(self.tree, start=1)
+                if row in kept
+            ]
+        )

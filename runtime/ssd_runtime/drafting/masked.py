@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.chooser import Proposal
 from ssd_runtime.drafting.draft import Draft
 from ssd_runtime.session import Session
 
@@ -20,7 +21,7 @@ MOST_SIBLINGS = 64
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Each token is the masked model's most probable.
+    """Each token is the masked model's choice.
 
     Drafting ends behind the first token whose probability is below `threshold` (Self-SD's and KnapSpec's early stop):
     that token is drafted already and costs only its place in the verification, so it stays in.
@@ -32,31 +33,29 @@ class Masked:
 
     def draft(self, session: Session, pending: int, length: int) -> Draft:
         """Up to `length` tokens, one step of the masked model each."""
-        decoder, token = session.decoder, pending
-        tokens, siblings = list[int](), list[list[int]]()
+        tokens, siblings, probs = list[int](), list[list[int]](), list[Tensor]()
         room = MOST_SIBLINGS
-        unsure = math.log(self.threshold) if self.threshold > 0.0 else -math.inf
+        asked = 1.0 if self.threshold > 0.0 or self.branching else None
+        unsure = -math.log(self.threshold) if self.threshold > 0.0 else math.inf
         while len(tokens) < length:
-            x = session.forward([token], self.mask, ahead=len(tokens))
-            logits = decoder.logits(x)[0]
-            top, best = logits.max(-1)
-            token = int(best)
-            tokens.append(token)
-            if self.threshold <= 0.0 and not self.branching:
-                continue
-            surprise = float(top.float() - logits.float().logsumexp(-1))
+            x = session.forward([tokens[-1] if tokens else pending], self.mask, ahead=len(tokens))
+            proposal = session.propose(session.decoder.logits(x)[0], lambda: [pending, *tokens], asked)
+            tokens.append(proposal.token)
+            if proposal.probs is not None:
+                probs.append(proposal.probs)
             if self.branching:
-                others = self._siblings(logits, math.exp(surprise), token)
+                others = self._siblings(proposal)
                 siblings.append(others[: max(0, room)])
                 room -= len(others)
-            if surprise < unsure:
+            if proposal.surprise > unsure:
                 break
-        return Draft(tokens, siblings)
+        return Draft.branching(tokens, siblings, probs)
 
-    def _siblings(self, logits: Tensor, probability: float, token: int) -> list[int]:
-        """The most probable tokens but `token`, as many as its probability asks for (SWIFT §4.2)."""
+    def _siblings(self, proposal: Proposal) -> list[int]:
+        """The best tokens but the one proposed, as many as its probability asks for (SWIFT §4.2)."""
+        probability = math.exp(-proposal.surprise)
         count = next((k for bound, k in self.branching if probability <= bound), 1)
         if count < 2:
             return []
-        best: list[int] = logits.topk(min(count, logits.shape[0])).indices.tolist()
-        return [other for other in best if other != token][: count - 1]
+        best: list[int] = proposal.scores.topk(min(count, len(proposal.scores))).indices.tolist()
+        return [other for other in best if other != proposal.token][: count - 1]

@@ -40,7 +40,7 @@ class BoundedExitPlanner(BasePlanner):
             self.domain = self._router.route(prompt).domain
         self._plan = self._made(self._tuned.get(self.domain or ""))
 
-    def plan(self, context: int) -> Plan:
+    def plan(self, context: int, pending: int) -> Plan:
         """The same every cycle."""
         assert self._plan is not None, "start() comes first"
         return self._plan

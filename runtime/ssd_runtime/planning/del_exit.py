@@ -29,7 +29,7 @@ class DelPlanner(BasePlanner):
         self._looked = 0
         self.wants_states = True
 
-    def plan(self, context: int) -> Plan:
+    def plan(self, context: int, pending: int) -> Plan:
         """Draft from the best exit; a plain step until there is something to go by."""
         if not self._seen:
             return Plan("plain: the model has no layer to leave behind")

@@ -1,26 +1,94 @@
-"""Prompt lookup: drafts copied from the prompt and the answer so far."""
+"""Prompt lookup and token recycling: drafts that cost no step of the model, as many as pay to verify."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.drafting.lookup import Lookup
+from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import LookupSettings
+from ssd_runtime.planning.throughput import StepCosts
+from ssd_runtime.session import Prefill, Session
+
+MOST_ROWS = 24
+"""Guesses verified at once: growing more of them takes time, and none so improbable has ever paid."""
+REPRICED_TOKENS = 64
+"""Verification is priced again where the context has grown by so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The part of a tree of guesses that is worth its verification."""
+
+    tree: tuple[Node, ...]
+    tokens: float = 1.0
+    """Expected of the cycle, the target's own token included."""
+    cost: float = 1.0
+    """Of the verification, in plain steps."""
+
+    @property
+    def speedup(self) -> float:
+        """Expected against plain decoding."""
+        return self.tokens / self.cost
+
+
+def worth_verifying(tree: Sequence[Node], row_costs: Sequence[float], most_cost: float) -> Guess:
+    """The beginning of `tree` of most tokens a second; row_costs[n] is what verifying n guesses costs.
+
+    A guess adds its probability to the tokens of a cycle. Costs rise in steps, so every length is tried.
+    """
+    best, tokens = Guess((), cost=row_costs[0]), 1.0
+    for length, node in enumerate(tree[: len(row_costs) - 1], start=1):
+        tokens += node.probability
+        cost = row_costs[length]
+        if cost <= most_cost and tokens / cost > best.speedup:
+            best = Guess(tuple(tree[:length]), tokens, cost)
+    return best
+
+
+class RowCosts:
+    """What verifications cost, in plain steps, looked up again as the context grows."""
+
+    def __init__(self, latency: LatencyTable) -> None:
+        self._latency, self._until = latency, -1
+        self._costs: list[float] = []
+
+    def at(self, context: int) -> list[float]:
+        """The cost of 1, 2, … rows."""
+        if context >= self._until:
+            self._costs = StepCosts.at(self._latency, context).rows_in_plain_steps()
+            self._until = context + REPRICED_TOKENS
+        return self._costs
 
 
 class LookupPlanner(BasePlanner):
-    """A lookup each cycle; where nothing matches, the verification is a plain step."""
+    """A tree of guesses each cycle; a plain step where none is worth its verification."""
 
-    def __init__(self, latency: LatencyTable, settings: LookupSettings) -> None:
-        self._lookup = Lookup(latency)
-        self._plan = Plan("lookup", self._lookup, settings.max_draft)
+    def __init__(self, latency: LatencyTable, settings: LookupSettings, record: LookupRecord) -> None:
+        self._costs, self._settings = RowCosts(latency), settings
+        self._lookup = Lookup(record, bool(settings.recycle))
+        self._session: Session | None = None
+        self.followers = record.followers if settings.recycle else None
 
-    def plan(self, context: int) -> Plan:
-        """The same every cycle: how far to draft is decided with the match."""
-        return self._plan
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Keep hold of the session whose tokens are looked up."""
+        self._session = session
+
+    def plan(self, context: int, pending: int) -> Plan:
+        """The best tree of guesses."""
+        assert self._session is not None, "start() comes first"
+        self._lookup.read([*self._session.ids, pending])
+        depth = self._settings.max_draft
+        guess = worth_verifying(self._lookup.grow((), MOST_ROWS, depth), self._costs.at(context), float("inf"))
+        if not guess.tree:
+            return Plan("plain: no guess is worth its verification")
+        return Plan("lookup", Ready(guess.tree), depth)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Let the lookup learn how far its copies hold."""
-        self._lookup.observe(cycle.drafted, cycle.accepted)
+        """Let the lookup learn which guesses were right."""
+        assert self._session is not None, "start() comes first"
+        self._lookup.read([*self._session.ids, cycle.tokens[-1]])

@@ -10,6 +10,7 @@ from torch import Tensor
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.draft import Drafter
 from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
+from ssd_runtime.followers import Followers
 from ssd_runtime.session import Prefill, Session
 
 
@@ -23,6 +24,8 @@ class Plan:
     draft_length: int = 0
     entry: str | None = None
     """Which frontier entry the mask is, as `domain[index]`."""
+    detail: str = ""
+    """What differs from step to step, for `--explain-steps`."""
 
     @classmethod
     def masked(
@@ -33,9 +36,10 @@ class Plan:
         threshold: float = 0.0,
         entry: str | None = None,
         branching: Branching = CHAIN,
+        detail: str = "",
     ) -> Plan:
         """Draft without the sub-layers of `mask`."""
-        return cls(reason, Masked(mask, threshold, branching), draft_length, entry)
+        return cls(reason, Masked(mask, threshold, branching), draft_length, entry, detail)
 
     @property
     def mask(self) -> SkipMask | None:
@@ -77,6 +81,8 @@ class Planner(Protocol):
 
     domain: str | None
     """Where the prompt was routed, if it was."""
+    followers: Followers | None
+    """What takes in the target's candidates behind every verified row, if anything does."""
 
     @property
     def wants_states(self) -> bool:
@@ -87,8 +93,8 @@ class Planner(Protocol):
         """Called once, behind the prefill."""
         ...
 
-    def plan(self, context: int) -> Plan:
-        """What to do next with `context` tokens in the cache."""
+    def plan(self, context: int, pending: int) -> Plan:
+        """What to do next with `context` tokens in the cache, behind the token `pending`."""
         ...
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
@@ -100,6 +106,7 @@ class BasePlanner:
     """A planner that needs no states and learns nothing."""
 
     domain: str | None = None
+    followers: Followers | None = None
     wants_states = False
 
     def start(self, session: Session, prompt: Prefill) -> None:
@@ -112,7 +119,7 @@ class BasePlanner:
 class PlainPlanner(BasePlanner):
     """Plain decoding, always."""
 
-    def plan(self, context: int) -> Plan:
+    def plan(self, context: int, pending: int) -> Plan:
         """A plain step."""
         return PLAIN
 
@@ -123,6 +130,6 @@ class ConstantPlanner(BasePlanner):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def plan(self, context: int) -> Plan:
+    def plan(self, context: int, pending: int) -> Plan:
         """The plan."""
         return self._plan

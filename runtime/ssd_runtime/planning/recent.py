@@ -28,8 +28,7 @@ class RecentStates:
 
     def add(self, states: list[Tensor]) -> None:
         """Keep the states that one cycle's committed tokens have: 2L + 1 tensors [tokens, hidden]."""
-        # Copies: a view would hold every row that was verified.
-        self._kept.append([x.clone() for x in states])
+        self._kept.append(states)
 
     def reference(self, session: Session, rows: int | None = None) -> ReferenceStates:
         """The states of all kept tokens, or of the last `rows`; the session must not have gone on since."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from ssd_runtime.followers import Followers
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, Plan, Planner
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.session import Prefill, Session
@@ -20,6 +21,7 @@ class RefreshedPlanner(ABC):
     """
 
     domain: str | None = None
+    followers: Followers | None = None
 
     def __init__(self, window: int, refresh: int, warm: Planner | None = None) -> None:
         self._window, self._refresh = window, refresh
@@ -41,12 +43,12 @@ class RefreshedPlanner(ABC):
         self._first.start(session, prompt)
         self.domain = self._first.domain
 
-    def plan(self, context: int) -> Plan:
+    def plan(self, context: int, pending: int) -> Plan:
         """The plan of the latest search; searches when one is due."""
         if len(self._recent) >= self._window and (self._at_once or self._cycles >= self._refresh):
             assert self._session is not None, "start() comes first"
             self._plan, self._cycles, self._at_once = self.search(self._session, context), 0, False
-        return self._plan or self._first.plan(context)
+        return self._plan or self._first.plan(context, pending)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Keep the states of the tokens that the cycle committed."""

@@ -102,8 +102,10 @@ class ExitSettings:
 class LookupSettings:
     """Prompt lookup's parameters."""
 
-    max_draft: int = field(default=16, metadata=POSITIVE)
+    max_draft: int = field(default=24, metadata=POSITIVE)
     """Longest draft."""
+    recycle: int = 1
+    """1 to guess by the target's earlier candidates too, as a tree (token recycling); 0 for copies alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.drafting.lookup import LookupRecord
 from ssd_runtime.exits import ExitHeads
+from ssd_runtime.planning.auto import AutoPlanner
 from ssd_runtime.planning.bounded_exit import BoundedExitPlanner
 from ssd_runtime.planning.clasp import ClaspPlanner
+from ssd_runtime.planning.controller import Stream
 from ssd_runtime.planning.del_exit import DelPlanner
-from ssd_runtime.planning.frontier import AutoPlanner, FixedPlanner, Frontier, NearestAnchorPlanner
+from ssd_runtime.planning.frontier import FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.knapsack import KnapsackPlanner
 from ssd_runtime.planning.lookup import LookupPlanner
 from ssd_runtime.planning.plan import PlainPlanner, Planner
@@ -22,7 +25,7 @@ from ssd_runtime.planning.swift import SwiftPlanner, SwiftSearch
 from ssd_runtime.routing import Router
 
 MakePlanner = Callable[[], Planner]
-"""Called once a request. What its planners share is the state of a stream of requests: SWIFT's search alone has any."""
+"""Called once a request. What its planners share is the state of a stream of requests: of `auto`, `lookup`, `swift`."""
 
 
 def make_strategy(
@@ -46,7 +49,11 @@ def make_strategy(
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
     if name == "lookup":
-        return lambda: LookupPlanner(latency, settings)
+        record = LookupRecord()
+        return lambda: LookupPlanner(latency, settings, record)
+    if name == "auto" and (bundle is None or router is None):
+        alone = Stream()
+        return lambda: AutoPlanner({}, None, latency, alone)
     if bundle is None or router is None:
         assert name == "knapsack", "check_strategy() comes first"
         return lambda: KnapsackPlanner(latency, settings)
@@ -63,4 +70,5 @@ def make_strategy(
             return lambda: KnapsackPlanner(latency, settings)
         nearest = NearestSettings()
         return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest))
-    return lambda: AutoPlanner(frontiers, router, latency)
+    stream = Stream()
+    return lambda: AutoPlanner(frontiers, router, latency, stream)

@@ -145,7 +145,7 @@ class SwiftPlanner(BasePlanner):
         """Keep hold of the session whose cache candidates are compared on."""
         self._session = session
 
-    def plan(self, context: int) -> Plan:
+    def plan(self, context: int, pending: int) -> Plan:
         """Draft with the best mask so far, tried against candidates while the search goes on."""
         search, settings = self._search, self._search.settings
         if self._context is not None and search.running:

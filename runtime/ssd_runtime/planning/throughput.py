@@ -32,6 +32,12 @@ class Option:
     tokens_per_second: float
     speedup: float
     """Against plain decoding at the same context length, by the same latency table."""
+    tokens: float
+    """A cycle."""
+    steps: float
+    """Draft steps a cycle."""
+    draft_cost: float
+    """A draft step, in plain steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,12 @@ class StepCosts:
         """Verifying so many drafted tokens, the pending token included in the forward."""
         return np.interp(np.asarray(drafted) + 1.0, self.queries, self.curve)
 
+    def rows_in_plain_steps(self) -> list[float]:
+        """What a verification of 1, 2, … rows costs, as far as it was measured, in plain steps."""
+        rows = np.arange(1, int(self.queries[-1]) + 1)
+        costs: list[float] = (np.interp(rows, self.queries, self.curve) / self.plain).tolist()
+        return costs
+
 
 def best_option(entries: Sequence[Entry], latency: LatencyTable, context: int) -> Option | None:
     """The (mask, draft length, threshold) of most tokens a second; None without entries.
@@ -70,5 +82,6 @@ def best_option(entries: Sequence[Entry], latency: LatencyTable, context: int) -
         speed = float(rate[row, column])
         if best is None or speed > best.tokens_per_second:
             length, threshold = profile.draft_lengths[row], profile.thresholds[column]
-            best = Option(entry, length, threshold, speed, speed * costs.plain)
+            tokens, steps = float(profile.tokens[row, column]), float(profile.steps[row, column])
+            best = Option(entry, length, threshold, speed, speed * costs.plain, tokens, steps, draft / costs.plain)
     return best

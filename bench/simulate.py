@@ -1,0 +1,113 @@
+"""The controller of `auto` without a model: traces of what the target writes, priced by a latency table.
+
+`python -m bench.simulate --traces build/traces/demo.json` replays the traces (bench.traces) in one stream and prints
+the expected speed-up by category, for prompts that served tuning and for those that did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from bench.traces import Trace, read_traces
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.acceptance import accept
+from ssd_runtime.drafting.draft import NOTHING, Draft
+from ssd_runtime.drafting.lookup import Ready
+from ssd_runtime.followers import RANKS
+from ssd_runtime.planning.controller import Controller, Stream
+from ssd_runtime.planning.plan import Cycle, Plan
+
+WRONG = -1
+"""No token of any vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A request as it would have gone."""
+
+    cycles: list[Cycle]
+    costs: list[float]
+    """Of each cycle, in plain steps."""
+
+    @property
+    def tokens(self) -> int:
+        """New tokens behind the first."""
+        return sum(len(cycle.tokens) for cycle in self.cycles)
+
+    def losses(self) -> list[float]:
+        """What each token came to, in plain steps beyond its own; a cycle's falls to its first token."""
+        found = list[float]()
+        for cycle, cost in zip(self.cycles, self.costs, strict=True):
+            found += [cost - len(cycle.tokens), *[0.0] * (len(cycle.tokens) - 1)]
+        return found
+
+
+def replay(
+    controller: Controller, stream: Stream, trace: Trace, latency: LatencyTable, right: Callable[[int], bool]
+) -> Replay:
+    """Take the controller through a trace; right(i) says whether masked drafts have the answer's i-th token right."""
+    done = Replay([], [])
+    place = 1
+    while place < len(trace.answer):
+        ids = [*trace.prompt, *trace.answer[:place]]
+        plan = controller.plan(ids)
+        draft, left = _drafted(plan, trace, place, right), trace.answer[place:]
+        paths = draft.paths(ids[-1])
+
+        def target(row: int, left: Sequence[int] = left, paths: list[list[int]] = paths) -> int:
+            return left[len(paths[row]) - 1] if len(paths[row]) <= len(left) else WRONG
+
+        verdict = accept(draft, target)
+        tokens = left[: len(verdict.rows)]
+        context, rows = len(ids) - 1, len(paths)
+        draft_seconds = draft.trunk * latency.step_seconds(context, 1, plan.mask) if plan.mask else 0.0
+        verify_seconds = latency.step_seconds(context, rows)
+        cycle = Cycle(plan, context, draft.trunk, verdict.accepted, tokens, rows, draft_seconds, verify_seconds)
+        controller.observe(cycle, [*ids, *tokens])
+        for here in range(place - 1, min(place - 1 + len(tokens), len(trace.candidates))):
+            before = trace.answer[here - 1] if here else trace.prompt[-1]
+            stream.lookup.followers.see(before, trace.answer[here], trace.candidates[here][:RANKS])
+        done.cycles.append(cycle)
+        done.costs.append((draft_seconds + verify_seconds) / latency.step_seconds(context))
+        place += len(tokens)
+    return done
+
+
+def _drafted(plan: Plan, trace: Trace, place: int, right: Callable[[int], bool]) -> Draft:
+    length = min(plan.draft_length, len(trace.answer) - place - 1)
+    if length < 1 or plan.drafter is None:
+        return NOTHING
+    if isinstance(plan.drafter, Ready):
+        return plan.drafter.draft(None, WRONG, length)  # type: ignore[arg-type]
+    return Draft([trace.answer[i] if right(i) else WRONG for i in range(place, place + length)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--traces", type=Path, default=Path("build/traces/demo.json"))
+    parser.add_argument("--artifact", type=Path, default=Path("demo"), help="a bundle with a latency table")
+    arguments = parser.parse_args()
+    latency = next(iter(Bundle.load(bundle_path(arguments.artifact)).latency.values()))
+    stream, planning, found = Stream(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
+    for number, trace in enumerate(read_traces(arguments.traces)):
+        began = perf_counter()
+        done = replay(Controller(latency, stream), stream, trace, latency, lambda place: False)
+        planning += perf_counter() - began
+        for group in ("all", trace.category, "held back" if number % 2 else "tuned on"):
+            found[group].append((done.tokens, sum(done.costs)))
+    for group, each in sorted(found.items()):
+        tokens, cost = sum(tokens for tokens, _ in each), sum(cost for _, cost in each)
+        worst = min(tokens / cost for tokens, cost in each)
+        print(f"{group:16} {tokens / cost:.3f}  worst prompt {worst:.3f}")
+    print(f"replaying took {planning / sum(tokens for tokens, _ in found['all']) * 1e3:.2f} ms a token")
+
+
+if __name__ == "__main__":
+    main()

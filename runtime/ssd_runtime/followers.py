@@ -1,0 +1,50 @@
+"""What the target held for probable behind a token when it last stood there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+RANKS = 4
+"""Candidates that are kept."""
+MOST = 1 << 16
+"""Tokens, and pairs of tokens, that are remembered; the oldest are forgotten."""
+Key = TypeVar("Key", int, tuple[int, int])
+
+
+class Followers:
+    """The target's best candidates behind every token and pair of tokens that it has verified lately.
+
+    Verification computes them for all its rows, rejected ones included; nothing else has to be run for them (token
+    recycling, Luo et al. 2024; pairs are ours).
+    """
+
+    __slots__ = ("_by_pair", "_by_token")
+
+    def __init__(self) -> None:
+        self._by_token: dict[int, list[int]] = {}
+        self._by_pair: dict[tuple[int, int], list[int]] = {}
+
+    def verified(self, before: int, paths: Sequence[Sequence[int]], logits: Tensor) -> None:
+        """Take in a verification: `logits` [n, vocabulary] of rows whose `paths` stand behind the token `before`."""
+        for path, candidates in zip(paths, logits.topk(RANKS).indices.tolist(), strict=True):
+            self.see(path[-2] if len(path) > 1 else before, path[-1], candidates)
+
+    def see(self, before: int, token: int, candidates: list[int]) -> None:
+        """Behind `before` and then `token` the target's candidates are these, best first."""
+        _put(self._by_token, token, candidates)
+        _put(self._by_pair, (before, token), candidates)
+
+    def of(self, before: int, token: int) -> tuple[Sequence[int], bool]:
+        """Candidates behind `token`, and whether they are those behind both; none where it was never seen."""
+        found = self._by_pair.get((before, token))
+        return (self._by_token.get(token, ()), False) if found is None else (found, True)
+
+
+def _put(table: dict[Key, list[int]], key: Key, candidates: list[int]) -> None:
+    table.pop(key, None)
+    table[key] = candidates
+    if len(table) > MOST:
+        del table[next(iter(table))]

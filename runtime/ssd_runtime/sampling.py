@@ -1,0 +1,57 @@
+"""What a user asks of the choice of tokens."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from ssd_profiles.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Parameters as transformers' `generate` has them; greedy at temperature 0."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    """0: all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Holds for a greedy choice, too."""
+    seed: int = 0
+    rejection: bool = False
+    """Draw drafts with random numbers of their own and test them by rejection, not with the target's numbers."""
+
+    @property
+    def random(self) -> bool:
+        """Whether tokens are drawn, not the most probable ones taken."""
+        return self.temperature > 0.0
+
+
+GREEDY = Sampling()
+
+
+def read_sampling(
+    temperature: float | None,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    seed: int | None,
+    rejection: bool,
+) -> Sampling:
+    """The parameters of a command line, where None means that an option was not given.
+
+    What shapes a distribution asks for sampling, at temperature 1 unless another is given. Without a seed one is
+    drawn. Raises UserError where temperature 0 would leave an option without effect.
+    """
+    shaping = {"--top-k": top_k > 0, "--top-p": top_p < 1.0, "--min-p": min_p > 0.0, "--rejection": rejection}
+    given = [name for name, is_given in shaping.items() if is_given]
+    if temperature is None:
+        temperature = 1.0 if given else 0.0
+    elif temperature == 0.0 and given:
+        raise UserError(f"{given[0]}: has no effect at temperature 0; give a --temperature above 0, or leave it out")
+    if seed is None:
+        seed = secrets.randbelow(1 << 31) if temperature > 0.0 else 0
+    return Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)

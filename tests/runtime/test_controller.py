@@ -1,0 +1,114 @@
+"""The controller in simulation: what it may lose is bounded, what pays is used, what fails is left and tried again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.simulate import Replay, replay
+from bench.traces import Trace
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.planning.budget import MOST, PER_TOKEN, Budget
+from ssd_runtime.planning.controller import MOST_DEPTH, NO_MASKS, Controller, Stream
+from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.throughput import Entry
+from tests.tables import latency_table, profile
+
+LAYERS = 8
+TABLE = latency_table(LAYERS)
+HALF = Frontier((Entry("half", SkipMask.of(LAYERS, range(2, 10)), profile(0.95)),))
+
+
+def story(kind: str, seed: int, length: int = 300) -> Trace:
+    """An answer that repeats itself, one without any pattern, or both by turns, with candidates that may be wrong."""
+    draws = random.Random(seed)
+    prompt = [draws.randint(1, 40) for _ in range(40)]
+    answer: list[int] = []
+    while len(answer) < length:
+        if kind == "random" or (kind == "mixed" and len(answer) // 60 % 2):
+            answer.append(draws.randint(1, 40))
+        else:
+            answer.append(prompt[len(answer) % 40])
+    answer = answer[:length]
+    # Of wrong candidates the target's own is never one: every guess by them fails.
+    return Trace("", "", prompt, answer, [[99, 98, 97, 96]] * (length - 1))
+
+
+def run(trace: Trace, right: object, frontier: Frontier = HALF, stream: Stream | None = None) -> Replay:
+    stream = stream or Stream()
+    controller = Controller(TABLE, stream, "one", frontier)
+    return replay(controller, stream, trace, TABLE, right)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=80))
+def test_the_budget_bounds_the_loss_over_any_run_of_cycles(cycles: list[tuple[int, float]]) -> None:
+    budget, taken = Budget(), list[tuple[int, float]]()
+    for tokens, cost in cycles:
+        # Where it is not allowed, a plain step is taken.
+        done = (tokens, cost) if budget.allows(cost) else (1, 1.0)
+        budget.settle(*done)
+        taken.append(done)
+        assert budget.credit >= -1e-9
+    for first in range(len(taken)):
+        for last in range(first, len(taken)):
+            tokens = sum(each for each, _ in taken[first : last + 1])
+            lost = sum(cost for _, cost in taken[first : last + 1]) - tokens
+            assert lost <= MOST + tokens * PER_TOKEN + 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["random", "repeating", "mixed"]),
+    st.integers(0, 1000),
+    st.lists(st.booleans(), min_size=1, max_size=40),
+)
+def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(kind: str, seed: int, pattern: list[bool]) -> None:
+    done = run(story(kind, seed), lambda place: pattern[place % len(pattern)])
+    losses = done.losses()
+    for first in range(len(losses)):
+        for last in range(first, min(first + 64, len(losses))):
+            assert sum(losses[first : last + 1]) <= MOST + (64 + MOST_DEPTH) * PER_TOKEN + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wrong_drafts_cost_less_than_three_percent(seed: int) -> None:
+    """Every draft of either kind fails; the stream is long."""
+    stream = Stream()
+    runs = [run(story("random", 10 * seed + part, 500), lambda place: False, stream=stream) for part in range(3)]
+    spent, tokens = sum(sum(done.costs) for done in runs), sum(done.tokens for done in runs)
+    assert tokens / spent > 0.97
+    assert tokens / spent < 1.0
+
+
+def test_good_masks_are_used_and_repetition_is_copied() -> None:
+    masked = run(story("random", 1), lambda place: place % 20 != 0)
+    assert masked.tokens / sum(masked.costs) > 1.2
+    assert sum(cycle.plan.mask is not None for cycle in masked.cycles) > 0.8 * len(masked.cycles)
+    copied = run(story("repeating", 1), lambda place: False, NO_MASKS)
+    assert copied.tokens / sum(copied.costs) > 3.0
+    assert {cycle.plan.reason for cycle in copied.cycles[2:]} == {"lookup"}
+
+
+def test_masks_that_fail_are_left_and_taken_up_again_when_they_hold() -> None:
+    done = run(story("random", 2, 4000), lambda place: place >= 2000)
+    place, masked = 1, {False: 0, True: 0}
+    for cycle in done.cycles:
+        place += len(cycle.tokens)
+        if cycle.plan.mask is not None:
+            masked[place > 2100] += len(cycle.tokens)
+    assert masked[False] < 200, "of 2000 tokens"
+    assert masked[True] > 1000
+
+
+def test_nothing_that_a_request_has_shown_changes_the_next_ones_answer_but_its_speed() -> None:
+    """Candidates of earlier requests make the same story faster."""
+    trace = story("random", 3)
+    trace = Trace("", "", trace.prompt, trace.answer, [[token, 99, 98, 97] for token in trace.answer[1:]])
+    stream = Stream()
+    first, second = (run(trace, lambda place: False, NO_MASKS, stream) for _ in range(2))
+    assert sum(second.costs) < 0.6 * sum(first.costs)
+    assert [token for cycle in first.cycles for token in cycle.tokens] == trace.answer[1:]
+    assert [token for cycle in second.cycles for token in cycle.tokens] == trace.answer[1:]

@@ -1,0 +1,250 @@
+"""Sampled output has the target's distribution, and with the target's own noise it is plain decoding's, too."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from torch import Tensor
+
+import ssd_runtime.generate
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.acceptance import Verdict, accept
+from ssd_runtime.chooser import Chooser, Proposal, judge
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.divergence import Kind, compare
+from ssd_runtime.drafting.draft import Draft
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.exits import ExitHeads
+from ssd_runtime.generate import Limits, decode, generate
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.sampling import Sampling, read_sampling
+from ssd_runtime.session import Session
+from tests.models import VOCABULARY, tiny_model
+
+LAYERS = 4
+DECODER = Decoder(tiny_model("qwen3", seed=5))
+MASK = SkipMask.of(LAYERS, {2, 4, 5})
+HEADS = ExitHeads(DECODER)
+PLANS = {
+    "chain": Plan.masked("test", MASK, 4),
+    "early stop": Plan.masked("test", MASK, 6, 0.1),
+    "tree": Plan.masked("test", MASK, 4, 0.05, branching=((0.1, 5), (1.0, 2))),
+    "exit": Plan("test", EarlyExit(HEADS, (1, 2, 3), 0.05, 0.2), 5),
+}
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 20]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    seed=st.integers(0, 2**32),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20), samplings, st.sampled_from(sorted(PLANS)))
+def test_a_seed_gives_the_same_output_whatever_is_drafted(ids: list[int], sampling: Sampling, plan: str) -> None:
+    session = Session(DECODER, sampling)
+    prompt = session.prefill(ids)
+    plain = decode(session, prompt, PlainPlanner(), Limits(24)).token_ids
+    assert decode(session, prompt, PlainPlanner(), Limits(24)).token_ids == plain
+    got = decode(session, prompt, ConstantPlanner(PLANS[plan]), Limits(24)).token_ids
+    assert compare(session, ids, plain, got).kind is not Kind.ERROR
+    if got == plain:
+        wrong = [*plain[:5], (plain[5] + 1) % VOCABULARY, *plain[6:]]
+        assert compare(session, ids, plain, wrong).kind is Kind.ERROR
+
+
+def test_another_seed_gives_another_output() -> None:
+    outputs = {
+        tuple(generate(Session(DECODER, Sampling(1.0, seed=seed)), [3, 1], PlainPlanner(), Limits(12)).token_ids)
+        for seed in range(8)
+    }
+    assert len(outputs) == 8
+
+
+@pytest.mark.parametrize("penalty", [1.1, 2.0])
+def test_a_repetition_penalty_is_that_of_generate(penalty: float) -> None:
+    model, ids = tiny_model("qwen3", seed=5), [5, 9, 5, 30]
+    expected = model.generate(
+        torch.tensor([ids]), max_new_tokens=30, do_sample=False, repetition_penalty=penalty, eos_token_id=None
+    )
+    for plan in (Plan("plain"), *PLANS.values()):
+        session = Session(DECODER, Sampling(repetition_penalty=penalty))
+        assert generate(session, ids, ConstantPlanner(plan), Limits(30)).token_ids == expected[0, len(ids) :].tolist()
+
+
+def far(counts: np.ndarray, expected: np.ndarray) -> float:
+    """How improbable such counts are under the expected ones: the p-value of Pearson's χ², rare outcomes as one."""
+    rare = expected < 5.0
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    used = expected > 0.0
+    if counts[~used].any():
+        return 0.0
+    return float(chi2.sf(((counts - expected)[used] ** 2 / expected[used]).sum(), used.sum() - 1))
+
+
+def some_probs(rows: int, size: int, seed: int) -> Tensor:
+    """Distributions, some tokens without any probability."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(rows, size, generator=generator) ** 3
+    return (weights * (torch.rand(rows, size, generator=generator) < 0.8)).softmax(-1).where(weights > 0.01, 0.0)
+
+
+SAMPLES = 200_000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_judged_token_has_the_targets_distribution(seed: int) -> None:
+    probs = some_probs(2, 7, seed)
+    target, draft = probs / probs.sum(-1, keepdim=True)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.multinomial(draft, SAMPLES, replacement=True, generator=generator)
+    judged = judge(target.expand(SAMPLES, -1), draft.expand(SAMPLES, -1), drawn, generator)
+    counts = torch.bincount(judged, minlength=7).double().numpy()
+    assert far(counts, target.double().numpy() * SAMPLES) > 1e-4
+    stood = float((judged == drawn).double().mean())
+    assert stood == pytest.approx(float(torch.minimum(target, draft).sum()), abs=0.01), "1 - total variation"
+
+
+def test_an_argmax_tested_with_the_full_softmax_is_told_apart() -> None:
+    """The mistake of Self-SD's default path."""
+    target, draft = some_probs(2, 7, 1)
+    target, draft = target / target.sum(), draft / draft.sum()
+    drawn = draft.argmax().expand(SAMPLES)
+    judged = judge(target.expand(SAMPLES, -1), draft.expand(SAMPLES, -1), drawn, torch.Generator().manual_seed(0))
+    counts = torch.bincount(judged, minlength=7).double().numpy()
+    assert far(counts, target.double().numpy() * SAMPLES) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(0.7, top_k=5), Sampling(1.3, top_p=0.8), Sampling(1.0, min_p=0.1)]
+)
+def test_a_choice_has_the_processed_distribution(sampling: Sampling) -> None:
+    """Place after place of one sequence, each with noise of its own."""
+    logits, chooser = torch.randn(1, 9, generator=torch.Generator().manual_seed(3)), Chooser(sampling)
+    expected = chooser._processed(logits, [], [[]]).softmax(-1)[0].double().numpy()
+    counts, rows = np.zeros(9), 250
+    for start in range(0, 100_000, rows):
+        choose = chooser.choose(
+            logits.expand(rows, -1),
+            range(start),
+            lambda: [[0] * row for row in range(rows)],  # type: ignore[arg-type]
+        )
+        counts += np.bincount([choose(row) for row in range(rows)], minlength=9)
+    assert far(counts, expected * counts.sum()) > 1e-4
+
+
+SMALL = 4
+"""Words of the model that whole outputs are enumerated of."""
+TINY = Decoder(tiny_model("llama", seed=9, vocab_size=SMALL, num_hidden_layers=2), weight_memory=0)
+TINY_MASK = SkipMask.of(2, {1, 2})
+TINY_PLANS = {
+    "plain": Plan("plain"),
+    "chain": Plan.masked("test", TINY_MASK, 2),
+    "tree": Plan.masked("test", TINY_MASK, 2, branching=((1.0, 3),)),
+    "exit": Plan("test", EarlyExit(ExitHeads(TINY), (1,), 0.3), 2),
+}
+PROMPT = [1, 3, 2]
+RUNS = int(os.environ.get("SSD_SAMPLES", "5000"))
+"""Of each plan; more by the environment, for whoever changes how tokens are chosen."""
+SHARP = Sampling(1.4, top_k=3, repetition_penalty=0.6, rejection=True)
+
+
+def joint(sampling: Sampling) -> np.ndarray:
+    """Probability of every first three tokens, by the full model's own logits [SMALL ** 3]."""
+    chooser, found = Chooser(sampling), np.ones((SMALL,) * 3)
+    with torch.inference_mode():
+        for place in range(3):
+            for before in itertools.product(range(SMALL), repeat=place):
+                ids = [*PROMPT, *before]
+                logits = TINY.head(Session(TINY).prefill(ids).last[None])
+                probs = chooser._processed(logits, ids, [[]]).softmax(-1)[0].double().numpy()
+                found[before] *= probs.reshape(-1, *(1,) * (2 - place))
+    return found.reshape(-1)
+
+
+def sampled(plan: Plan, sampling: Sampling, runs: int = RUNS) -> np.ndarray:
+    """How often each three tokens came out, seed after seed."""
+    planner, counts = ConstantPlanner(plan), np.zeros((SMALL,) * 3)
+    for seed in range(runs):
+        session = Session(TINY, replace(sampling, seed=seed))
+        counts[tuple(generate(session, PROMPT, planner, Limits(3)).token_ids)] += 1
+    return counts.reshape(-1)
+
+
+@pytest.mark.parametrize("name", sorted(TINY_PLANS))
+def test_the_first_three_tokens_have_the_targets_joint_distribution(name: str) -> None:
+    counts, expected = sampled(TINY_PLANS[name], SHARP), joint(SHARP)
+    assert far(counts, expected * RUNS) > 1e-4
+    assert np.abs(counts / RUNS - expected).sum() / 2 < 2.8 / RUNS**0.5, "total variation"
+
+
+def test_with_the_targets_noise_it_does_too() -> None:
+    """Of plain decoding: every plan's output is the same."""
+    coupled = replace(SHARP, rejection=False)
+    assert far(sampled(TINY_PLANS["plain"], coupled), joint(coupled) * RUNS) > 1e-4
+
+
+def bonus_without_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    processed = Chooser._processed
+
+    def all_but_the_last(self: Chooser, logits: Tensor, known: list[int], paths: list[list[int]]) -> Tensor:
+        scores = processed(self, logits, known, paths)
+        return torch.cat([scores[:-1], logits[-1:].float()]) if len(paths) > 1 else scores
+
+    monkeypatch.setattr(Chooser, "_processed", all_but_the_last)
+
+
+def siblings_like_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def accept_wrongly(draft: Draft, choose: Callable[[int], int]) -> Verdict:
+        paths = draft.paths(0)
+        return accept(draft, lambda row: choose(row if row <= draft.trunk else len(paths[row]) - 1))
+
+    monkeypatch.setattr(ssd_runtime.generate, "accept", accept_wrongly)
+
+
+def argmax_as_if_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = Chooser.propose
+
+    def most_probable(self: Chooser, *arguments: object) -> Proposal:
+        proposal = propose(self, *arguments)  # type: ignore[arg-type]
+        assert proposal.probs is not None
+        return replace(proposal, token=int(proposal.probs.argmax()))
+
+    monkeypatch.setattr(Chooser, "propose", most_probable)
+
+
+@pytest.mark.parametrize(
+    ("bug", "name"),
+    [(bonus_without_processors, "chain"), (siblings_like_the_trunk, "tree"), (argmax_as_if_drawn, "chain")],
+)
+def test_the_joint_distribution_tells_wrong_ones_apart(
+    bug: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, runs = joint(SHARP), 4000
+    bug(monkeypatch)
+    assert far(sampled(TINY_PLANS[name], SHARP, runs), expected * runs) < 1e-6
+
+
+def test_what_shapes_a_distribution_asks_for_sampling() -> None:
+    assert read_sampling(None, 0, 1.0, 0.0, 1.0, None, False) == Sampling()
+    assert read_sampling(None, 0, 0.9, 0.0, 1.0, 7, False) == Sampling(1.0, top_p=0.9, seed=7)
+    assert read_sampling(0.3, 0, 1.0, 0.0, 1.1, 7, True) == Sampling(
+        0.3, repetition_penalty=1.1, seed=7, rejection=True
+    )
+    with pytest.raises(UserError, match="--min-p"):
+        read_sampling(0.0, 0, 1.0, 0.1, 1.0, None, False)
