@@ -116,7 +116,7 @@ def _explain(cycles: list[Cycle], table: LatencyTable) -> None:
 
 def _profiled(cycle: Cycle, table: LatencyTable) -> float:
     parts = replace(table, overhead=np.zeros_like(table.overhead))
-    drafts = sum(parts.step_seconds(cycle.context + ahead, 1, cycle.plan.mask) for ahead in range(cycle.drafted))
+    drafts = sum(parts.step_seconds(cycle.context + ahead, 1, cycle.plan.mask) for ahead in range(cycle.steps))
     return drafts + parts.step_seconds(cycle.context, cycle.verified)
 
 

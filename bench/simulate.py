@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -19,10 +19,11 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.acceptance import accept
 from ssd_runtime.drafting.draft import NOTHING, Draft
-from ssd_runtime.drafting.lookup import Ready
+from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.followers import RANKS
 from ssd_runtime.planning.controller import Controller, Stream
 from ssd_runtime.planning.plan import Cycle, Plan
+from ssd_runtime.session import Session
 
 WRONG = -1
 """No token of any vocabulary."""
@@ -57,20 +58,22 @@ def replay(
     place = 1
     while place < len(trace.answer):
         ids = [*trace.prompt, *trace.answer[:place]]
-        plan = controller.plan(ids)
+        plan = controller.plan(len(ids) - 1, ids[-1])
         draft, left = _drafted(plan, trace, place, right), trace.answer[place:]
         paths = draft.paths(ids[-1])
 
         def target(row: int, left: Sequence[int] = left, paths: list[list[int]] = paths) -> int:
-            return left[len(paths[row]) - 1] if len(paths[row]) <= len(left) else WRONG
+            return left[len(paths[row]) - 1]
 
         verdict = accept(draft, target)
         tokens = left[: len(verdict.rows)]
         context, rows = len(ids) - 1, len(paths)
-        draft_seconds = draft.trunk * latency.step_seconds(context, 1, plan.mask) if plan.mask else 0.0
+        draft_seconds = draft.steps * latency.step_seconds(context, 1, plan.mask)
         verify_seconds = latency.step_seconds(context, rows)
-        cycle = Cycle(plan, context, draft.trunk, verdict.accepted, tokens, rows, draft_seconds, verify_seconds)
-        controller.observe(cycle, [*ids, *tokens])
+        cycle = Cycle(
+            plan, context, draft.trunk, verdict.accepted, tokens, rows, draft_seconds, verify_seconds, draft.steps
+        )
+        controller.observe(cycle)
         for here in range(place - 1, min(place - 1 + len(tokens), len(trace.candidates))):
             before = trace.answer[here - 1] if here else trace.prompt[-1]
             stream.lookup.followers.see(before, trace.answer[here], trace.candidates[here][:RANKS])
@@ -84,9 +87,24 @@ def _drafted(plan: Plan, trace: Trace, place: int, right: Callable[[int], bool])
     length = min(plan.draft_length, len(trace.answer) - place - 1)
     if length < 1 or plan.drafter is None:
         return NOTHING
-    if isinstance(plan.drafter, Ready):
-        return plan.drafter.draft(None, WRONG, length)  # type: ignore[arg-type]
-    return Draft([trace.answer[i] if right(i) else WRONG for i in range(place, place + length)])
+    drafter = plan.drafter
+    if isinstance(drafter, Extended):
+        oracle = _Oracle(trace.answer[place:], [right(i) for i in range(place, place + length)])
+        drafter = replace(drafter, masked=oracle)  # type: ignore[arg-type]
+    return drafter.draft(None, WRONG, length)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class _Oracle:
+    """Masked drafts that are right where they are said to be."""
+
+    answer: Sequence[int]
+    right: Sequence[bool]
+
+    def draft(self, session: Session, pending: int, length: int) -> Draft:
+        tokens = zip(self.answer, self.right, strict=False)
+        # A wrong token is one that may stand elsewhere: guesses may follow it.
+        return Draft.branching([token if right else token + 1 for token, right in tokens][:length], ())
 
 
 def main() -> None:
@@ -98,7 +116,7 @@ def main() -> None:
     stream, planning, found = Stream(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
     for number, trace in enumerate(read_traces(arguments.traces)):
         began = perf_counter()
-        done = replay(Controller(latency, stream), stream, trace, latency, lambda place: False)
+        done = replay(Controller(latency, stream, trace.prompt), stream, trace, latency, lambda place: False)
         planning += perf_counter() - began
         for group in ("all", trace.category, "held back" if number % 2 else "tuned on"):
             found[group].append((done.tokens, sum(done.costs)))

@@ -49,7 +49,7 @@ class Chooser:
     """
 
     def __init__(self, sampling: Sampling = GREEDY, device: torch.device | str = "cpu") -> None:
-        self._random = sampling.random
+        self._random, self._temperature = sampling.random, sampling.temperature
         self._tests = self._random and sampling.rejection
         self._by_context, self._by_row = _processors(sampling)
         self._seed, self._generator = sampling.seed, torch.Generator(device)
@@ -70,16 +70,22 @@ class Chooser:
         Row i stands behind the tokens `known` and paths()[i]. drawn[i] is the token drafted behind row i with its
         draft_probs, as far as such were.
         """
-        if not self._tests:
-            return self._scores(logits, known, paths).argmax(-1).tolist().__getitem__
-        target_probs = self._processed(logits, known, paths()).softmax(-1)
+        if not self._random and not self._by_context:
+            return logits.argmax(-1).tolist().__getitem__
+        behind = paths()
 
         def token(row: int) -> int:
+            # Row by row: most rows behind a wrong draft are never asked for.
+            alone = logits[row, None]
+            if not self._tests:
+                return int(self._scores(alone, known, lambda: [behind[row]]).argmax())
+            target_probs = self._processed(alone, known, [behind[row]]).softmax(-1)
             if row >= len(drawn):
-                return self._draw(target_probs[row])
+                return int(draw(target_probs, self._generator))
             drafted, draft_probs = drawn[row]
-            asked = torch.tensor([drafted], device=target_probs.device)
-            return int(judge(target_probs[row, None], draft_probs[None], asked, self._generator))
+            return int(
+                judge(target_probs, draft_probs[None], logits.new_tensor([drafted], dtype=torch.long), self._generator)
+            )
 
         return token
 
@@ -92,9 +98,10 @@ class Chooser:
             return [path()]
 
         if self._tests:
-            probs = self._processed(logits[None], known, paths())[0].softmax(-1)
+            probs = self._processed(logits[None], known, paths()).softmax(-1)
             # Not the drawn token's probability: what a draft does next must not depend on which token was drawn.
-            return Proposal(self._draw(probs), probs, -math.log(float(probs.max())), probs)
+            surprise = -math.log(float(probs.max()))
+            return Proposal(int(draw(probs, self._generator)), probs[0], surprise, probs[0])
         scores = self._scores(logits[None], known, paths)[0]
         top, best = scores.max(-1)
         surprise = 0.0
@@ -103,9 +110,17 @@ class Chooser:
         return Proposal(int(best), scores, surprise)
 
     def lead(self, logits: Tensor, known: list[int], token: int) -> float:
-        """How far the choice behind `known` lies before `token`, by `logits` [vocabulary]; 0 where it is `token`."""
-        scores = self._scores(logits[None], known, lambda: [[]])[0].float()
-        return float(scores.max() - scores[token])
+        """How far the choice behind `known` lies before `token`, by `logits` [vocabulary] and in their units.
+
+        Of a token that a filter has left out, as far as it lies behind the last that was kept, where that is more.
+        """
+        scores = self._processed(logits[None], known, [[]])[0]
+        plain = self._contextual(logits[None].float(), known, [[]])[0]
+        noise = self._noise_at(len(known), 0, scores) * self._temperature if self._random else torch.zeros_like(scores)
+        kept = scores > -math.inf
+        lead = float((plain + noise)[kept].max() - (plain + noise)[token])
+        edge = 0.0 if kept[token] else float(plain[kept].min() - plain[token])
+        return max(lead, edge, 0.0)
 
     def _scores(self, logits: Tensor, known: list[int], paths: Paths) -> Tensor:
         """What the choice is the arg max of."""
@@ -119,25 +134,42 @@ class Chooser:
 
     def _processed(self, logits: Tensor, known: list[int], paths: list[list[int]]) -> Tensor:
         """Logits as the processors leave them, fp32."""
-        scores = logits.float()
-        if self._by_context:
-            device = scores.device
-            rows = [torch.tensor([known + path], device=device) for path in paths]
-            scores = torch.cat([self._by_context(ids, row[None]) for ids, row in zip(rows, scores, strict=True)])
+        scores = self._contextual(logits.float(), known, paths)
         # These look at nothing but the scores.
         return self._by_row(torch.empty(0), scores) if self._by_row else scores
+
+    def _contextual(self, scores: Tensor, known: list[int], paths: list[list[int]]) -> Tensor:
+        if not self._by_context:
+            return scores
+        rows = [torch.tensor([known + path], device=scores.device) for path in paths]
+        return torch.cat([self._by_context(ids, row[None]) for ids, row in zip(rows, scores, strict=True)])
 
     def _noise_at(self, known: int, ahead: int, like: Tensor) -> Tensor:
         """Of the place `ahead` of the first `known`: the same whoever asks, and however often."""
         while self._first + len(self._noise) <= known + ahead:
-            noise = torch.empty(like.shape[-1], device=like.device).exponential_(generator=self._generator)
-            self._noise.append(noise.log_().neg_())
+            noise = gumbel(like.shape[-1:], self._generator)
+            if self._first + len(self._noise) < known:
+                self._first += 1
+            else:
+                self._noise.append(noise)
         del self._noise[: known - self._first]
         self._first = known
         return self._noise[ahead]
 
-    def _draw(self, probs: Tensor) -> int:
-        return int(torch.multinomial(probs, 1, generator=self._generator))
+
+def gumbel(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Noise that makes an arg max of log-probabilities a draw.
+
+    From the middles of 2^24 equal parts of (0, 1): torch's own exponential draws may be 0 or nearly so, which would
+    beat any logit.
+    """
+    uniform = torch.rand(tuple(shape), generator=generator, device=generator.device).double().add_(2.0**-25)
+    return uniform.log_().neg_().log_().neg_().float()
+
+
+def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """A token [n] of each distribution of `probs` [n, vocabulary], which need not add up to 1."""
+    return (probs.log() + gumbel(probs.shape, generator)).argmax(-1)
 
 
 def judge(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
@@ -154,7 +186,7 @@ def judge(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: 
     beyond = (target_probs - draft_probs).clamp(min=0.0)
     # Where rounding leaves nothing beyond, the distributions are equal.
     beyond = torch.where(beyond.sum(-1, keepdim=True) > 0.0, beyond, target_probs)
-    return torch.where(stands, asked, torch.multinomial(beyond, 1, generator=generator))[:, 0]
+    return torch.where(stands[:, 0], tokens, draw(beyond, generator))
 
 
 def _processors(sampling: Sampling) -> tuple[LogitsProcessorList, LogitsProcessorList]:

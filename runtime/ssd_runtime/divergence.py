@@ -29,7 +29,7 @@ class Divergence:
     position: int | None = None
     """Index among the new tokens."""
     gap: float | None = None
-    """Plain decoding's logit gap between its own token and the other's there."""
+    """Plain decoding's gap in logits between its own token and the other's there, the place's noise included."""
 
 
 @torch.inference_mode()

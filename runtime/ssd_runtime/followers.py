@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -24,8 +25,8 @@ class Followers:
     __slots__ = ("_by_pair", "_by_token")
 
     def __init__(self) -> None:
-        self._by_token: dict[int, list[int]] = {}
-        self._by_pair: dict[tuple[int, int], list[int]] = {}
+        self._by_token: OrderedDict[int, list[int]] = OrderedDict()
+        self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
 
     def verified(self, before: int, paths: Sequence[Sequence[int]], logits: Tensor) -> None:
         """Take in a verification: `logits` [n, vocabulary] of rows whose `paths` stand behind the token `before`."""
@@ -43,8 +44,8 @@ class Followers:
         return (self._by_token.get(token, ()), False) if found is None else (found, True)
 
 
-def _put(table: dict[Key, list[int]], key: Key, candidates: list[int]) -> None:
-    table.pop(key, None)
+def _put(table: OrderedDict[Key, list[int]], key: Key, candidates: list[int]) -> None:
     table[key] = candidates
+    table.move_to_end(key)
     if len(table) > MOST:
-        del table[next(iter(table))]
+        table.popitem(last=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -121,8 +121,8 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
         verified = perf_counter()
         tokens = output.take([*(rows[row] for row in verdict.rows[1:]), verdict.next_token])
         cycle = Cycle(
-            *(plan, context, draft.trunk, verdict.accepted, tokens, len(rows)),
-            *(drafted - planned, verified - drafted, planned - began),
+            *(replace(plan, drafter=None), context, draft.trunk, verdict.accepted, tokens, len(rows)),
+            *(drafted - planned, verified - drafted, draft.steps, planned - began),
         )
         began = perf_counter()
         kept = torch.tensor(verdict.rows, device=session.decoder.device)

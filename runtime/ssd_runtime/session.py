@@ -82,7 +82,7 @@ class Session:
 
     def fork(self) -> Session:
         """Another session that has the same tokens committed."""
-        other = Session(self.decoder)
+        other = Session(self.decoder, self.sampling)
         other.cache.copy_from(self.cache, self.committed)
         other.commit(self.ids)
         return other

@@ -67,7 +67,7 @@ def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
     for before, token, candidates in seen:
         record.followers.see(before, token, candidates)
     lookup = Lookup(record)
-    lookup.read(tokens)
+    lookup.open(tokens)
     tree = grown(lookup)
     chances = [node.probability for node in tree]
     assert chances == sorted(chances, reverse=True)
@@ -87,16 +87,13 @@ def test_copies_grow_where_they_hold_and_stop_where_they_fail() -> None:
     story = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
     holding, failing = Lookup(LookupRecord()), Lookup(LookupRecord())
     for lookup in (holding, failing):
-        lookup.read(story)
+        lookup.open(story)
         assert [node.token for node in grown(lookup)][:3] == [4, 5, 6]
     for token in [4, 5, 6, 7, 8, 9, 1, 2, 3] * 12:
-        story.append(token)
-        holding.read(story)
+        holding.learn((token,))
     # The same words in no order.
-    draws, other = random.Random(0), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
-    for _ in range(150):
-        other.append(draws.randint(1, 9))
-        failing.read(other)
+    draws = random.Random(0)
+    failing.learn([draws.randint(1, 9) for _ in range(150)])
     assert sum(node.probability for node in grown(holding)) > 6
     assert sum(node.probability for node in grown(failing)) < 1
 

@@ -15,21 +15,28 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.drafting.extended import Extended
+from ssd_runtime.drafting.lookup import Lookup, LookupRecord
+from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.gaussian import most_promising
 from ssd_runtime.generate import Generation, Limits, generate
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.planning.auto import AutoPlanner
+from ssd_runtime.planning.controller import Stream
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.knapsack import FEWEST_ROWS
-from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.planning.swift import FALLEN, SwiftSearch
+from ssd_runtime.planning.throughput import Entry
 from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Session
 from ssd_runtime.states import ReferenceStates
 from ssd_runtime.strategies import WITHOUT_BUNDLE, read_settings
 from tests.models import tiny_model
-from tests.tables import latency_table
+from tests.tables import latency_table, profile
 
 MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.02, 4)
 DECODER = Decoder(MODEL)
@@ -49,6 +56,18 @@ def strategy(name: str, *assignments: str, decoder: Decoder = DECODER) -> MakePl
     return make_strategy(name, read_settings(name, list(assignments)), decoder, None, table)
 
 
+def planned(planner: Any) -> list[Plan]:
+    """Every plan that the planner makes from now on."""
+    plans, plan = list[Plan](), planner.plan
+
+    def noting(context: int, pending: int) -> Plan:
+        plans.append(plan(context, pending))
+        return plans[-1]
+
+    planner.plan = noting
+    return plans
+
+
 def plainly(ids: list[int], new: int) -> list[int]:
     return generate(Session(DECODER), ids, PlainPlanner(), Limits(new)).token_ids
 
@@ -64,6 +83,29 @@ def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: Sampling)
         assert got.token_ids == plain.token_ids
         drafted += got.num_draft_tokens
     assert drafted > 5
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, seed=1)])
+def test_auto_with_masks_and_guesses_behind_them_gives_plain_decoding(sampling: Sampling) -> None:
+    table = latency_table(DECODER.shape.num_layers, per_token=1e-6)
+    masks = {"mix": Frontier((Entry("weak", WEAK, profile(0.95)),))}
+    stream, reasons = Stream(), set[str]()
+    for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
+        got = generate(Session(DECODER, sampling), ids, AutoPlanner(masks, None, table, stream), Limits(90))
+        assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
+        reasons |= {cycle.plan.reason.partition(" ")[0] for cycle in got.cycles}
+    assert {"draft", "lookup"} <= reasons
+
+
+def test_guesses_go_on_where_a_masked_chain_ends() -> None:
+    ids = [1, 2, 3, 4]
+    plain, lookup = plainly(ids, 60), Lookup(LookupRecord())
+    lookup.open([*ids, *plain])
+    plan = Plan("test", Extended(Masked(WEAK), 2, lookup, 1.0, 1.0, (1.0,) * 32, 9.0), 12)
+    got = generate(Session(DECODER), ids, ConstantPlanner(plan), Limits(60))
+    assert got.token_ids == plain
+    assert all(cycle.steps <= 2 for cycle in got.cycles)
+    assert max(cycle.accepted for cycle in got.cycles) > 2
 
 
 @pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3"])
@@ -170,9 +212,10 @@ def test_clasps_programme_comes_close_to_brute_force(count: int) -> None:
 
 
 def test_clasp_refreshes_by_verifications() -> None:
-    got = generate(Session(DECODER), [9, 8, 7], strategy("clasp", "refresh=3")(), Limits(100))
-    plans = [id(cycle.plan) for cycle in got.cycles]
-    runs = [len(list(group)) for _, group in itertools.groupby(plans)]
+    planner = strategy("clasp", "refresh=3")()
+    plans = planned(planner)
+    got = generate(Session(DECODER), [9, 8, 7], planner, Limits(100))
+    runs = [len(list(group)) for _, group in itertools.groupby(map(id, plans))]
     assert got.cycles[0].plan.mask is None
     assert runs[1:-1] == [3] * (len(runs) - 2)
     assert all(len(list(cycle.plan.mask)) == 8 for cycle in got.cycles[1:] if cycle.plan.mask)
@@ -251,8 +294,10 @@ def test_the_gaussian_process_prefers_what_is_like_good_masks() -> None:
 
 
 def test_del_drafts_from_one_exit_for_a_cycle() -> None:
-    got = generate(Session(DECODER), [2, 7, 1], strategy("del", "every=1", "refresh=4")(), Limits(80))
-    exits = [cycle.plan.drafter for cycle in got.cycles if isinstance(cycle.plan.drafter, EarlyExit)]
+    planner = strategy("del", "every=1", "refresh=4")()
+    plans = planned(planner)
+    generate(Session(DECODER), [2, 7, 1], planner, Limits(80))
+    exits = [plan.drafter for plan in plans if isinstance(plan.drafter, EarlyExit)]
     assert exits
     assert all(len(drafter.stops) == 1 and drafter.threshold == 0.0 for drafter in exits)
 

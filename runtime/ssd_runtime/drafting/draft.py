@@ -35,15 +35,18 @@ class Draft:
     """Chains only."""
     probs: Sequence[Tensor] = ()
     """draft_probs [vocabulary] that each token of the trunk was drawn from by itself; empty where none was."""
+    steps: int = 0
+    """Steps of the model that drafting took."""
 
     @classmethod
     def branching(cls, chain: list[int], siblings: Sequence[Sequence[int]], probs: Sequence[Tensor] = ()) -> Draft:
-        """A chain with other tokens for the place of chain[i] in siblings[i], none of which is continued."""
+        """A chain of a step a token, with other tokens for the place of chain[i] in siblings[i], none continued."""
         others = [(token, place) for place, tokens in enumerate(siblings) for token in tokens]
         if not others:
-            return cls(chain, probs=probs)
+            return cls(chain, probs=probs, steps=len(chain))
         tokens = [*chain, *(token for token, _ in others)]
-        return cls(tokens, [*range(len(chain)), *(place for _, place in others)], probs=probs)
+        parents = [*range(len(chain)), *(place for _, place in others)]
+        return cls(tokens, parents, probs=probs, steps=len(chain))
 
     @property
     def trunk(self) -> int:

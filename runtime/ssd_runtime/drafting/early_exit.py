@@ -42,7 +42,8 @@ class EarlyExit:
             if len(path) == length + 1:
                 rows.advance(rows.deepest)
                 break
-        return Draft(path[1:], begun=Begun(2 * rows.deepest, torch.cat(rows.states)), probs=probs)
+        begun = Begun(2 * rows.deepest, torch.cat(rows.states))
+        return Draft(path[1:], begun=begun, probs=probs, steps=len(path) - 1)
 
     def _leave(self, rows: _Rows, path: list[int]) -> Proposal | None:
         """The token behind the last row, from the first layer that is sure of one; None where none is."""

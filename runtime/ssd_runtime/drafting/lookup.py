@@ -66,18 +66,24 @@ class Lookup:
         self._record, self._recycle = record, recycle
         self._index = NgramIndex()
 
-    def read(self, ids: Sequence[int]) -> None:
-        """Take in the request's tokens as far as they are new; those behind the prompt are learned from."""
-        known = len(self._index.tokens)
-        if not known:
-            self._index.extend(ids[:-1])
-        for token in ids[len(self._index.tokens) :]:
+    @property
+    def known(self) -> int:
+        """Tokens taken in."""
+        return len(self._index.tokens)
+
+    def open(self, prompt: Sequence[int]) -> None:
+        """Take in the prompt."""
+        self._index.extend(prompt)
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Take in the answer's next tokens, and whether they had been guessed."""
+        for token in tokens:
             for guess, rate in self._guesses(()):
                 rate.see(guess == token)
             self._index.extend((token,))
 
     def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
-        """Up to `rows` guesses behind the tokens read and `path`, the most probable ones, best first."""
+        """Up to `rows` guesses behind the tokens taken in and `path`, the most probable ones, best first."""
         tree, order = list[Node](), count()
         heap: list[tuple[float, int, Node, tuple[int, ...]]] = []
 

@@ -25,24 +25,23 @@ class AutoPlanner(BasePlanner):
         self, frontiers: Mapping[str, Frontier], router: Router | None, latency: LatencyTable, stream: Stream
     ) -> None:
         self._frontiers, self._router, self._latency, self._stream = frontiers, router, latency, stream
-        self._session: Session | None = None
-        self._controller = Controller(latency, stream)
+        self._controller: Controller | None = None
         self.followers = stream.lookup.followers
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
-        self._session = session
         route = self._router.route(prompt) if self._router is not None else None
         self.domain = route.domain if route is not None and route.known else None
         name = self.domain or MIXTURE
-        self._controller = Controller(self._latency, self._stream, name, self._frontiers.get(name, NO_MASKS))
+        frontier = self._frontiers.get(name, NO_MASKS)
+        self._controller = Controller(self._latency, self._stream, session.ids, name, frontier)
 
     def plan(self, context: int, pending: int) -> Plan:
         """The controller's choice."""
-        assert self._session is not None, "start() comes first"
-        return self._controller.plan([*self._session.ids, pending])
+        assert self._controller is not None, "start() comes first"
+        return self._controller.plan(context, pending)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Let the controller learn from the cycle."""
-        assert self._session is not None, "start() comes first"
-        self._controller.observe(cycle, [*self._session.ids, cycle.tokens[-1]])
+        assert self._controller is not None, "start() comes first"
+        self._controller.observe(cycle)

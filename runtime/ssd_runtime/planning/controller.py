@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime.drafting.extended import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Ready
+from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.planning.budget import Budget
 from ssd_runtime.planning.frontier import BestOption, Frontier
 from ssd_runtime.planning.lookup import MOST_ROWS, RowCosts, worth_verifying
@@ -16,13 +18,15 @@ from ssd_runtime.planning.throughput import Option
 MIN_GAIN = 1.02
 """Expected speed-up below which masked drafts are not worth their risk."""
 HYSTERESIS = 1.03
-"""What masked drafts must promise beyond the alternative to be taken up; to be kept on they need no more than it."""
-PRIOR_CYCLES = 4.0
-"""Cycles that a mask's predicted tokens count for."""
+"""What masked drafts must promise beyond that to be taken up again."""
+PRIOR_TOKENS = 16.0
+"""Tokens that a mask's prediction counts for."""
 KEEP = 0.95
 """What share of a mask's record one more cycle leaves."""
 FORGET = 1 / 512
 """How much nearer to the prediction a record gets with every token that the mask is not used for: it is tried again."""
+FORGIVEN = 0.01
+"""A record this near to the prediction is as good as none."""
 MOST_DEPTH = 24
 NO_MASKS = Frontier(())
 
@@ -31,11 +35,12 @@ NO_MASKS = Frontier(())
 class MaskRecord:
     """How masked drafts of one domain have fared against their prediction."""
 
-    got: float = PRIOR_CYCLES
-    predicted: float = PRIOR_CYCLES
+    got: float = PRIOR_TOKENS
+    predicted: float = PRIOR_TOKENS
     pace: float = 1.0
     """Draft steps' time ÷ what the latency table says of it, verifications' taken for right."""
-    using: bool = False
+    trusted: bool = True
+    """Whether it was last expected to gain."""
 
     @property
     def factor(self) -> float:
@@ -52,6 +57,29 @@ class MaskRecord:
         share = min(1.0, tokens * FORGET)
         self.got += share * (self.predicted - self.got)
         self.pace += share * (1.0 - self.pace)
+        self.trusted |= abs(self.factor - 1.0) < FORGIVEN and abs(self.pace - 1.0) < FORGIVEN
+
+
+@dataclass(slots=True)
+class VerifyRecord:
+    """What verifications of several rows take against plain steps just before or after, beyond the latency table.
+
+    The table times chains and the arg max of all rows; trees, sampling and planning are seen here.
+    """
+
+    pace: float = 1.0
+    _before: tuple[bool, float] | None = None
+
+    def see(self, several: bool, seconds: float) -> None:
+        """One more verification: whether of several rows, and its time ÷ what the table says."""
+        if self._before is not None and self._before[0] != several and min(seconds, self._before[1]) > 0.0:
+            ratio = seconds / self._before[1] if several else self._before[1] / seconds
+            self.pace += 0.05 * (min(max(ratio, 0.67), 1.5) - self.pace)
+        self._before = several, seconds
+
+    def priced(self, costs: Sequence[float]) -> list[float]:
+        """The table's costs of 1, 2, … rows, corrected."""
+        return [costs[0], *(max(costs[0], cost * self.pace) for cost in costs[1:])]
 
 
 @dataclass(slots=True)
@@ -60,6 +88,7 @@ class Stream:
 
     lookup: LookupRecord = field(default_factory=LookupRecord)
     budget: Budget = field(default_factory=Budget)
+    verify: VerifyRecord = field(default_factory=VerifyRecord)
     masks: dict[str, MaskRecord] = field(default_factory=dict)
 
 
@@ -69,6 +98,10 @@ class _Draft:
 
     option: Option
     length: int
+    tokens: float
+    """Predicted of the cycle."""
+    cost: float
+    """If all are made and rejected, in plain steps."""
     speedup: float
 
 
@@ -80,43 +113,55 @@ class Controller:
     does not cover.
     """
 
-    def __init__(self, latency: LatencyTable, stream: Stream, domain: str = "", frontier: Frontier = NO_MASKS) -> None:
+    def __init__(
+        self,
+        latency: LatencyTable,
+        stream: Stream,
+        prompt: Sequence[int],
+        domain: str = "",
+        frontier: Frontier = NO_MASKS,
+    ) -> None:
         self._stream, self._correction = stream, frontier.correction
         self._record = stream.masks.setdefault(domain, MaskRecord())
-        self._lookup, self._costs = Lookup(stream.lookup), RowCosts(latency)
+        self._lookup, self._table = Lookup(stream.lookup), RowCosts(latency)
+        self._lookup.open(prompt)
         self._best = BestOption(frontier.entries, latency)
         self._drafting: _Draft | None = None
+        self._costs: list[float] = []
 
-    def plan(self, ids: Sequence[int]) -> Plan:
-        """What to do behind the tokens `ids`, the pending one last."""
-        context, budget = len(ids) - 1, self._stream.budget
-        self._lookup.read(ids)
-        costs = self._costs.at(context)
-        guess = worth_verifying(self._lookup.grow((), MOST_ROWS, MOST_DEPTH), costs, 1.0 + budget.credit)
+    def plan(self, context: int, pending: int) -> Plan:
+        """What to do behind `context` committed tokens and the pending one."""
+        if self._lookup.known == context:
+            self._lookup.learn((pending,))
+        costs = self._costs = self._stream.verify.priced(self._table.at(context))
+        most_cost = 1.0 + self._stream.budget.credit
+        guess = worth_verifying(self._lookup.grow((), MOST_ROWS, MOST_DEPTH), costs, most_cost)
         self._drafting = self._masked(context, costs)
-        needed = max(MIN_GAIN, guess.speedup) * (1.0 if self._record.using else HYSTERESIS)
-        if self._drafting is not None and self._drafting.speedup >= needed:
-            self._record.using = True
-            return self._draft(self._drafting)
-        self._record.using, self._drafting = False, None
+        drafting = self._drafting
+        if drafting is not None and drafting.speedup >= guess.speedup:
+            return self._draft(drafting, costs)
+        self._drafting = None
         if guess.tree:
             return Plan(
                 "lookup", Ready(guess.tree), MOST_DEPTH, detail=f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
             )
-        return Plan("plain: nothing is expected to be faster")
+        return Plan("plain: nothing that may fail is expected to be faster")
 
-    def observe(self, cycle: Cycle, ids: Sequence[int]) -> None:
-        """Take in what came of the plan, and the tokens that there are now."""
-        self._lookup.read(ids)
-        costs, tokens = self._costs.at(cycle.context), len(cycle.tokens)
-        cost = costs[min(cycle.verified, len(costs)) - 1]
+    def observe(self, cycle: Cycle) -> None:
+        """Take in what came of the plan."""
+        self._lookup.learn(cycle.tokens)
+        tokens, row = len(cycle.tokens), min(cycle.verified, len(self._costs)) - 1
+        cost = self._costs[row]
+        spent = cycle.verify_seconds + cycle.plan_seconds
+        self._stream.verify.see(row > 0, spent / self._table.at(cycle.context)[row])
         drafting = self._drafting
-        if drafting is not None and cycle.drafted:
-            steps = cycle.drafted * drafting.option.draft_cost
+        if drafting is not None and cycle.steps:
+            option, steps = drafting.option, cycle.steps * drafting.option.draft_cost
             pace = cycle.draft_seconds / cycle.verify_seconds / (steps / cost) if cycle.verify_seconds else 1.0
             cost += steps * self._record.pace
-            share = min(1.0, drafting.length / drafting.option.draft_length)
-            self._record.see(tokens, 1.0 + share * (drafting.option.tokens - 1.0), pace)
+            # What the end of the answer has cut says nothing of the mask; guesses behind a chain are none of its doing.
+            if len(cycle.tokens) > cycle.accepted and (option.threshold > 0.0 or cycle.steps == drafting.length):
+                self._record.see(min(tokens, cycle.steps + 1), drafting.tokens, pace)
         else:
             self._record.rest(tokens)
         self._stream.budget.settle(tokens, cost)
@@ -126,23 +171,31 @@ class Controller:
         option = self._best.at(context)
         if option is None:
             return None
-        step, budget = option.draft_cost * self._record.pace, self._stream.budget
-        length = option.draft_length
-        while length and not budget.allows(length * step + costs[min(length, len(costs) - 1)]):
-            length -= 1
-        if not length:
+        record, profile, best = self._record, option.entry.profile, None
+        step, column = option.draft_cost * record.pace, profile.thresholds.index(option.threshold)
+        for row, length in enumerate(profile.draft_lengths):
+            cost = length * step + costs[min(length, len(costs) - 1)]
+            if length > option.draft_length or not self._stream.budget.allows(cost):
+                break
+            tokens, steps = float(profile.tokens[row, column]), float(profile.steps[row, column])
+            speedup = tokens / (steps * step + costs[min(round(steps), len(costs) - 1)])
+            if best is None or speedup > best.speedup:
+                best = _Draft(option, length, tokens, cost, speedup)
+        if best is None:
             return None
-        # The cycle takes tokens ÷ speedup plain steps, of which its draft steps are off by the pace.
-        slower = 1.0 + (self._record.pace - 1.0) * option.steps * option.draft_cost * option.speedup / option.tokens
-        return _Draft(option, length, option.speedup * self._correction * self._record.factor / slower)
+        best = replace(best, speedup=best.speedup * self._correction * record.factor)
+        record.trusted = best.speedup >= MIN_GAIN * (1.0 if record.trusted else HYSTERESIS)
+        return best if record.trusted else None
 
-    def _draft(self, drafting: _Draft) -> Plan:
+    def _draft(self, drafting: _Draft, costs: Sequence[float]) -> Plan:
         option = drafting.option
-        return Plan.masked(
+        agreement = option.entry.profile.token_agreement
+        masked, left = Masked(option.entry.mask, option.threshold), 1.0 + self._stream.budget.credit - drafting.cost
+        return Plan(
             f"draft {option.draft_length} with {option.entry.name}",
-            option.entry.mask,
-            drafting.length,
-            option.threshold,
+            Extended(masked, drafting.length, self._lookup, agreement, drafting.speedup, tuple(costs), left),
+            drafting.length + DEEPEST,
             option.entry.name,
+            option.entry.mask,
             detail=f"{drafting.length} tokens, {drafting.speedup:.2f}x",
         )

@@ -71,17 +71,16 @@ class LookupPlanner(BasePlanner):
     def __init__(self, latency: LatencyTable, settings: LookupSettings, record: LookupRecord) -> None:
         self._costs, self._settings = RowCosts(latency), settings
         self._lookup = Lookup(record, bool(settings.recycle))
-        self._session: Session | None = None
         self.followers = record.followers if settings.recycle else None
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Keep hold of the session whose tokens are looked up."""
-        self._session = session
+        """Take in the prompt."""
+        self._lookup.open(session.ids)
 
     def plan(self, context: int, pending: int) -> Plan:
         """The best tree of guesses."""
-        assert self._session is not None, "start() comes first"
-        self._lookup.read([*self._session.ids, pending])
+        if self._lookup.known == context:
+            self._lookup.learn((pending,))
         depth = self._settings.max_draft
         guess = worth_verifying(self._lookup.grow((), MOST_ROWS, depth), self._costs.at(context), float("inf"))
         if not guess.tree:
@@ -90,5 +89,4 @@ class LookupPlanner(BasePlanner):
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Let the lookup learn which guesses were right."""
-        assert self._session is not None, "start() comes first"
-        self._lookup.read([*self._session.ids, cycle.tokens[-1]])
+        self._lookup.learn(cycle.tokens)

@@ -24,6 +24,8 @@ class Plan:
     draft_length: int = 0
     entry: str | None = None
     """Which frontier entry the mask is, as `domain[index]`."""
+    mask: SkipMask | None = None
+    """What drafting skips; None where it does not go by a mask."""
     detail: str = ""
     """What differs from step to step, for `--explain-steps`."""
 
@@ -36,15 +38,9 @@ class Plan:
         threshold: float = 0.0,
         entry: str | None = None,
         branching: Branching = CHAIN,
-        detail: str = "",
     ) -> Plan:
         """Draft without the sub-layers of `mask`."""
-        return cls(reason, Masked(mask, threshold, branching), draft_length, entry, detail)
-
-    @property
-    def mask(self) -> SkipMask | None:
-        """What drafting skips; None where it does not go by a mask."""
-        return self.drafter.mask if isinstance(self.drafter, Masked) else None
+        return cls(reason, Masked(mask, threshold, branching), draft_length, entry, mask)
 
 
 PLAIN = Plan("plain decoding")
@@ -55,10 +51,11 @@ class Cycle:
     """One draft-verify cycle, or one plain step, as it happened."""
 
     plan: Plan
+    """Without its drafter, which may hold much."""
     context: int
     """Tokens in the cache when it began."""
     drafted: int
-    """Draft steps: siblings are not counted."""
+    """Length of the draft's trunk: siblings are not counted."""
     accepted: int
     """Drafted tokens of the chain that stood."""
     tokens: list[int]
@@ -67,6 +64,8 @@ class Cycle:
     """Rows of the verification: the pending token, the drafted ones and their siblings."""
     draft_seconds: float
     verify_seconds: float
+    steps: int = 0
+    """Draft steps that the model made."""
     plan_seconds: float = 0.0
     """Deciding on the plan, searches for masks and a look at the cycle before included."""
 
