@@ -18,8 +18,8 @@ Key = TypeVar("Key", int, tuple[int, int])
 class Followers:
     """The target's best candidates behind every token and pair of tokens that it has verified lately.
 
-    Verification computes them for all its rows, rejected ones included; nothing else has to be run for them (token
-    recycling, Luo et al. 2024; pairs are ours).
+    Verification has computed them already; nothing else has to be run for them (token recycling, Luo et al. 2024; pairs
+    are ours). Rows that stand are taken: what is known behind rejected ones is seldom asked for, and costs as much.
     """
 
     __slots__ = ("_by_pair", "_by_token")

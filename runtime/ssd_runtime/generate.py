@@ -129,7 +129,8 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
         planner.observe(cycle, None if states is None else [x[kept] for x in states])
         # Only now: guesses are judged by what was known before.
         if planner.followers is not None:
-            planner.followers.verified(before, draft.paths(pending), logits)
+            paths = draft.paths(pending)
+            planner.followers.verified(before, [paths[row] for row in verdict.rows], logits[kept])
         observing = perf_counter() - began
         yield cycle
 
