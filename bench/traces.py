@@ -1,8 +1,8 @@
 """What the target does on a set of prompts, written down so that a controller can be tried without a model.
 
-`python -m bench.traces --out build/traces` decodes a fixed stratified set plainly and keeps for each prompt its tokens,
-the answer, and the target's most probable tokens at every place of the answer. `bench.simulate` replays them. The
-prompts are written beside, for `bench.compare --prompts`.
+`python -m bench.traces --out build/traces/demo.json` decodes a fixed stratified set plainly and keeps for each prompt
+its tokens, the answer, and the target's most probable tokens at every place of the answer. `bench.simulate` replays
+them. The prompts are written beside, for `bench.compare --prompts`.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("build/traces/demo.json"))
     arguments = parser.parse_args()
-    write_stream(prompts(), arguments.out.with_suffix(".jsonl"))
+    chosen = prompts()
+    write_stream(chosen, arguments.out.with_suffix(".jsonl"))
     loaded = load_model(arguments.model, "cpu", "fp32")
     decoder, limits, traces = fitted_decoder(loaded.model, None), Limits(arguments.max_new_tokens, loaded.eos_ids), []
-    for prompt in track(prompts(), "decoding"):
+    for prompt in track(chosen, "decoding"):
         planner, ids = Watching(decoder), loaded.encode(conversation(prompt))
         answer = generate(Session(decoder), ids, planner, limits).token_ids
         traces.append(Trace(prompt.id, prompt.category or "", ids, answer, planner.candidates))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps([asdict(trace) for trace in traces]))
     print(f"{arguments.out}: {len(traces)} prompts, {sum(len(trace.answer) for trace in traces)} tokens")
 

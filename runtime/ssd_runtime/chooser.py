@@ -50,8 +50,10 @@ class Chooser:
 
     def __init__(self, sampling: Sampling = GREEDY, device: torch.device | str = "cpu") -> None:
         self._random, self._temperature = sampling.random, sampling.temperature
-        self._tests = self._random and sampling.rejection
+        self._tests = sampling.tests_drafts
         self._by_context, self._by_row = _processors(sampling)
+        self._by_logits = not self._random and not self._by_context
+        """Whether the choice is the arg max of the logits as they are."""
         self._seed, self._generator = sampling.seed, torch.Generator(device)
         self.restart(0)
 
@@ -70,7 +72,7 @@ class Chooser:
         Row i stands behind the tokens `known` and paths()[i]. drawn[i] is the token drafted behind row i with its
         draft_probs, as far as such were.
         """
-        if not self._random and not self._by_context:
+        if self._by_logits:
             return logits.argmax(-1).tolist().__getitem__
         behind = paths()
 
@@ -83,9 +85,8 @@ class Chooser:
             if row >= len(drawn):
                 return int(draw(target_probs, self._generator))
             drafted, draft_probs = drawn[row]
-            return int(
-                judge(target_probs, draft_probs[None], logits.new_tensor([drafted], dtype=torch.long), self._generator)
-            )
+            asked = torch.tensor([drafted], device=logits.device)
+            return int(judge(target_probs, draft_probs[None], asked, self._generator))
 
         return token
 
@@ -124,7 +125,7 @@ class Chooser:
 
     def _scores(self, logits: Tensor, known: list[int], paths: Paths) -> Tensor:
         """What the choice is the arg max of."""
-        if not self._random and not self._by_context:
+        if self._by_logits:
             return logits
         behind = paths()
         scores = self._processed(logits, known, behind)

@@ -92,6 +92,6 @@ class Runner:
             planner = PlainPlanner() if name == "plain" else self.make_planner()
             runs[name] = decode(session, prefilled, planner, limits, prefill_seconds=first.prefill_seconds)
         plain, generation = runs["plain"], runs["strategy"]
-        if session.sampling.random and session.sampling.rejection:
+        if session.sampling.tests_drafts:
             return generation, plain, None
         return generation, plain, compare(session, ids, plain.token_ids, generation.token_ids)

@@ -28,6 +28,11 @@ class Sampling:
         """Whether tokens are drawn, not the most probable ones taken."""
         return self.temperature > 0.0
 
+    @property
+    def tests_drafts(self) -> bool:
+        """Whether drafts are tested by rejection: for a seed the output then depends on them."""
+        return self.random and self.rejection
+
 
 GREEDY = Sampling()
 

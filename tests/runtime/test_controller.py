@@ -12,8 +12,9 @@ from bench.simulate import Replay, replay
 from bench.traces import Trace
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.budget import MOST, PER_TOKEN, Budget
-from ssd_runtime.planning.controller import MOST_DEPTH, NO_MASKS, Controller, Stream
+from ssd_runtime.planning.controller import NO_MASKS, Controller, Stream
 from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.lookup import MOST_ROWS
 from ssd_runtime.planning.throughput import Entry
 from tests.tables import latency_table, profile
 
@@ -70,7 +71,7 @@ def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(kind: str, s
     losses = done.losses()
     for first in range(len(losses)):
         for last in range(first, min(first + 64, len(losses))):
-            assert sum(losses[first : last + 1]) <= MOST + (64 + MOST_DEPTH) * PER_TOKEN + 1e-6
+            assert sum(losses[first : last + 1]) <= MOST + (64 + MOST_ROWS) * PER_TOKEN + 1e-6
 
 
 @pytest.mark.parametrize("seed", range(3))

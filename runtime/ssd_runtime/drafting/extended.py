@@ -44,7 +44,7 @@ class Extended:
         guesses = self._worth_adding(tree, steps)
         if not guesses:
             return chain
-        behind = as_draft(guesses)
+        behind = as_draft(guesses, length - steps)
         assert behind.parents is not None, "a tree of guesses has parents"
         parents = [*range(steps), *(steps + parent for parent in behind.parents)]
         return Draft([*chain.tokens, *behind.tokens], parents, probs=chain.probs, steps=steps)

@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 from itertools import count
 
 from ssd_runtime.drafting.draft import NOTHING, Draft
-from ssd_runtime.followers import RANKS, Followers
-from ssd_runtime.ngrams import LONGEST, NgramIndex
+from ssd_runtime.followers import Followers
+from ssd_runtime.ngrams import NgramIndex
 from ssd_runtime.rates import Rate
 from ssd_runtime.session import Session
 
@@ -105,26 +105,28 @@ class Lookup:
         """Each guess for the token behind `path`, with the record of its kind."""
         length, copied = self._index.after(path)
         if length:
-            yield copied, self._record.copies[min(length, LONGEST) - 1]
+            yield copied, self._record.copies[length - 1]
         behind = (*self._index.tokens[-2:], *path)[-2:]
         if not self._recycle or len(behind) < 2:
             return
         candidates, pair = self._record.followers.of(*behind)
         rates = self._record.follows[length > 0, pair]
-        for candidate, rate in zip(candidates[:RANKS], rates, strict=False):
-            if candidate != copied or not length:
+        for candidate, rate in zip(candidates, rates, strict=False):
+            if candidate != copied:
                 yield candidate, rate
 
 
-def as_draft(tree: Sequence[Node]) -> Draft:
-    """The tree's rows, the most probable path first: that counts as the trunk."""
-    if not tree:
-        return NOTHING
+def as_draft(tree: Sequence[Node], depth: int) -> Draft:
+    """The tree's rows down to a depth, the most probable path first: that counts as the trunk."""
     children: dict[int, list[int]] = {}
     for row, node in enumerate(tree, start=1):
-        children.setdefault(node.parent, []).append(row)
+        # A parent is shallower than its children: what is left is a tree.
+        if node.depth <= depth:
+            children.setdefault(node.parent, []).append(row)
+    if not children:
+        return NOTHING
     # Depth first, best child first: the path of best children comes before everything beside it.
-    placed, stack = dict[int, int]({0: 0}), list(reversed(children.get(0, [])))
+    placed, stack = dict[int, int]({0: 0}), list(reversed(children[0]))
     tokens, parents = list[int](), list[int]()
     while stack:
         row = stack.pop()
@@ -144,15 +146,4 @@ class Ready:
 
     def draft(self, session: Session, pending: int, length: int) -> Draft:
         """Its rows up to a depth of `length`."""
-        # A parent is shallower than its children: what is left is a tree.
-        kept = {row for row, node in enumerate(self.tree, start=1) if node.depth <= length}
-        if len(kept) == len(self.tree):
-            return as_draft(self.tree)
-        place = {0: 0} | {row: number for number, row in enumerate(sorted(kept), start=1)}
-        return as_draft(
-            [
-                Node(node.token, place[node.parent], node.probability, node.depth)
-                for row, node in enumerate(self.tree, start=1)
-                if row in kept
-            ]
-        )
+        return as_draft(self.tree, length)

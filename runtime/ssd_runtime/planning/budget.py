@@ -19,9 +19,14 @@ class Budget:
 
     credit: float = START
 
+    @property
+    def most_cost(self) -> float:
+        """Plain steps that a cycle may cost, since it may turn out to yield a single token."""
+        return 1.0 + self.credit
+
     def allows(self, cost: float) -> bool:
-        """Whether a cycle of `cost` plain steps may turn out to yield a single token."""
-        return cost - 1.0 <= self.credit
+        """Whether a cycle may cost so many plain steps."""
+        return cost <= self.most_cost
 
     def settle(self, tokens: int, cost: float) -> None:
         """Take in a cycle: what it yielded and what it cost, in plain steps."""

@@ -10,8 +10,8 @@ from ssd_runtime.drafting.extended import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Ready
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.planning.budget import Budget
-from ssd_runtime.planning.frontier import BestOption, Frontier
-from ssd_runtime.planning.lookup import MOST_ROWS, RowCosts, worth_verifying
+from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.lookup import MOST_ROWS, best_guess, row_costs
 from ssd_runtime.planning.plan import Cycle, Plan
 from ssd_runtime.planning.throughput import Option
 
@@ -27,7 +27,6 @@ FORGET = 1 / 512
 """How much nearer to the prediction a record gets with every token that the mask is not used for: it is tried again."""
 FORGIVEN = 0.01
 """A record this near to the prediction is as good as none."""
-MOST_DEPTH = 24
 NO_MASKS = Frontier(())
 
 
@@ -123,28 +122,24 @@ class Controller:
     ) -> None:
         self._stream, self._correction = stream, frontier.correction
         self._record = stream.masks.setdefault(domain, MaskRecord())
-        self._lookup, self._table = Lookup(stream.lookup), RowCosts(latency)
+        self._lookup, self._table = Lookup(stream.lookup), row_costs(latency)
         self._lookup.open(prompt)
-        self._best = BestOption(frontier.entries, latency)
+        self._best = frontier.best(latency)
         self._drafting: _Draft | None = None
         self._costs: list[float] = []
 
     def plan(self, context: int, pending: int) -> Plan:
         """What to do behind `context` committed tokens and the pending one."""
-        if self._lookup.known == context:
-            self._lookup.learn((pending,))
         costs = self._costs = self._stream.verify.priced(self._table.at(context))
-        most_cost = 1.0 + self._stream.budget.credit
-        guess = worth_verifying(self._lookup.grow((), MOST_ROWS, MOST_DEPTH), costs, most_cost)
+        guess = best_guess(self._lookup, context, pending, costs, MOST_ROWS, self._stream.budget.most_cost)
         self._drafting = self._masked(context, costs)
         drafting = self._drafting
         if drafting is not None and drafting.speedup >= guess.speedup:
             return self._draft(drafting, costs)
         self._drafting = None
         if guess.tree:
-            return Plan(
-                "lookup", Ready(guess.tree), MOST_DEPTH, detail=f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
-            )
+            detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
+            return Plan("lookup", Ready(guess.tree), MOST_ROWS, detail=detail)
         return Plan("plain: nothing that may fail is expected to be faster")
 
     def observe(self, cycle: Cycle) -> None:
@@ -190,7 +185,7 @@ class Controller:
     def _draft(self, drafting: _Draft, costs: Sequence[float]) -> Plan:
         option = drafting.option
         agreement = option.entry.profile.token_agreement
-        masked, left = Masked(option.entry.mask, option.threshold), 1.0 + self._stream.budget.credit - drafting.cost
+        masked, left = Masked(option.entry.mask, option.threshold), self._stream.budget.most_cost - drafting.cost
         return Plan(
             f"draft {option.draft_length} with {option.entry.name}",
             Extended(masked, drafting.length, self._lookup, agreement, drafting.speedup, tuple(costs), left),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ssd_artifacts.domain_record import MIXTURE, DomainRecord
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.throughput import Entry, Option, best_option
@@ -14,8 +15,7 @@ from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill, Session
 
 REPLAN_GROWTH = 1.1
-"""The context grows by this factor, and by `REPLAN_TOKENS`, before masks are compared again."""
-REPLAN_TOKENS = 64
+"""The context grows by this factor before masks are compared again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +37,16 @@ class Frontier:
             return cls(entries)
         return cls(entries, record.validation.speedup / record.choice.predicted_speedup)
 
-
-class BestOption:
-    """The best of a frontier at the current context length, looked up again as it grows."""
-
-    def __init__(self, entries: Sequence[Entry], latency: LatencyTable) -> None:
-        self._entries, self._latency = entries, latency
-        self._option: Option | None = None
-        self._until = -1
-
-    def at(self, context: int) -> Option | None:
-        """None where there are no masks."""
-        if context >= self._until:
-            self._option = best_option(self._entries, self._latency, context)
-            self._until = max(int(context * REPLAN_GROWTH), context + REPLAN_TOKENS)
-        return self._option
+    def best(self, latency: LatencyTable) -> ByContext[Option | None]:
+        """The entry, draft length and threshold of most tokens a second; None without entries."""
+        return ByContext(lambda context: best_option(self.entries, latency, context), REPLAN_GROWTH)
 
 
 class FixedPlanner(BasePlanner):
     """One domain's frontier for every prompt; the best of it by tokens a second at the current context length."""
 
     def __init__(self, frontier: Frontier, latency: LatencyTable) -> None:
-        self._best = BestOption(frontier.entries, latency)
+        self._best = frontier.best(latency)
 
     def plan(self, context: int, pending: int) -> Plan:
         """The frontier's best, or a plain step when the frontier is empty."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
+from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import LookupSettings
 from ssd_runtime.planning.throughput import StepCosts
@@ -16,8 +17,6 @@ from ssd_runtime.session import Prefill, Session
 
 MOST_ROWS = 24
 """Guesses verified at once: growing more of them takes time, and none so improbable has ever paid."""
-REPRICED_TOKENS = 64
-"""Verification is priced again where the context has grown by so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +35,40 @@ class Guess:
         return self.tokens / self.cost
 
 
-def worth_verifying(tree: Sequence[Node], row_costs: Sequence[float], most_cost: float) -> Guess:
-    """The beginning of `tree` of most tokens a second; row_costs[n] is what verifying n guesses costs.
+def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: float) -> Guess:
+    """The beginning of `tree` of most tokens a second; costs[n] is what verifying n guesses costs.
 
     A guess adds its probability to the tokens of a cycle. Costs rise in steps, so every length is tried.
     """
-    best, tokens = Guess((), cost=row_costs[0]), 1.0
-    for length, node in enumerate(tree[: len(row_costs) - 1], start=1):
+    best, tokens = Guess((), cost=costs[0]), 1.0
+    for length, node in enumerate(tree[: len(costs) - 1], start=1):
         tokens += node.probability
-        cost = row_costs[length]
+        cost = costs[length]
         if cost <= most_cost and tokens / cost > best.speedup:
             best = Guess(tuple(tree[:length]), tokens, cost)
     return best
 
 
-class RowCosts:
-    """What verifications cost, in plain steps, looked up again as the context grows."""
+def best_guess(
+    lookup: Lookup, context: int, pending: int, costs: Sequence[float], depth: int, most_cost: float
+) -> Guess:
+    """What is worth verifying behind `context` committed tokens and the pending one."""
+    if lookup.known == context:
+        # The prompt's own next token: no cycle has told of it.
+        lookup.learn((pending,))
+    return worth_verifying(lookup.grow((), MOST_ROWS, depth), costs, most_cost)
 
-    def __init__(self, latency: LatencyTable) -> None:
-        self._latency, self._until = latency, -1
-        self._costs: list[float] = []
 
-    def at(self, context: int) -> list[float]:
-        """The cost of 1, 2, … rows."""
-        if context >= self._until:
-            self._costs = StepCosts.at(self._latency, context).rows_in_plain_steps()
-            self._until = context + REPRICED_TOKENS
-        return self._costs
+def row_costs(latency: LatencyTable) -> ByContext[list[float]]:
+    """What verifications of 1, 2, … rows cost, in plain steps."""
+    return ByContext(lambda context: StepCosts.at(latency, context).rows_in_plain_steps())
 
 
 class LookupPlanner(BasePlanner):
     """A tree of guesses each cycle; a plain step where none is worth its verification."""
 
     def __init__(self, latency: LatencyTable, settings: LookupSettings, record: LookupRecord) -> None:
-        self._costs, self._settings = RowCosts(latency), settings
+        self._costs, self._settings = row_costs(latency), settings
         self._lookup = Lookup(record, bool(settings.recycle))
         self.followers = record.followers if settings.recycle else None
 
@@ -79,10 +78,8 @@ class LookupPlanner(BasePlanner):
 
     def plan(self, context: int, pending: int) -> Plan:
         """The best tree of guesses."""
-        if self._lookup.known == context:
-            self._lookup.learn((pending,))
         depth = self._settings.max_draft
-        guess = worth_verifying(self._lookup.grow((), MOST_ROWS, depth), self._costs.at(context), float("inf"))
+        guess = best_guess(self._lookup, context, pending, self._costs.at(context), depth, float("inf"))
         if not guess.tree:
             return Plan("plain: no guess is worth its verification")
         return Plan("lookup", Ready(guess.tree), depth)

@@ -51,13 +51,14 @@ def make_strategy(
     if name == "lookup":
         record = LookupRecord()
         return lambda: LookupPlanner(latency, settings, record)
-    if name == "auto" and (bundle is None or router is None):
-        alone = Stream()
-        return lambda: AutoPlanner({}, None, latency, alone)
-    if bundle is None or router is None:
-        assert name == "knapsack", "check_strategy() comes first"
+    domains = bundle.domains if bundle is not None else {}
+    frontiers = {domain: Frontier.of(record, layers) for domain, record in domains.items()}
+    if name == "auto":
+        stream = Stream()
+        return lambda: AutoPlanner(frontiers, router, latency, stream)
+    if name == "knapsack" and (router is None or not settings.warm_start):
         return lambda: KnapsackPlanner(latency, settings)
-    frontiers = {domain: Frontier.of(record, layers) for domain, record in bundle.domains.items()}
+    assert router is not None, "check_strategy() comes first"
     if name.startswith("fixed:"):
         chosen = frontiers.get(name.removeprefix("fixed:"))
         if chosen is None:
@@ -65,10 +66,6 @@ def make_strategy(
         return lambda: FixedPlanner(chosen, latency)
     if name == "knn":
         return lambda: NearestAnchorPlanner(frontiers, router, latency, settings)
-    if name == "knapsack":
-        if not settings.warm_start:
-            return lambda: KnapsackPlanner(latency, settings)
-        nearest = NearestSettings()
-        return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest))
-    stream = Stream()
-    return lambda: AutoPlanner(frontiers, router, latency, stream)
+    assert name == "knapsack", "check_strategy() comes first"
+    nearest = NearestSettings()
+    return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest))

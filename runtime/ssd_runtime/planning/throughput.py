@@ -32,10 +32,6 @@ class Option:
     tokens_per_second: float
     speedup: float
     """Against plain decoding at the same context length, by the same latency table."""
-    tokens: float
-    """A cycle."""
-    steps: float
-    """Draft steps a cycle."""
     draft_cost: float
     """A draft step, in plain steps."""
 
@@ -83,6 +79,5 @@ def best_option(entries: Sequence[Entry], latency: LatencyTable, context: int) -
         speed = float(rate[row, column])
         if best is None or speed > best.tokens_per_second:
             length, threshold = profile.draft_lengths[row], profile.thresholds[column]
-            tokens, steps = float(profile.tokens[row, column]), float(profile.steps[row, column])
-            best = Option(entry, length, threshold, speed, speed * costs.plain, tokens, steps, draft / costs.plain)
+            best = Option(entry, length, threshold, speed, speed * costs.plain, draft / costs.plain)
     return best
