@@ -72,6 +72,28 @@ def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: s
     return saved(figure, path)
 
 
+def histogram(series: dict[str, Sequence[float]], across: str, up: str, path: Path) -> list[Path]:
+    """How often each value occurs, as `path`.png and .svg; nothing without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    values = [value for each in series.values() for value in each]
+    width = 0.1
+    first, last = int(min(values) / width), int(max(values) / width) + 1
+    edges = [width * step for step in range(first, last + 1)]
+    for number, (name, each) in enumerate(series.items()):
+        axes.hist(each, edges, color=COLOURS[number % len(COLOURS)], label=name, alpha=0.6)
+    axes.axvline(1.0, color="#57606a", linewidth=1)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    return saved(figure, path)
+
+
 def saved(figure: Any, path: Path) -> list[Path]:
     """Write a figure as `path`.png and .svg."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,15 @@ class Row:
         )
 
 
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a comparison, whole or not. Raises UserError when there is none."""
+    try:
+        _, *lines = path.read_text(encoding="utf-8").splitlines()
+        return [Row(**json.loads(line)) for line in lines if line.endswith("}")]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: no rows of bench.compare ({error})") from None
+
+
 class Ledger:
     """Rows of one comparison, under the settings it was begun with."""
 

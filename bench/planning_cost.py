@@ -18,6 +18,7 @@ from torch import Tensor
 from bench.opened import Opened
 from ssd_runtime.clock import seconds
 from ssd_runtime.generate import Limits, generate
+from ssd_runtime.highest import highest
 from ssd_runtime.knapsack import Weights, search_knapsack
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.recent import RecentStates
@@ -55,7 +56,7 @@ def main() -> None:
     swift.tried = SwiftSettings().bayes_interval - 1
     weights = Weights.of(latency, context)
     work: dict[str, Callable[[], object]] = {
-        "plain step": lambda: decoder.logits(session.forward([answer[-1]])).argmax(-1).tolist(),
+        "plain step": lambda: highest(decoder.logits(session.forward([answer[-1]]))).tolist(),
         "CLaSp, half of the layers": partial(
             search_knapsack, decoder, last, Weights((1,) * layers), threshold=-1.0, exactly=layers // 2
         ),

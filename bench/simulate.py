@@ -20,8 +20,11 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.acceptance import accept
 from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.drafting.extended import Extended
+from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.followers import RANKS
 from ssd_runtime.planning.controller import Controller, Stream
+from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.plan import Cycle, Plan
 from ssd_runtime.session import Session
 
@@ -48,6 +51,14 @@ class Replay:
         for cycle, cost in zip(self.cycles, self.costs, strict=True):
             found += [cost - len(cycle.tokens), *[0.0] * (len(cycle.tokens) - 1)]
         return found
+
+
+def controller(latency: LatencyTable, stream: Stream, trace: Trace, frontier: Frontier | None = None) -> Controller:
+    """One that has taken in the trace's prompt, with the masks of one domain."""
+    lookup = Lookup(stream.lookup)
+    lookup.open(trace.prompt)
+    masks = [MaskedDrafts(frontier, latency, stream.masks["one"], lookup)] if frontier is not None else []
+    return Controller(latency, stream, lookup, masks)
 
 
 def replay(
@@ -116,7 +127,7 @@ def main() -> None:
     stream, planning, found = Stream(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
     for number, trace in enumerate(read_traces(arguments.traces)):
         began = perf_counter()
-        done = replay(Controller(latency, stream, trace.prompt), stream, trace, latency, lambda place: False)
+        done = replay(controller(latency, stream, trace), stream, trace, latency, lambda place: False)
         planning += perf_counter() - began
         for group in ("all", trace.category, "held back" if number % 2 else "tuned on"):
             found[group].append((done.tokens, sum(done.costs)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,19 +49,27 @@ def _figures(rows: Sequence[Row], name: str, baselines: Sequence[str]) -> dict[s
 
 def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | None:
     """How many times as fast as `base`, with the interval: each prompt's time per token, weighted by its tokens."""
+    base_seconds, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
+    for one, other in paired(rows, base, name):
+        # Repeats of a prompt are no further prompts: the interval is over prompts.
+        base_seconds[one.prompt] += one.seconds
+        # Outputs that differ differ in length: the time for as many tokens as the baseline's.
+        seconds[one.prompt] += other.seconds / other.counted * one.counted
+    if not seconds:
+        return None
+    plain, ours = list(base_seconds.values()), list(seconds.values())
+    low, high = bootstrap_interval(plain, ours)
+    return {"speedup": speedup(plain, ours), "low": low, "high": high}
+
+
+def paired(rows: Sequence[Row], base: str, name: str) -> list[tuple[Row, Row]]:
+    """The rows of `base` and of `name` for the same prompt in the same repeat, of those that have any tokens."""
     bases = {(row.prompt, row.repeat): row for row in rows if row.contender == base and row.counted > 0}
-    pairs = [
+    return [
         (bases[row.prompt, row.repeat], row)
         for row in rows
         if row.contender == name and row.counted > 0 and (row.prompt, row.repeat) in bases
     ]
-    if not pairs:
-        return None
-    base_seconds = [one.seconds for one, _ in pairs]
-    # Outputs that differ differ in length: the time for as many tokens as the baseline's.
-    seconds = [other.seconds / other.counted * one.counted for one, other in pairs]
-    low, high = bootstrap_interval(base_seconds, seconds)
-    return {"speedup": speedup(base_seconds, seconds), "low": low, "high": high}
 
 
 def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: C
         table.add_row(
             name,
             f"{each['tokens_per_second']:.1f}",
-            *(_ratio(each["against"].get(base)) for base in baselines),
+            *(with_interval(each["against"].get(base)) for base in baselines),
             f"{each['mean_acceptance_length']:.2f}" if "mean_acceptance_length" in each else "–",
             f"{each['draft_acceptance_rate']:.2f}" if "draft_acceptance_rate" in each else "–",
             f"{each['identical']}/{each['prompts']}"
@@ -47,5 +47,6 @@ def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: C
     console.print(by_category)
 
 
-def _ratio(ratio: dict[str, float] | None) -> str:
+def with_interval(ratio: dict[str, float] | None) -> str:
+    """A speed-up for people."""
     return f"{ratio['speedup']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})" if ratio else "–"

@@ -16,6 +16,7 @@ import torch
 from ssd_profiles.intervals import bootstrap_interval, speedup
 from ssd_runtime.clock import seconds
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.highest import highest
 from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import load_model
 from ssd_runtime.session import Session
@@ -60,7 +61,7 @@ def _in_turn(work: Mapping[str, Callable[[], object]], rounds: int, decoder: Dec
 
 def _step(session: Session, n: int) -> None:
     decoder = session.decoder
-    decoder.logits(session.forward(_ids(decoder, n))).argmax(-1).tolist()
+    highest(decoder.logits(session.forward(_ids(decoder, n)))).tolist()
 
 
 def _projections(decoder: Decoder, n: int) -> None:

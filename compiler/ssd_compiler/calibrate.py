@@ -13,6 +13,7 @@ from torch import Tensor
 from ssd_profiles.errors import UserError
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, decode
+from ssd_runtime.highest import highest
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.session import Prefill, Session
 from ssd_runtime.states import ReferenceStates, RowGroup
@@ -109,7 +110,7 @@ def reference_states(decoder: Decoder, samples: Sequence[Sample]) -> ReferenceSt
         rows: list[Tensor] = []
         session, _ = shared.prefill(sample.prompt)
         x = session.forward(sample.continuation[:-1], states=rows)
-        targets.append(decoder.logits(x).argmax(-1))
+        targets.append(highest(decoder.logits(x)))
         states.append(rows)
         end = begin + len(sample.continuation) - 1
         groups.append(RowGroup(session.cache, session.committed, begin, end))

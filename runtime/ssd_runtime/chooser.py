@@ -17,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from ssd_runtime.highest import highest
 from ssd_runtime.sampling import GREEDY, Sampling
 
 Paths = Callable[[], list[list[int]]]
@@ -73,14 +74,14 @@ class Chooser:
         draft_probs, as far as such were.
         """
         if self._by_logits:
-            return logits.argmax(-1).tolist().__getitem__
+            return highest(logits).tolist().__getitem__
         behind = paths()
 
         def token(row: int) -> int:
             # Row by row: most rows behind a wrong draft are never asked for.
             alone = logits[row, None]
             if not self._tests:
-                return int(self._scores(alone, known, lambda: [behind[row]]).argmax())
+                return int(highest(self._scores(alone, known, lambda: [behind[row]])))
             target_probs = self._processed(alone, known, [behind[row]]).softmax(-1)
             if row >= len(drawn):
                 return int(draw(target_probs, self._generator))
@@ -103,12 +104,12 @@ class Chooser:
             # Not the drawn token's probability: what a draft does next must not depend on which token was drawn.
             surprise = -math.log(float(probs.max()))
             return Proposal(int(draw(probs, self._generator)), probs[0], surprise, probs[0])
-        scores = self._scores(logits[None], known, paths)[0]
-        top, best = scores.max(-1)
+        scores = self._scores(logits[None], known, paths)
+        best, scores = int(highest(scores)), scores[0]
         surprise = 0.0
         if temperature is not None:
-            surprise = float((scores.float() / temperature).logsumexp(-1) - top.float() / temperature)
-        return Proposal(int(best), scores, surprise)
+            surprise = float((scores.float() / temperature).logsumexp(-1) - scores[best].float() / temperature)
+        return Proposal(best, scores, surprise)
 
     def lead(self, logits: Tensor, known: list[int], token: int) -> float:
         """How far the choice behind `known` lies before `token`, by `logits` [vocabulary] and in their units.

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from ssd_runtime.highest import candidates
+
 RANKS = 4
 """Candidates that are kept."""
 MOST = 1 << 16
@@ -28,10 +30,10 @@ class Followers:
         self._by_token: OrderedDict[int, list[int]] = OrderedDict()
         self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
 
-    def verified(self, before: int, paths: Sequence[Sequence[int]], logits: Tensor) -> None:
-        """Take in a verification: `logits` [n, vocabulary] of rows whose `paths` stand behind the token `before`."""
-        for path, candidates in zip(paths, logits.topk(RANKS).indices.tolist(), strict=True):
-            self.see(path[-2] if len(path) > 1 else before, path[-1], candidates)
+    def verified(self, before: int, paths: Sequence[Sequence[int]], logits: Sequence[Tensor]) -> None:
+        """Take in a verification: the `logits` [vocabulary] of rows whose `paths` stand behind the token `before`."""
+        for path, row in zip(paths, logits, strict=True):
+            self.see(path[-2] if len(path) > 1 else before, path[-1], candidates(row, RANKS))
 
     def see(self, before: int, token: int, candidates: list[int]) -> None:
         """Behind `before` and then `token` the target's candidates are these, best first."""

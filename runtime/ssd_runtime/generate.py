@@ -122,15 +122,15 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
         tokens = output.take([*(rows[row] for row in verdict.rows[1:]), verdict.next_token])
         cycle = Cycle(
             *(replace(plan, drafter=None), context, draft.trunk, verdict.accepted, tokens, len(rows)),
-            *(drafted - planned, verified - drafted, draft.steps, planned - began),
+            *(drafted - planned, verified - drafted, draft.steps, planned - began, draft.begun is not None),
         )
         began = perf_counter()
-        kept = torch.tensor(verdict.rows, device=session.decoder.device)
-        planner.observe(cycle, None if states is None else [x[kept] for x in states])
+        planner.observe(cycle, None if states is None else [x[verdict.rows] for x in states])
         # Only now: guesses are judged by what was known before.
         if planner.followers is not None:
             paths = draft.paths(pending)
-            planner.followers.verified(before, [paths[row] for row in verdict.rows], logits[kept])
+            rows_kept = verdict.rows
+            planner.followers.verified(before, [paths[row] for row in rows_kept], [logits[row] for row in rows_kept])
         observing = perf_counter() - began
         yield cycle
 

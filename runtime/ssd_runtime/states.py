@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.highest import highest
 from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.span import Span
 
@@ -101,7 +102,8 @@ def predictions(decoder: Decoder, x: Tensor, targets: Tensor) -> tuple[Tensor, T
     matches, confidence = [], []
     for begin in range(0, x.shape[0], HEAD_ROWS):
         logits = decoder.logits(x[begin : begin + HEAD_ROWS]).float()
-        top, best = logits.max(-1)
+        best = highest(logits)
+        top = logits.gather(1, best[:, None])[:, 0]
         matches.append((best == targets[begin : begin + HEAD_ROWS]).cpu())
         confidence.append((top - logits.logsumexp(-1)).exp().cpu())
     return torch.cat(matches), torch.cat(confidence)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulate import Replay, replay
+from bench.simulate import Replay, controller, replay
 from bench.traces import Trace
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.budget import MOST, PER_TOKEN, Budget
-from ssd_runtime.planning.controller import NO_MASKS, Controller, Stream
+from ssd_runtime.planning.controller import Stream
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.lookup import MOST_ROWS
 from ssd_runtime.planning.throughput import Entry
@@ -38,10 +38,9 @@ def story(kind: str, seed: int, length: int = 300) -> Trace:
     return Trace("", "", prompt, answer, [[99, 98, 97, 96]] * (length - 1))
 
 
-def run(trace: Trace, right: object, frontier: Frontier = HALF, stream: Stream | None = None) -> Replay:
+def run(trace: Trace, right: object, frontier: Frontier | None = HALF, stream: Stream | None = None) -> Replay:
     stream = stream or Stream()
-    controller = Controller(TABLE, stream, trace.prompt, "one", frontier)
-    return replay(controller, stream, trace, TABLE, right)  # type: ignore[arg-type]
+    return replay(controller(TABLE, stream, trace, frontier), stream, trace, TABLE, right)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=80))
@@ -88,7 +87,7 @@ def test_good_masks_are_used_and_repetition_is_copied() -> None:
     masked = run(story("random", 1), lambda place: place % 20 != 0)
     assert masked.tokens / sum(masked.costs) > 1.2
     assert sum(cycle.plan.mask is not None for cycle in masked.cycles) > 0.8 * len(masked.cycles)
-    copied = run(story("repeating", 1), lambda place: False, NO_MASKS)
+    copied = run(story("repeating", 1), lambda place: False, None)
     assert copied.tokens / sum(copied.costs) > 3.0
     assert {cycle.plan.reason for cycle in copied.cycles[2:]} == {"lookup"}
 
@@ -108,5 +107,5 @@ def test_candidates_of_earlier_requests_make_a_story_faster() -> None:
     trace = story("random", 3)
     trace = Trace("", "", trace.prompt, trace.answer, [[token, 99, 98, 97] for token in trace.answer[1:]])
     stream = Stream()
-    first, second = (run(trace, lambda place: False, NO_MASKS, stream) for _ in range(2))
+    first, second = (run(trace, lambda place: False, None, stream) for _ in range(2))
     assert sum(second.costs) < 0.6 * sum(first.costs)

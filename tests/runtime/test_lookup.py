@@ -117,6 +117,34 @@ def test_candidates_are_those_of_the_last_time_and_the_longest_context() -> None
     assert followers.of(7, 9) == ((), False)
 
 
+def test_guesses_are_judged_by_what_was_known_before() -> None:
+    """A token that stands where it never stood before had no candidate, though its own verification has just made one.
+
+    Else the record would say that candidates are always right.
+    """
+    record = LookupRecord()
+    make = LookupPlanner(latency_table(DECODER.shape.num_layers), LookupSettings(), record)
+    seen = list[tuple[int, int]]()
+    learn, verified = Lookup.learn, Followers.verified
+
+    def learning(self: Lookup, tokens: list[int]) -> None:
+        seen.append((0, len(tokens)))
+        learn(self, tokens)
+
+    def taking_in(self: Followers, before: int, paths: list[list[int]], logits: list[torch.Tensor]) -> None:
+        seen.append((1, len(paths)))
+        verified(self, before, paths, logits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lookup, "learn", learning)
+        patch.setattr(Followers, "verified", taking_in)
+        generate(Session(DECODER), [3, 4, 5], make, Limits(20))
+    # The prompt's own next token comes first; then, cycle by cycle, judging and only then taking in.
+    kinds = [kind for kind, _ in seen[1:]]
+    assert kinds == [0, 1] * (len(kinds) // 2)
+    assert sum(length for kind, length in seen if kind == 0) == 20
+
+
 @pytest.mark.parametrize("recycle", [0, 1])
 @pytest.mark.parametrize("ids", [[1, 2, 3] * 9, [5, 6, 7, 8], [4]])
 def test_lookup_decodes_as_plain_decoding_does_and_copies_repetitions(ids: list[int], recycle: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench.planted import plant
+from ssd_artifacts.domain_record import ExitChoice
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
@@ -18,6 +19,7 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
 from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.exits import ExitHeads
 from ssd_runtime.gaussian import most_promising
 from ssd_runtime.generate import Generation, Limits, generate
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
@@ -25,7 +27,7 @@ from ssd_runtime.planning.auto import AutoPlanner
 from ssd_runtime.planning.controller import Stream
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.knapsack import FEWEST_ROWS
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
@@ -40,6 +42,7 @@ from tests.tables import latency_table, profile
 
 MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.02, 4)
 DECODER = Decoder(MODEL)
+HEADS = ExitHeads(DECODER)
 FAST: dict[str, list[str]] = {
     "auto": [],
     "knapsack": ["refresh=6", "window=3"],
@@ -91,10 +94,28 @@ def test_auto_with_masks_and_guesses_behind_them_gives_plain_decoding(sampling: 
     masks = {"mix": Frontier((Entry("weak", WEAK, profile(0.95)),))}
     stream, reasons = Stream(), set[str]()
     for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
-        got = generate(Session(DECODER, sampling), ids, AutoPlanner(masks, None, table, stream), Limits(90))
+        got = generate(Session(DECODER, sampling), ids, AutoPlanner(masks, {}, HEADS, None, table, stream), Limits(90))
         assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
         reasons |= {cycle.plan.reason.partition(" ")[0] for cycle in got.cycles}
     assert {"draft", "lookup"} <= reasons
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, seed=1)])
+def test_auto_leaves_early_where_that_was_promised_and_stops_where_it_fails(sampling: Sampling) -> None:
+    table = latency_table(DECODER.shape.num_layers, per_token=1e-6)
+    layers, shares = DECODER.shape.num_layers, dict[int, float]()
+    for stop in (1, layers - 1):
+        choice = ExitChoice(stops=[stop], width=4, threshold=0.0, annealing=0.0, predicted_speedup=1.5)
+        stream, cycles = Stream(), list[Cycle]()
+        for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
+            planner = AutoPlanner({}, {"mix": choice}, HEADS, None, table, stream)
+            got = generate(Session(DECODER, sampling), ids, planner, Limits(90))
+            assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
+            cycles += got.cycles
+        shares[stop] = sum(cycle.begun for cycle in cycles) / len(cycles)
+    assert shares[1] > 0.0, "it is tried"
+    assert shares[1] < 0.5, "and left"
+    assert shares[layers - 1] > shares[1]
 
 
 def test_guesses_go_on_where_a_masked_chain_ends() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.followers import Followers
@@ -17,7 +18,7 @@ COPY_PRIOR = (0.35, 0.55, 0.65, 0.72, 0.77, 0.8, 0.82, 0.85)
 """How often a copy is right, by length of match, before anything is known of a stream."""
 FOLLOW_PRIOR = {False: (0.3, 0.12, 0.07, 0.05), True: (0.45, 0.15, 0.08, 0.05)}
 """How often a candidate of each rank is right, known behind the token alone (False) or behind the pair (True)."""
-LEAST_PROBABLE = 0.02
+LEAST_PROBABLE = 0.05
 """Tokens less probable than this are not drafted."""
 
 
@@ -47,8 +48,7 @@ class LookupRecord:
     """(Beside a copy, known behind the pair) to rates by rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A token of a tree of guesses."""
 
     token: int
@@ -84,21 +84,21 @@ class Lookup:
 
     def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
         """Up to `rows` guesses behind the tokens taken in and `path`, the most probable ones, best first."""
-        tree, order = list[Node](), count()
-        heap: list[tuple[float, int, Node, tuple[int, ...]]] = []
+        tree, order, behind = list[Node](), count(), tuple(path)
+        heap: list[tuple[float, int, int, int, tuple[int, ...]]] = []
 
         def expand(row: int, behind: tuple[int, ...], probability: float, level: int) -> None:
             for token, rate in self._guesses(behind):
                 chance = probability * rate.share
                 if chance >= LEAST_PROBABLE:
-                    heappush(heap, (-chance, next(order), Node(token, row, chance, level), (*behind, token)))
+                    heappush(heap, (-chance, next(order), row, level, (*behind, token)))
 
-        expand(0, tuple(path), 1.0, 1)
+        expand(0, behind, 1.0, 1)
         while heap and len(tree) < rows:
-            _, _, node, behind = heappop(heap)
-            tree.append(node)
-            if node.depth < depth:
-                expand(len(tree), behind, node.probability, node.depth + 1)
+            chance, _, parent, level, behind = heappop(heap)
+            tree.append(Node(behind[-1], parent, -chance, level))
+            if level < depth:
+                expand(len(tree), behind, -chance, level + 1)
         return tree
 
     def _guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.chooser import Proposal
 from ssd_runtime.drafting.draft import Draft
+from ssd_runtime.highest import candidates
 from ssd_runtime.session import Session
 
 Branching = tuple[tuple[float, int], ...]
@@ -57,5 +58,5 @@ class Masked:
         count = next((k for bound, k in self.branching if probability <= bound), 1)
         if count < 2:
             return []
-        best: list[int] = proposal.scores.topk(min(count, len(proposal.scores))).indices.tolist()
+        best = candidates(proposal.scores, count)
         return [other for other in best if other != proposal.token][: count - 1]

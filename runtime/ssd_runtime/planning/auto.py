@@ -6,25 +6,37 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ssd_artifacts.domain_record import MIXTURE
+from ssd_artifacts.domain_record import MIXTURE, ExitChoice
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.planning.controller import NO_MASKS, Controller, Stream
+from ssd_runtime.drafting.lookup import Lookup
+from ssd_runtime.exits import ExitHeads
+from ssd_runtime.planning.controller import Controller, Stream
+from ssd_runtime.planning.exit_drafts import ExitDrafts
 from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.masked_drafts import MaskedDrafts
+from ssd_runtime.planning.offer import Source
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill, Session
 
 
 class AutoPlanner(BasePlanner):
-    """Guesses, the nearest domain's masks, or a plain step (`Controller`).
+    """Guesses, the nearest domain's masks, its early exits, or a plain step (`Controller`).
 
     For a prompt that is like no domain's, the mixture's masks.
     """
 
     def __init__(
-        self, frontiers: Mapping[str, Frontier], router: Router | None, latency: LatencyTable, stream: Stream
+        self,
+        frontiers: Mapping[str, Frontier],
+        exits: Mapping[str, ExitChoice],
+        heads: ExitHeads,
+        router: Router | None,
+        latency: LatencyTable,
+        stream: Stream,
     ) -> None:
-        self._frontiers, self._router, self._latency, self._stream = frontiers, router, latency, stream
+        self._frontiers, self._exits, self._heads = frontiers, exits, heads
+        self._router, self._latency, self._stream = router, latency, stream
         self._controller: Controller | None = None
         self.followers = stream.lookup.followers
 
@@ -32,9 +44,14 @@ class AutoPlanner(BasePlanner):
         """Route the prompt."""
         route = self._router.route(prompt) if self._router is not None else None
         self.domain = route.domain if route is not None and route.known else None
-        name = self.domain or MIXTURE
-        frontier = self._frontiers.get(name, NO_MASKS)
-        self._controller = Controller(self._latency, self._stream, session.ids, name, frontier)
+        name, stream, lookup = self.domain or MIXTURE, self._stream, Lookup(self._stream.lookup)
+        lookup.open(session.ids)
+        sources: list[Source] = []
+        if (frontier := self._frontiers.get(name)) is not None:
+            sources.append(MaskedDrafts(frontier, self._latency, stream.masks[name], lookup))
+        if (choice := self._exits.get(name)) is not None:
+            sources.append(ExitDrafts(self._heads, choice, self._latency, stream.exits[name]))
+        self._controller = Controller(self._latency, stream, lookup, sources)
 
     def plan(self, context: int, pending: int) -> Plan:
         """The controller's choice."""

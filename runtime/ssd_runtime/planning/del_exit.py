@@ -7,6 +7,7 @@ from torch import Tensor
 from ssd_profiles.formulas import tokens_per_layer
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.exits import ExitHeads
+from ssd_runtime.highest import highest
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import DelSettings
 
@@ -50,7 +51,7 @@ class DelPlanner(BasePlanner):
         self.wants_states = self._looked < FIRST_TOKENS or self._cycles % self._settings.refresh == 0
         if states is None:
             return
-        targets, keep = self._heads.logits(self._layers, states[-1]).argmax(-1), self._settings.memory
+        targets, keep = highest(self._heads.logits(self._layers, states[-1])), self._settings.memory
         for layer, (looked, right) in self._seen.items():
-            same = self._heads.logits(layer, states[2 * layer]).argmax(-1) == targets
+            same = highest(self._heads.logits(layer, states[2 * layer])) == targets
             self._seen[layer] = keep * looked + len(targets), keep * right + int(same.sum())

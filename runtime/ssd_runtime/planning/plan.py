@@ -68,6 +68,8 @@ class Cycle:
     """Draft steps that the model made."""
     plan_seconds: float = 0.0
     """Deciding on the plan, searches for masks and a look at the cycle before included."""
+    begun: bool = False
+    """Whether verification went on from layers that drafting had been through."""
 
     @property
     def seconds(self) -> float:

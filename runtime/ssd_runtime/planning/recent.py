@@ -7,6 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from ssd_runtime.highest import highest
 from ssd_runtime.session import Session
 from ssd_runtime.states import HEAD_ROWS, ReferenceStates, RowGroup
 
@@ -36,5 +37,5 @@ class RecentStates:
         if rows is not None:
             states = [x[-rows:] for x in states]
         n = states[0].shape[0]
-        targets = torch.cat([session.decoder.logits(x).argmax(-1) for x in states[-1].split(HEAD_ROWS)])
+        targets = torch.cat([highest(session.decoder.logits(x)) for x in states[-1].split(HEAD_ROWS)])
         return ReferenceStates(states, targets, [RowGroup(session.cache, session.committed - n, 0, n)])

@@ -41,21 +41,21 @@ def make_strategy(
         search = SwiftSearch(layers, settings)
         return lambda: SwiftPlanner(search)
     router = Router(bundle.anchors) if bundle is not None else None
-    if name in ("exit", "del"):
-        heads = ExitHeads(decoder, bundle.exits if bundle is not None else None)
-        if name == "del":
-            return lambda: DelPlanner(heads, layers, settings)
-        tuned = {record.name: record.exit for record in bundle.domains.values() if record.exit} if bundle else {}
+    domains = bundle.domains if bundle is not None else {}
+    tuned = {record.name: record.exit for record in domains.values() if record.exit is not None}
+    heads = ExitHeads(decoder, bundle.exits if bundle is not None else None)
+    if name == "del":
+        return lambda: DelPlanner(heads, layers, settings)
+    if name == "exit":
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
     if name == "lookup":
         record = LookupRecord()
         return lambda: LookupPlanner(latency, settings, record)
-    domains = bundle.domains if bundle is not None else {}
     frontiers = {domain: Frontier.of(record, layers) for domain, record in domains.items()}
     if name == "auto":
         stream = Stream()
-        return lambda: AutoPlanner(frontiers, router, latency, stream)
+        return lambda: AutoPlanner(frontiers, tuned, heads, router, latency, stream)
     if name == "knapsack" and (router is None or not settings.warm_start):
         return lambda: KnapsackPlanner(latency, settings)
     assert router is not None, "check_strategy() comes first"

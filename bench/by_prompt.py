@@ -1,0 +1,78 @@
+"""A comparison prompt by prompt: the slowest, how speed-ups are spread, and whether tuning has overfitted.
+
+`python -m bench.by_prompt build/compare60 --contender auto --halves` reads what `bench.compare` has written to a
+folder; of several repeats a prompt's speed-up is the median. `--halves` takes every other prompt, from the first on,
+for one that served tuning (bench.traces).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.chart import histogram
+from bench.ledger import Row, read_rows
+from bench.standings import against, paired
+from bench.tables import with_interval
+
+LOWEST = 5
+
+
+def speedups(rows: Sequence[Row], base: str, name: str) -> dict[str, float]:
+    """Each prompt's speed-up against `base`, the median over its repeats."""
+    found = defaultdict[str, list[float]](list)
+    for one, other in paired(rows, base, name):
+        found[one.prompt].append(one.seconds / (other.seconds / other.counted * one.counted))
+    return {prompt: median(ratios) for prompt, ratios in found.items()}
+
+
+def halves(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their half for a category: prompts in turn, in the order in which they were decoded."""
+    place = {prompt: number for number, prompt in enumerate(dict.fromkeys(row.prompt for row in rows))}
+    names = "served tuning", "held back"
+    return [replace(row, category=names[place[row.prompt] % 2]) for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--contender", default="auto")
+    parser.add_argument("--control", default="plain again")
+    parser.add_argument("--base", default="plain")
+    parser.add_argument("--halves", action="store_true")
+    arguments = parser.parse_args()
+    rows, console = read_rows(arguments.folder / "rows.jsonl"), Console(highlight=False)
+    names = arguments.contender, arguments.control
+    table = Table(title=f"÷ {arguments.base}")
+    for column in ("", "prompts", *names):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for group, members in _groups(rows, arguments.halves).items():
+        ratios = [against(members, arguments.base, name) for name in names]
+        table.add_row(group, str(len({row.prompt for row in members})), *(with_interval(ratio) for ratio in ratios))
+    console.print(table)
+    found = {name: speedups(rows, arguments.base, name) for name in names}
+    for name, each in found.items():
+        lowest = sorted(each.items(), key=lambda item: item[1])[:LOWEST]
+        console.print(f"{name}, slowest: " + ", ".join(f"{prompt} {ratio:.2f}" for prompt, ratio in lowest))
+    path = arguments.folder / "by-prompt"
+    series = {name: list(each.values()) for name, each in found.items()}
+    for picture in histogram(series, f"times the speed of {arguments.base}", "prompts", path):
+        console.print(f"picture: {picture}")
+
+
+def _groups(rows: Sequence[Row], with_halves: bool) -> Mapping[str, Sequence[Row]]:
+    found = defaultdict[str, list[Row]](list, {"all": list(rows)})
+    for row in [*(halves(rows) if with_halves else ()), *rows]:
+        found[row.category].append(row)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""How drafts that the model makes have fared against what was predicted of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRIOR_TOKENS = 16.0
+"""Tokens that a prediction counts for."""
+KEEP = 0.95
+"""What share of a record one more cycle leaves."""
+FORGET = 1 / 512
+"""How much nearer to the prediction a record gets with every token that came without: such drafts are tried again."""
+FORGIVEN = 0.01
+"""A record this near to the prediction is as good as none."""
+MIN_GAIN = 1.02
+"""Expected speed-up below which drafts of the model are not worth their risk."""
+HYSTERESIS = 1.03
+"""What they must promise beyond that to be taken up again."""
+
+
+@dataclass(slots=True)
+class DraftRecord:
+    """The record of one way to draft in one domain."""
+
+    got: float = PRIOR_TOKENS
+    predicted: float = PRIOR_TOKENS
+    pace: float = 1.0
+    """Draft steps' time ÷ what the latency table says of it, verifications' taken for right."""
+    trusted: bool = True
+    """Whether it was last expected to gain."""
+
+    @property
+    def factor(self) -> float:
+        """Tokens a cycle ÷ those predicted."""
+        return self.got / self.predicted
+
+    def trusts(self, predicted_speedup: float) -> float | None:
+        """The speed-up to expect of such drafts; None where it is not worth their risk."""
+        expected = predicted_speedup * self.factor
+        self.trusted = expected >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
+        return expected if self.trusted else None
+
+    def see(self, tokens: int, predicted: float, pace: float = 1.0) -> None:
+        """One more cycle."""
+        self.got, self.predicted = KEEP * self.got + tokens, KEEP * self.predicted + predicted
+        self.pace += 0.1 * (min(max(pace, 0.5), 2.0) - self.pace)
+
+    def rest(self, tokens: int) -> None:
+        """So many tokens came without it."""
+        share = min(1.0, tokens * FORGET)
+        self.got += share * (self.predicted - self.got)
+        self.pace += share * (1.0 - self.pace)
+        self.trusted |= abs(self.factor - 1.0) < FORGIVEN and abs(self.pace - 1.0) < FORGIVEN

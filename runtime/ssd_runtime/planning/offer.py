@@ -1,0 +1,44 @@
+"""What a way to draft could do in the next cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ssd_runtime.planning.draft_record import DraftRecord
+from ssd_runtime.planning.plan import Cycle, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Drafts that the model could make now."""
+
+    source: Source
+    plan: Plan
+    length: int
+    """Most draft steps."""
+    tokens: float
+    """Predicted of the cycle, by the compiler's measurements alone."""
+    speedup: float
+    """Expected against plain decoding, by those and the record."""
+
+
+class Source(Protocol):
+    """A way to draft by steps of the model, for one request."""
+
+    @property
+    def record(self) -> DraftRecord:
+        """How it has fared in this stream."""
+        ...
+
+    def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
+        """The best that it can do with `context` cached tokens; None where that is not expected to gain.
+
+        costs[n] is what verifying n drafts costs; `most_cost` what the cycle may cost. Both in plain steps.
+        """
+        ...
+
+    def learn(self, offer: Offer, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
+        """Take in what came of an offer; returns what the cycle cost by the latency table, in plain steps."""
+        ...

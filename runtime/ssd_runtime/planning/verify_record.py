@@ -1,0 +1,82 @@
+"""What verifications take here and now, beside what the latency table says of them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+ABOUT = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
+"""Numbers of rows that are told apart: of those between two, the greater counts; of more, the last."""
+SURPRISE = 0.25
+"""Most that one verification counts for, as a logarithm: a step that something else held up says nothing."""
+DRIFT, OWN, FIRST = 0.2, 0.05, 5
+"""What share of a surprise is laid to the machine's pace, and to that number of rows: at first one in `FIRST`."""
+
+LAZY = 8
+"""Costs are priced again when so many more verifications of some number of rows were seen: it takes a while."""
+
+
+@dataclass(slots=True)
+class _Excess:
+    """Of about so many rows."""
+
+    log: float = 0.0
+    """Of what they take beyond the table."""
+    seen: int = 0
+
+
+@dataclass(slots=True)
+class VerifyRecord:
+    """Times of verifications against the table's, by number of rows.
+
+    The table was measured once, on chains and the arg max of their rows; trees, sampling, planning and the
+    neighbours in the processor's cache are seen here. A machine that gets slower as a whole changes no choice: its
+    pace is followed apart, and plain steps tell it from the cost of rows.
+    """
+
+    pace: float | None = None
+    """Log of seconds ÷ plain steps by the table, of late."""
+    rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
+    """By number; that of one row is 0, and between those seen it is on a line."""
+    _priced: tuple[Sequence[float], list[float]] | None = None
+    """Costs by the table, and what became of them."""
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """What a plain step takes just now; None before anything was seen."""
+        return None if self.pace is None else math.exp(self.pace)
+
+    def see(self, rows: int, seconds: float, cost: float) -> None:
+        """One more verification: its time, and what the table says of it in plain steps."""
+        if min(seconds, cost) <= 0.0:
+            return
+        about = ABOUT[bisect_left(ABOUT, rows, hi=len(ABOUT) - 1)]
+        excess = self.rows.get(about) or _Excess(float(self._beyond(about)))
+        found = math.log(seconds) - math.log(cost) - excess.log
+        if self.pace is None:
+            self.pace = found
+        surprise = min(max(found - self.pace, -SURPRISE), SURPRISE)
+        self.pace += DRIFT * surprise
+        if about > 1:
+            excess.log += max(OWN, 1 / (FIRST + excess.seen)) * surprise
+            excess.seen += 1
+            self.rows[about] = excess
+            if excess.seen <= FIRST or excess.seen % LAZY == 0:
+                self._priced = None
+
+    def priced(self, costs: Sequence[float]) -> list[float]:
+        """The table's costs of 1, 2, … rows, corrected; more rows never cost less."""
+        if self._priced is None or self._priced[0] is not costs:
+            factors = np.exp(self._beyond(np.arange(1, len(costs) + 1)))
+            self._priced = costs, np.maximum.accumulate(np.asarray(costs) * factors).tolist()
+        return self._priced[1]
+
+    def _beyond(self, rows: NDArray[np.int64] | int) -> NDArray[np.float64] | float:
+        """Log of what so many rows take beyond the table."""
+        known = sorted(self.rows)
+        return np.interp(rows, known, [self.rows[number].log for number in known])

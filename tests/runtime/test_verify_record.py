@@ -1,0 +1,58 @@
+"""What the controller makes of measured times: the true cost of rows, whatever the machine's pace."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd_runtime.planning.verify_record import VerifyRecord
+
+TABLE = [1.0 + 0.05 * rows for rows in range(32)]
+
+
+def true_cost(rows: int) -> float:
+    """What a machine takes that the table was wrong of: trees of 6 to 12 rows a third dearer, all others a tenth."""
+    return TABLE[rows - 1] * (1.0 if rows == 1 else 1.33 if 6 <= rows <= 12 else 1.1)
+
+
+def run(record: VerifyRecord, seed: int, cycles: int = 1500, noise: float = 0.06, scale: float = 1.0) -> None:
+    draws, rows = random.Random(seed), 1
+    for cycle in range(cycles):
+        # Runs of the same kind, as text has them; a machine whose pace drifts, and now and then something beside it.
+        rows = rows if draws.random() < 0.6 else draws.choice([1, 2, 4, 8, 12])
+        pace = 0.04 * (1.0 + 0.3 * math.sin(cycle / 200)) * scale
+        held_up = 3.0 if draws.random() < 0.02 else 1.0
+        record.see(rows, pace * true_cost(rows) * math.exp(draws.gauss(0.0, noise)) * held_up, TABLE[rows - 1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_costs_come_near_the_truth_through_noise_drift_and_interruptions(seed: int) -> None:
+    record = VerifyRecord()
+    run(record, seed)
+    priced = record.priced(TABLE)
+    for rows in (1, 2, 4, 8, 12):
+        assert priced[rows - 1] == pytest.approx(true_cost(rows), rel=0.07)
+
+
+@given(st.floats(0.01, 100.0), st.integers(0, 99))
+def test_a_machine_that_is_slower_as_a_whole_changes_nothing(scale: float, seed: int) -> None:
+    one, other = VerifyRecord(), VerifyRecord()
+    run(one, seed, 60)
+    run(other, seed, 60, scale=scale)
+    assert other.priced(TABLE) == pytest.approx(one.priced(TABLE), rel=1e-9)
+    assert other.plain_seconds == pytest.approx((one.plain_seconds or 0.0) * scale, rel=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 10.0)), max_size=50))
+def test_more_rows_never_cost_less_and_one_costs_one(seen: list[tuple[int, float]]) -> None:
+    record = VerifyRecord()
+    for rows, seconds in seen:
+        record.see(rows, seconds, TABLE[min(rows, 32) - 1])
+    priced = record.priced(TABLE)
+    assert priced[0] == TABLE[0]
+    assert all(a <= b for a, b in pairwise(priced))
