@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KEEP = 0.98
+KEEP = 0.995
 """What share of its record one more case leaves: requests change as they go."""
 PRIOR_WEIGHT = 6.0
 """Cases that the prior counts for."""

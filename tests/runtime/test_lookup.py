@@ -88,12 +88,13 @@ def test_copies_grow_where_they_hold_and_stop_where_they_fail() -> None:
     holding, failing = Lookup(LookupRecord()), Lookup(LookupRecord())
     for lookup in (holding, failing):
         lookup.open(story)
-        assert [node.token for node in grown(lookup)][:3] == [4, 5, 6]
+        assert grown(lookup)[0].token == 4
     for token in [4, 5, 6, 7, 8, 9, 1, 2, 3] * 12:
         holding.learn((token,))
     # The same words in no order.
     draws = random.Random(0)
     failing.learn([draws.randint(1, 9) for _ in range(150)])
+    assert [node.token for node in grown(holding)][:3] == [4, 5, 6]
     assert sum(node.probability for node in grown(holding)) > 6
     assert sum(node.probability for node in grown(failing)) < 1
 

@@ -14,11 +14,11 @@ from ssd_runtime.ngrams import NgramIndex
 from ssd_runtime.rates import Rate
 from ssd_runtime.session import Session
 
-COPY_PRIOR = (0.35, 0.55, 0.65, 0.72, 0.77, 0.8, 0.82, 0.85)
+COPY_PRIOR = (0.23, 0.36, 0.42, 0.47, 0.5, 0.52, 0.53, 0.55)
 """How often a copy is right, by length of match, before anything is known of a stream."""
 FOLLOW_PRIOR = {False: (0.3, 0.12, 0.07, 0.05), True: (0.45, 0.15, 0.08, 0.05)}
 """How often a candidate of each rank is right, known behind the token alone (False) or behind the pair (True)."""
-LEAST_PROBABLE = 0.05
+LEAST_PROBABLE = 0.12
 """Tokens less probable than this are not drafted."""
 
 
