@@ -1,8 +1,8 @@
 """A comparison prompt by prompt: the slowest, how speed-ups are spread, and whether tuning has overfitted.
 
 `python -m bench.by_prompt build/compare60 --contender auto --halves` reads what `bench.compare` has written to a
-folder; of several repeats a prompt's speed-up is the median. `--halves` takes every other prompt, from the first on,
-for one that served tuning (bench.traces).
+folder; of several repeats a prompt's speed-up is the median. `--halves` takes every other prompt of
+bench.traces, from the first on, for one that served tuning.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bench.chart import histogram
 from bench.ledger import Row, read_rows
 from bench.standings import against, paired
 from bench.tables import with_interval
+from ssd_profiles.errors import UserError
 
 LOWEST = 5
 
@@ -34,10 +35,15 @@ def speedups(rows: Sequence[Row], base: str, name: str) -> dict[str, float]:
 
 
 def halves(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their half for a category: prompts in turn, in the order in which they were decoded."""
-    place = {prompt: number for number, prompt in enumerate(dict.fromkeys(row.prompt for row in rows))}
+    """The rows with their half for a category, by the place that `bench.streams` puts before a prompt's id.
+
+    Raises UserError when there is none.
+    """
     names = "served tuning", "held back"
-    return [replace(row, category=names[place[row.prompt] % 2]) for row in rows]
+    try:
+        return [replace(row, category=names[int(row.prompt.partition("-")[0]) % 2]) for row in rows]
+    except ValueError:
+        raise UserError("--halves: the prompts are not those of bench.traces; leave it out") from None
 
 
 def main() -> None:
@@ -57,7 +63,9 @@ def main() -> None:
         ratios = [against(members, arguments.base, name) for name in names]
         table.add_row(group, str(len({row.prompt for row in members})), *(with_interval(ratio) for ratio in ratios))
     console.print(table)
-    found = {name: speedups(rows, arguments.base, name) for name in names}
+    found = {name: each for name in names if (each := speedups(rows, arguments.base, name))}
+    if arguments.contender not in found:
+        raise UserError(f"--contender {arguments.contender}: not in {arguments.folder}")
     for name, each in found.items():
         lowest = sorted(each.items(), key=lambda item: item[1])[:LOWEST]
         console.print(f"{name}, slowest: " + ", ".join(f"{prompt} {ratio:.2f}" for prompt, ratio in lowest))
@@ -68,10 +76,10 @@ def main() -> None:
 
 
 def _groups(rows: Sequence[Row], with_halves: bool) -> Mapping[str, Sequence[Row]]:
-    found = defaultdict[str, list[Row]](list, {"all": list(rows)})
+    found = defaultdict[str, list[Row]](list)
     for row in [*(halves(rows) if with_halves else ()), *rows]:
         found[row.category].append(row)
-    return found
+    return {"all": rows} | {name: group for name, group in found.items() if name != "all"}
 
 
 if __name__ == "__main__":

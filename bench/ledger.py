@@ -55,11 +55,11 @@ class Ledger:
         self._path, self.rows = path, list[Row]()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            first, *lines = path.read_text(encoding="utf-8").splitlines()
+            first, *_ = path.read_text(encoding="utf-8").splitlines()
             if json.loads(first) != settings:
                 raise UserError(f"{path}: of other settings; give another --out, or delete it to begin afresh")
             # What a kill cut short is measured again: a line, or a prompt that misses a contender.
-            rows = [Row(**json.loads(line)) for line in lines if line.endswith("}")]
+            rows = read_rows(path)
             found = Counter((row.prompt, row.repeat) for row in rows)
             whole = len(settings["contenders"])
             self.rows = [row for row in rows if found[row.prompt, row.repeat] == whole]

@@ -8,7 +8,6 @@ along the mixed stream of a finished comparison.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.chart import COLOURS, saved
-from bench.ledger import Row
+from bench.ledger import Row, read_rows
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 
@@ -33,9 +32,9 @@ def main() -> None:
     bundle = Bundle.load(bundle_path(arguments.artifact))
     paths = [*masks(bundle, arguments.out), *features(bundle, arguments.out)]
     if arguments.stream is not None:
-        first, *lines = (arguments.stream / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [Row(**json.loads(line)) for line in lines]
-        paths += stream(rows, [n for n in json.loads(first)["contenders"] if n != "plain"], arguments.out)
+        rows = read_rows(arguments.stream / "rows.jsonl")
+        names = dict.fromkeys(row.contender for row in rows if row.contender != "plain")
+        paths += stream(rows, list(names), arguments.out)
     for path in paths:
         print(path)
 

@@ -25,7 +25,7 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         work.begin(fingerprint)
         stages = Stages(settings, loaded, decoder, fingerprint, work, reporter, base)
 
-        prompts = {name: stages.prompts(name) for name in stages.find_domains()}
+        prompts = stages.prompts(stages.find_domains())
         latency = stages.latency()
         samples = {name: stages.calibrate(prompts[name]) for name in prompts}
         exits = stages.exits(samples)

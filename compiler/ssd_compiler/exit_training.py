@@ -14,6 +14,7 @@ from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.exits import chunked_states
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.highest import highest
 from ssd_runtime.states import HEAD_ROWS
 
 LEARNING_RATE, BATCH = 3e-5, 128
@@ -39,7 +40,7 @@ def cache_features(decoder: Decoder, samples: Sequence[Sample], layers: Sequence
     for sample in samples:
         with torch.inference_mode():
             for states in chunked_states(decoder, sample):
-                targets += [decoder.logits(x).argmax(-1) for x in states[-1].split(HEAD_ROWS)]
+                targets += [highest(decoder.logits(x)) for x in states[-1].split(HEAD_ROWS)]
                 for layer in layers:
                     kept[layer].append(decoder.norm(states[2 * layer]))
         tick()

@@ -14,7 +14,7 @@ from ssd_artifacts.domain_record import ExitChoice
 from ssd_profiles.formulas import annealed_temperature
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.exits import ExitHeads
-from ssd_runtime.highest import highest
+from ssd_runtime.highest import surest
 from ssd_runtime.states import HEAD_ROWS, ReferenceStates
 
 ANNEALINGS = (0.0, 0.2, 0.5)
@@ -41,8 +41,7 @@ def exit_traces(heads: ExitHeads, reference: ReferenceStates, layers: Sequence[i
         for begin in range(0, len(reference), HEAD_ROWS):
             rows = slice(begin, begin + HEAD_ROWS)
             logits = heads.logits(layer, reference.states[2 * layer][rows]).float()
-            best = highest(logits)
-            top = logits.gather(1, best[:, None])[:, 0]
+            best, top = surest(logits)
             matches[rows, column] = (best == reference.targets[rows]).cpu().numpy()
             for annealing, values in confidence.items():
                 heat = annealed_temperature(layer, total, annealing)

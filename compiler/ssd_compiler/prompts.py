@@ -43,18 +43,26 @@ class DomainPrompts:
     """Of `anchors`; empty where nobody asked for features."""
 
 
-def load_prompts(
-    name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn, survey: Survey | None = None
-) -> DomainPrompts:
-    """The prompts of a packaged domain or of the user's file, encoded, shuffled by seed and split.
+@dataclass(frozen=True, slots=True)
+class PromptPool:
+    """Token ids of a domain's prompts, before they are split: as many as are used, validation's first."""
 
-    With `survey`, which computes features of prompts, the search gets those that represent all but the held-back ones
-    best, by K-means (KNN-SSD §5.1); else any. Prompts that do not fit the model's context are left out. Raises
-    UserError when too few remain.
+    name: str
+    max_new_tokens: int
+    search: int
+    """How many serve the search."""
+    validation: int
+    prompts: list[list[int]]
+    asked: list[list[int] | None]
+    """Each prompt as people would send it, where that differs."""
+
+
+def read_pool(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> PromptPool:
+    """The prompts of a packaged domain or of the user's file, encoded and shuffled by seed.
+
+    Prompts that do not fit the model's context are left out. Raises UserError when too few remain.
     """
     files = dict(settings.domain_files)
-    wanted = settings.search_prompts + settings.anchor_prompts + settings.validation_prompts
-    shuffle = random.Random(f"{settings.seed} {name}").shuffle
     asked: dict[Conversation, Conversation] = {}
     if name in files:
         new_tokens = DEFAULT_NEW_TOKENS
@@ -62,30 +70,51 @@ def load_prompts(
     else:
         definition = load_domain(name)
         new_tokens = min(definition.max_new_tokens, settings.max_new_tokens)
+        wanted = settings.search_prompts + settings.anchor_prompts + settings.validation_prompts
         for way, (prompt, record) in enumerate(_packaged(definition, wanted, warn)):
             asked[_user(prompt)] = _user(definition.ask(record, way))
         prompts = list(asked)
     # A prompt that stands twice must not serve both the search and the validation.
     prompts = list(dict.fromkeys(prompts))
-    shuffle(prompts)
+    random.Random(f"{settings.seed} {name}").shuffle(prompts)
     fitting = fitting_prompts(name, prompts, loaded, new_tokens)
-    encoded = [ids for _, ids in fitting]
-    third = len(encoded) // 3
+    third = len(fitting) // 3
     search, validation = min(settings.search_prompts, third), min(settings.validation_prompts, third)
-    pool = fitting[validation : validation + search + settings.anchor_prompts]
-    features = survey([ids for _, ids in pool]) if survey is not None else []
-    picked = _representative(features, settings, search) if features else list(range(search))
-    rest = [place for place in range(len(pool)) if place not in picked]
-    anchors = [pool[place][0] for place in rest]
-    return DomainPrompts(
+    used = fitting[: validation + search + settings.anchor_prompts]
+    return PromptPool(
         name,
         new_tokens,
-        [pool[place][1] for place in picked],
-        [pool[place][1] for place in rest],
-        encoded[:validation],
-        [loaded.encode(asked[prompt]) for prompt in anchors if asked.get(prompt, prompt) != prompt],
-        [features[place] for place in rest] if features else [],
+        search,
+        validation,
+        [ids for _, ids in used],
+        [loaded.encode(asked[prompt]) if asked.get(prompt, prompt) != prompt else None for prompt, _ in used],
     )
+
+
+def split_pool(pool: PromptPool, settings: CompileSettings, survey: Survey | None = None) -> DomainPrompts:
+    """The pool in three parts.
+
+    With `survey`, which computes features of prompts, the search gets those that represent all but the held-back ones
+    best, by K-means (KNN-SSD §5.1); else any.
+    """
+    rest, asked = pool.prompts[pool.validation :], pool.asked[pool.validation :]
+    features = survey(rest) if survey is not None else []
+    picked = _representative(features, settings, pool.search) if features else list(range(pool.search))
+    others = [place for place in range(len(rest)) if place not in picked]
+    return DomainPrompts(
+        pool.name,
+        pool.max_new_tokens,
+        [rest[place] for place in picked],
+        [rest[place] for place in others],
+        pool.prompts[: pool.validation],
+        [ids for place in others if (ids := asked[place]) is not None],
+        [features[place] for place in others] if features else [],
+    )
+
+
+def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> DomainPrompts:
+    """A domain's prompts in three parts, any of them for the search."""
+    return split_pool(read_pool(name, settings, loaded, warn), settings)
 
 
 def fitting_prompts(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -21,7 +22,7 @@ from ssd_compiler.calibrate import Sample, continue_prompts, features_of, middle
 from ssd_compiler.cluster_stage import ClusterStage
 from ssd_compiler.exit_stage import ExitStage
 from ssd_compiler.progress import Reporter
-from ssd_compiler.prompts import DomainPrompts, load_prompts
+from ssd_compiler.prompts import DomainPrompts, PromptPool, read_pool, split_pool
 from ssd_compiler.report import html_report, json_report
 from ssd_compiler.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import CompileSettings
@@ -89,18 +90,23 @@ class Stages:
                 raise UserError(f"domain {name!r}: {self.settings.base} has it already; rename the --domain-file")
         return self.settings.new_domains
 
-    def prompts(self, name: str) -> DomainPrompts:
-        """Load a domain's prompts and split them: search, anchors, validation."""
+    def prompts(self, names: Sequence[str]) -> dict[str, DomainPrompts]:
+        """Read every domain's prompts, and only then split them: search, anchors, validation."""
 
-        def survey(prompts: list[list[int]]) -> list[dict[str, list[float]]]:
-            with self.reporter.stage(f"{name}: features", len(prompts)) as tick:
-                return features_of(self.decoder, prompts, tick)
+        def read() -> list[dict[str, Any]]:
+            return [asdict(read_pool(name, self.settings, self.loaded, self.reporter.warn)) for name in names]
 
-        def load() -> dict[str, Any]:
-            loaded = load_prompts(name, self.settings, self.loaded, self.reporter.warn, survey)
-            return {part: getattr(loaded, part) for part in DomainPrompts.__slots__}
+        def split(pool: PromptPool) -> dict[str, Any]:
+            def survey(prompts: list[list[int]]) -> list[dict[str, list[float]]]:
+                with self.reporter.stage(f"{pool.name}: features", len(prompts)) as tick:
+                    return features_of(self.decoder, prompts, tick)
 
-        return DomainPrompts(**self.work.stage(f"prompts-{name}", load))
+            return asdict(split_pool(pool, self.settings, survey))
+
+        pools = [PromptPool(**pool) for pool in self.work.stage("pools", read)]
+        return {
+            pool.name: DomainPrompts(**self.work.stage(f"prompts-{pool.name}", partial(split, pool))) for pool in pools
+        }
 
     def calibrate(self, prompts: DomainPrompts) -> list[Sample]:
         """Let the full model continue the search prompts."""

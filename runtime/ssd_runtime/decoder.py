@@ -18,6 +18,7 @@ from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.layer import Layer, Norm
 from ssd_runtime.linear import ALWAYS, Linear, PackedMemory, can_pack
 from ssd_runtime.memory import gib
+from ssd_runtime.placement import device_of
 from ssd_runtime.rotary import RotaryTable, Rotation, rotate
 from ssd_runtime.span import Span, Spans
 
@@ -44,8 +45,9 @@ class Decoder:
     """A causal LM as 2L sub-layers between an embedding and a head; immutable and shared between sessions.
 
     Rows are tokens of one sequence: every `x` is [n, hidden]. Sub-layer 2i is the attention block of layer i,
-    2i + 1 its MLP block, each with its norm and residual. Packed copies of its weights take at most `weight_memory`
-    bytes; as many as there are layers' weights by default. Raises UserError for models that are not supported.
+    2i + 1 its MLP block, each with its norm and residual. Layers run where they are: a model may be spread over
+    devices, or offloaded, by accelerate. Packed copies of its weights take at most `weight_memory` bytes; as many as
+    there are layers' weights by default. Raises UserError for models that are not supported.
     """
 
     def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62) -> None:
@@ -65,7 +67,8 @@ class Decoder:
         )
         self._serves: tuple[bool, ...] = ALWAYS
         self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = base.embed_tokens.weight.device
+        self.device = device_of(base.embed_tokens)
+        """Where states and logits are handed over; layers may run elsewhere."""
         kinds = layer_kinds(config, self.family)
         distinct = list(dict.fromkeys(kinds))
         self.layer_kinds = tuple(kind.name for kind in kinds)
@@ -82,6 +85,8 @@ class Decoder:
                 Layer.of(layer, self.family, distinct.index(kind), residual, self.packed)
                 for layer, kind in zip(base.layers, kinds, strict=True)
             ]
+            ends = [device_of(base.norm), device_of(model.lm_head)]
+            self._spread = any(device != self.device for device in [*ends, *(layer.device for layer in self.layers)])
             self._norm = Norm(base.norm, self.family.norm_offset)
             self._head = Linear([model.lm_head], self.packed)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
@@ -99,9 +104,17 @@ class Decoder:
         """Which kernels serve the projections: `module`, `packed`, or packed for some of them or for some rows."""
         packed = [linear.packed for linear in self._linears()]
         if not any(packed) or not any(self._serves):
-            return "module"
+            return f"module{self._placement}"
         where = "" if all(packed) else f" {sum(packed)} of {len(packed)}"
-        return f"packed{where}" + ("" if all(self._serves) else f" rows {_ranges(self._serves)}")
+        rows = "" if all(self._serves) else f" rows {_ranges(self._serves)}"
+        return f"packed{where}{rows}{self._placement}"
+
+    @property
+    def _placement(self) -> str:
+        """What makes the same model's steps take another time: layers elsewhere, weights that are fetched."""
+        devices = sorted({str(layer.device) for layer in self.layers}) if self._spread else []
+        fetched = sum(parameter.is_meta for parameter in self.model.parameters())
+        return "".join(f" on {device}" for device in devices) + (f" {fetched} weights offloaded" if fetched else "")
 
     @property
     def memory(self) -> str:
@@ -141,6 +154,8 @@ class Decoder:
     def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
         """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
         parts, shape, n = self.layers[layer], self.shape, x.shape[0]
+        if self._spread:
+            x, span = x.to(parts.device), span.on(parts.device)
         sight = span.sights[parts.kind]
         queries, new = self.project(layer, x, sight.rotation)
         cache.write(layer, span.slot, new)
@@ -162,7 +177,8 @@ class Decoder:
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden]."""
-        return self.layers[layer].add_mlp(x)
+        parts = self.layers[layer]
+        return parts.add_mlp(x.to(parts.device) if self._spread else x)
 
     def scores(self, layer: int, products: Tensor) -> Tensor:
         """Attention scores from products of queries and keys."""
@@ -185,16 +201,16 @@ class Decoder:
                     layer, is_mlp = divmod(index, 2)
                     x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, cache, span)
                 if states is not None:
-                    states.append(x)
-        return x
+                    states.append(self._handed(x))
+        return self._handed(x)
 
     def norm(self, x: Tensor) -> Tensor:
         """The final norm."""
-        return self._norm(x)
+        return self._handed(self._norm(x))
 
     def head(self, normed: Tensor) -> Tensor:
         """Logits [n, vocabulary] of states behind the final norm."""
-        return self.finished(self._head(normed))
+        return self.finished(self._handed(self._head(normed)))
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits from what the head's projection gives: scaled and capped where the family does so."""
@@ -204,7 +220,10 @@ class Decoder:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [n, vocabulary] of states behind the last sub-layer."""
-        return self.head(self._norm(x))
+        return self.head(self.norm(x))
+
+    def _handed(self, x: Tensor) -> Tensor:
+        return x.to(self.device) if self._spread else x
 
     def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:
         n, shape = qkv.shape[0], self.shape
@@ -230,7 +249,7 @@ def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor |
     module = model.model.embed_tokens
     # The first 5.x versions of transformers scale Gemma-2's embeddings in the model, later ones in the module.
     if family.scaled_embedding and not hasattr(module, "embed_scale"):
-        return torch.tensor(model.config.hidden_size**0.5, dtype=module.weight.dtype, device=module.weight.device)
+        return torch.tensor(model.config.hidden_size**0.5, dtype=module.weight.dtype, device=device_of(module))
     return setting(model.config, family.embedding_multiplier)
 
 

@@ -30,10 +30,14 @@ class Followers:
         self._by_token: OrderedDict[int, list[int]] = OrderedDict()
         self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
 
-    def verified(self, before: int, paths: Sequence[Sequence[int]], logits: Sequence[Tensor]) -> None:
-        """Take in a verification: the `logits` [vocabulary] of rows whose `paths` stand behind the token `before`."""
-        for path, row in zip(paths, logits, strict=True):
-            self.see(path[-2] if len(path) > 1 else before, path[-1], candidates(row, RANKS))
+    def verified(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
+        """Take in a verification: `rows` of its `logits` [n, vocabulary], whose paths stand behind the token `before`.
+
+        paths[row] is the row's own.
+        """
+        for row, best in zip(rows, candidates(logits, rows, RANKS), strict=True):
+            path = paths[row]
+            self.see(path[-2] if len(path) > 1 else before, path[-1], best)
 
     def see(self, before: int, token: int, candidates: list[int]) -> None:
         """Behind `before` and then `token` the target's candidates are these, best first."""

@@ -128,9 +128,7 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
         planner.observe(cycle, None if states is None else [x[verdict.rows] for x in states])
         # Only now: guesses are judged by what was known before.
         if planner.followers is not None:
-            paths = draft.paths(pending)
-            rows_kept = verdict.rows
-            planner.followers.verified(before, [paths[row] for row in rows_kept], [logits[row] for row in rows_kept])
+            planner.followers.verified(before, draft.paths(pending), verdict.rows, logits)
         observing = perf_counter() - began
         yield cycle
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -18,16 +21,28 @@ def highest(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().argmax(-1))
 
 
-def candidates(logits: Tensor, count: int) -> list[int]:
-    """The `count` most probable tokens of one row of `logits` [vocabulary], best first, the first of equals before.
+def surest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The arg max [n] of `logits` [n, vocabulary], and the logits there [n]."""
+    best = highest(logits)
+    return best, logits.gather(1, best[:, None])[:, 0]
+
+
+def candidates(logits: Tensor, rows: Sequence[int], count: int) -> list[list[int]]:
+    """The `count` most probable tokens of some rows of `logits` [n, vocabulary], best first.
 
     None that a filter has left out.
     """
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
-        best = logits.topk(min(count, len(logits)))
-        return [token for token, value in zip(*map(Tensor.tolist, best[::-1]), strict=True) if value > -np.inf]
-    # Each is hidden while the next is looked for; a copy of the row would take as long as all of that.
-    row, found = logits.numpy(), list[tuple[int, np.float32]]()
+        values, tokens = logits[list(rows)].topk(min(count, logits.shape[-1]))
+        both = zip(tokens.tolist(), values.tolist(), strict=True)
+        return [[token for token, value in zip(*row, strict=True) if value > -np.inf] for row in both]
+    every = logits.numpy()
+    return [_hiding(every[row], count) for row in rows]
+
+
+def _hiding(row: NDArray[np.float32], count: int) -> list[int]:
+    """Each is hidden while the next is looked for: a copy of the row would take as long as all of that."""
+    found = list[tuple[int, np.float32]]()
     while len(found) < count and (value := row[token := int(row.argmax())]) > -np.inf:
         found.append((token, value))
         row[token] = -np.inf

@@ -111,7 +111,7 @@ def _execute(decoder: Decoder, reference: ReferenceStates, indices: range, level
         for index in indices:
             layer, is_mlp = divmod(index, 2)
             if is_mlp:
-                x = decoder.mlp(layer, x.flatten(0, 1)).view_as(x)
+                x = decoder.mlp(layer, x.flatten(0, 1)).to(x.device).view_as(x)
             else:
                 x = torch.cat([branch_attention(decoder, layer, x[:, g.rows], g) for g in reference.groups], 1)
     return _Level(level.weights, torch.cat([reference.states[indices[-1] + 1][None], x]) if known else x)
@@ -125,8 +125,8 @@ def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -
     shape, parts = decoder.shape, decoder.layers[layer]
     window = decoder.spans.kinds[parts.kind].window
     branches, n, _ = x.shape
-    sight = decoder.span(group.cache, group.start, n).sights[parts.kind]
-    flat = x.flatten(0, 1)
+    sight = decoder.span(group.cache, group.start, n).on(parts.device).sights[parts.kind]
+    flat = x.flatten(0, 1).to(parts.device)
     queries, new = decoder.project(layer, flat, repeated(sight.rotation, branches))
     # [kv_heads, groups, branches * n, head_dim]; keys and values have one head a group, broadcast over it.
     queries = queries.transpose(0, 1).reshape(shape.kv_heads, shape.groups, branches * n, shape.head_dim)
@@ -136,8 +136,8 @@ def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -
     scores = decoder.scores(layer, queries.flatten(1, 2) @ known_keys.transpose(1, 2))
     scores = scores.view(shape.kv_heads, shape.groups * branches, n, -1)
     if n > 1:
-        row = torch.arange(group.start, last + 1, device=x.device)[:, None]
-        key = torch.arange(sight.begin, last, device=x.device)
+        row = torch.arange(group.start, last + 1, device=parts.device)[:, None]
+        key = torch.arange(sight.begin, last, device=parts.device)
         hidden = key >= row if window is None else (key >= row) | (key <= row - window)
         scores = scores.masked_fill(hidden, float("-inf"))
     scores = scores.view(shape.kv_heads, shape.groups, branches * n, -1)
@@ -146,7 +146,7 @@ def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -
     mixed = weights[..., :-1].flatten(1, 2) @ known_values
     mixed = mixed.view_as(queries) + weights[..., -1:] * values
     merged = mixed.view(shape.heads, branches * n, shape.head_dim).transpose(0, 1).reshape(branches * n, -1)
-    return parts.add_attention(flat, merged).view_as(x)
+    return parts.add_attention(flat, merged).to(x.device).view_as(x)
 
 
 def _candidates(

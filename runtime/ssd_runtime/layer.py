@@ -12,6 +12,7 @@ from torch.nn.functional import rms_norm
 
 from ssd_runtime.families import Family
 from ssd_runtime.linear import Linear, PackedMemory, hooked, stamp_of
+from ssd_runtime.placement import device_of
 
 NORM_TOLERANCE = 1e-5
 
@@ -81,6 +82,7 @@ class Layer:
     down: Linear
     mlp_after: Norm | None
     device: torch.device
+    """Where it runs."""
 
     @classmethod
     def of(cls, layer: nn.Module, family: Family, kind: int, residual: float, memory: PackedMemory) -> Layer:
@@ -106,7 +108,7 @@ class Layer:
             activation=getattr(mlp, family.activation),
             down=Linear([mlp.down_proj], memory),
             mlp_after=norm(layer, family.mlp_after),
-            device=next(layer.parameters()).device,
+            device=device_of(layer),
         )
 
     def qkv_of(self, x: Tensor) -> Tensor:

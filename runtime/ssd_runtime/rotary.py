@@ -53,7 +53,9 @@ class RotaryTable:
         half = cos.shape[-1] // 2
         # rotate_half(x) = cat(-x2, x1) is a roll by half with the first half negated: the sign goes into sin.
         signed = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        return cos[0, :, None].contiguous(), signed[0, :, None].contiguous()
+        # The module may run elsewhere.
+        device = self._like.device
+        return cos[0, :, None].to(device).contiguous(), signed[0, :, None].to(device).contiguous()
 
 
 def repeated(rotation: Rotation | None, times: int) -> Rotation | None:

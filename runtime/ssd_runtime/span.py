@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ class Sight:
     end: int
     bias: Tensor | None
 
+    def on(self, device: torch.device) -> Sight:
+        """The same on another device."""
+        rotation = None if self.rotation is None else (self.rotation[0].to(device), self.rotation[1].to(device))
+        return Sight(rotation, self.begin, self.end, None if self.bias is None else self.bias.to(device))
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -36,6 +41,13 @@ class Span:
 
     slot: int
     sights: tuple[Sight, ...]
+    _copies: dict[torch.device, Span] = field(default_factory=dict, repr=False, compare=False)
+
+    def on(self, device: torch.device) -> Span:
+        """The same for layers on `device`, copied there once."""
+        if device not in self._copies:
+            self._copies[device] = Span(self.slot, tuple(sight.on(device) for sight in self.sights))
+        return self._copies[device]
 
 
 @dataclass(frozen=True, slots=True)

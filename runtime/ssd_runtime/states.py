@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.highest import highest
+from ssd_runtime.highest import surest
 from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.span import Span
 
@@ -102,8 +102,7 @@ def predictions(decoder: Decoder, x: Tensor, targets: Tensor) -> tuple[Tensor, T
     matches, confidence = [], []
     for begin in range(0, x.shape[0], HEAD_ROWS):
         logits = decoder.logits(x[begin : begin + HEAD_ROWS]).float()
-        best = highest(logits)
-        top = logits.gather(1, best[:, None])[:, 0]
+        best, top = surest(logits)
         matches.append((best == targets[begin : begin + HEAD_ROWS]).cpu())
         confidence.append((top - logits.logsumexp(-1)).exp().cpu())
     return torch.cat(matches), torch.cat(confidence)

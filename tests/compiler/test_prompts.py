@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_compiler.prompts import DomainPrompts, _packaged, load_prompts
+from ssd_compiler.prompts import DomainPrompts, _packaged, load_prompts, read_pool, split_pool
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.domain import load_domain, starter_set
 from ssd_profiles.errors import UserError
@@ -60,7 +60,7 @@ def test_the_search_gets_one_prompt_of_each_kind(loaded: LoadedModel, tmp_path: 
         return [{"last": [5.0 * (kinds[tuple(ids)] == kind) + 1e-3 * len(ids) for kind in range(3)]} for ids in prompts]
 
     settings = own(tmp_path, texts, search_prompts=3, validation_prompts=2)
-    found = load_prompts("own", settings, loaded, lambda _: None, survey)
+    found = split_pool(read_pool("own", settings, loaded, lambda _: None), settings, survey)
     left = {kinds[tuple(ids)] for ids in found.search + found.anchors}
     assert {kinds[tuple(ids)] for ids in found.search} == left
     assert len(found.anchor_features) == len(found.anchors)

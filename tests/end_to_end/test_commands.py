@@ -310,6 +310,17 @@ def test_a_bad_compile_writes_nothing(
     assert left <= {"cache"}
 
 
+def test_the_last_domains_prompts_are_checked_before_anything_is_computed(
+    bad_room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (bad_room / "few.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    monkeypatch.setattr("ssd_compiler.stages.features_of", None)
+    before = {path.name for path in bad_room.iterdir()}
+    options = ["--model", "model", "--domain-file", "rivers=rivers.jsonl", "--domain-file", "few=few.jsonl"]
+    assert_refused(within(bad_room, compile_main, [*options, "--out", "no"], monkeypatch, capfd), "2 different prompts")
+    assert {path.name for path in bad_room.iterdir()} - before <= {"cache"}
+
+
 @pytest.mark.parametrize("module", ["ssd_runtime.cli", "ssd_compiler.cli"])
 def test_bad_input_is_answered_before_torch_is_imported(module: str) -> None:
     heavy = "{'torch', 'transformers', 'sklearn', 'scipy', 'faiss'}"

@@ -109,7 +109,7 @@ def test_what_pays_follows_the_verification_curve() -> None:
 
 def test_candidates_are_those_of_the_last_time_and_the_longest_context() -> None:
     followers = Followers()
-    followers.verified(5, [[6], [6, 7]], torch.eye(10)[[1, 2]])
+    followers.verified(5, [[6], [6, 7]], [0, 1], torch.eye(10)[[1, 2]])
     assert followers.of(5, 6)[0][0] == 1
     assert followers.of(6, 7)[1]
     assert followers.of(6, 7)[0][0] == 2
@@ -132,9 +132,9 @@ def test_guesses_are_judged_by_what_was_known_before() -> None:
         seen.append((0, len(tokens)))
         learn(self, tokens)
 
-    def taking_in(self: Followers, before: int, paths: list[list[int]], logits: list[torch.Tensor]) -> None:
-        seen.append((1, len(paths)))
-        verified(self, before, paths, logits)
+    def taking_in(self: Followers, before: int, paths: list[list[int]], rows: list[int], logits: torch.Tensor) -> None:
+        seen.append((1, len(rows)))
+        verified(self, before, paths, rows, logits)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lookup, "learn", learning)

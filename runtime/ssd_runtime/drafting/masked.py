@@ -58,5 +58,5 @@ class Masked:
         count = next((k for bound, k in self.branching if probability <= bound), 1)
         if count < 2:
             return []
-        best = candidates(proposal.scores, count)
+        best = candidates(proposal.scores[None], [0], count)[0]
         return [other for other in best if other != proposal.token][: count - 1]

@@ -72,16 +72,14 @@ class Controller:
     def observe(self, cycle: Cycle) -> None:
         """Take in what came of the plan."""
         self._lookup.learn(cycle.tokens)
-        verify, tokens = self._stream.verify, len(cycle.tokens)
-        row = min(cycle.verified, len(self._costs)) - 1
+        tokens, row = len(cycle.tokens), min(cycle.verified, len(self._costs)) - 1
         # Where no room was left to draft, the offer came to nothing.
         chosen = self._chosen if cycle.steps or cycle.begun else None
-        cost = self._costs[row]
-        if chosen is not None:
-            cost = chosen.source.learn(chosen, cycle, self._costs, verify.plain_seconds)
+        cost = chosen.source.learn(cycle, self._costs) if chosen is not None else self._costs[row]
         for source in self._sources:
             if chosen is None or source is not chosen.source:
                 source.record.rest(tokens)
         if not cycle.begun:
-            verify.see(row + 1, cycle.verify_seconds + cycle.plan_seconds, self._table.at(cycle.context)[row])
+            spent = cycle.verify_seconds + cycle.plan_seconds
+            self._stream.verify.see(row + 1, spent, self._table.at(cycle.context)[row])
         self._stream.budget.settle(tokens, cost)

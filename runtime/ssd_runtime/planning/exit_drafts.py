@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_profiles.latency import LatencyTable
@@ -15,41 +16,49 @@ from ssd_runtime.planning.plan import Cycle, Plan
 
 
 class ExitDrafts:
-    """A domain's tuned way to leave early."""
+    """A domain's tuned way to leave early.
+
+    Its costs are those of tokens that all go to the depth bound: one that leaves earlier saves more than the
+    verification, which then has more layers to go through, takes longer.
+    """
 
     def __init__(self, heads: ExitHeads, choice: ExitChoice, latency: LatencyTable, record: DraftRecord) -> None:
         self._drafter = EarlyExit(heads, tuple(choice.stops), choice.threshold, choice.annealing)
         self._width, self._speedup, self.record = choice.width, choice.predicted_speedup, record
-        deepest = choice.stops[-1]
-        self._depth = deepest / len(latency.layer_kinds)
 
-        def step(context: int) -> float:
-            layers = sum(latency.sublayer_seconds(context, 1)[: 2 * deepest])
-            return (layers + len(choice.stops) * latency.head_seconds(1)) / latency.step_seconds(context)
+        def prefixes(context: int) -> tuple[list[float], float]:
+            """What 1, 2, … rows take up to the depth bound, and one row with its looks; in plain steps."""
+            plain, layers = latency.step_seconds(context), 2 * choice.stops[-1]
+            rows = [sum(latency.sublayer_seconds(context, n)[:layers]) / plain for n in range(1, choice.width + 2)]
+            overhead = plain - sum(latency.sublayer_seconds(context, 1)) - latency.head_seconds(1)
+            looks = (len(choice.stops) * latency.head_seconds(1) + max(0.0, overhead)) / plain
+            # More rows never take less: what looks like it is noise.
+            return list(accumulate(rows, max)), rows[0] + looks
 
-        self._steps = ByContext(step)
+        self._prefixes = ByContext(prefixes)
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
         """Drafts up to the domain's width, as far as the budget covers."""
-        expected = self.record.trusts(self._speedup)
-        lengths = range(self._width, 0, -1)
-        length = next((length for length in lengths if self._cost(context, length, costs) <= most_cost), 0)
-        if expected is None or not length:
+        lengths = (length for length in range(self._width, 0, -1) if self._cost(context, length, costs) <= most_cost)
+        length = next(lengths, 0)
+        expected = self.record.trusts(self._promised(length)) if length else None
+        if expected is None:
             return None
         plan = Plan("draft by early exit", self._drafter, length, detail=f"{length} tokens, {expected:.2f}x")
-        return Offer(self, plan, length, self._speedup, expected)
+        return Offer(self, plan, expected)
 
-    def learn(self, offer: Offer, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
-        """Take in a cycle's tokens against those that its time was predicted to bring."""
-        if len(cycle.tokens) > cycle.accepted and plain_seconds:
-            self.record.see(len(cycle.tokens), self._speedup * cycle.seconds / plain_seconds)
-        return self._cost(cycle.context, cycle.steps, costs)
+    def learn(self, cycle: Cycle, costs: Sequence[float]) -> float:
+        """Take in the cycle's tokens against those that so much work was to bring."""
+        cost = self._cost(cycle.context, cycle.steps, costs)
+        if len(cycle.tokens) > cycle.accepted:
+            self.record.see(len(cycle.tokens), self._promised(cycle.plan.draft_length) * cost)
+        return cost
+
+    def _promised(self, length: int) -> float:
+        """Of the compiler's promise, a shorter draft keeps its share."""
+        return 1.0 + (self._speedup - 1.0) * length / self._width
 
     def _cost(self, context: int, length: int, costs: Sequence[float]) -> float:
-        """Of a cycle of so many drafts, all of them at the depth bound, in plain steps.
-
-        The pending token goes there as well, and verification goes on from there. Tokens that leave earlier cost less
-        by more than the verification then costs more.
-        """
-        rest = (1.0 - self._depth) * costs[min(length, len(costs) - 1)]
-        return (length + 1) * self._steps.at(context) + rest
+        """Of a cycle of so many drafts, in plain steps: the pending token goes to the depth bound, too."""
+        begun, step = self._prefixes.at(context)
+        return (length + 1) * step + max(0.0, costs[min(length, len(costs) - 1)] - begun[length])

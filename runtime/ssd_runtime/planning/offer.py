@@ -16,12 +16,8 @@ class Offer:
 
     source: Source
     plan: Plan
-    length: int
-    """Most draft steps."""
-    tokens: float
-    """Predicted of the cycle, by the compiler's measurements alone."""
     speedup: float
-    """Expected against plain decoding, by those and the record."""
+    """Expected against plain decoding, by the compiler's measurements and the record."""
 
 
 class Source(Protocol):
@@ -39,6 +35,6 @@ class Source(Protocol):
         """
         ...
 
-    def learn(self, offer: Offer, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
-        """Take in what came of an offer; returns what the cycle cost by the latency table, in plain steps."""
+    def learn(self, cycle: Cycle, costs: Sequence[float]) -> float:
+        """Take in what came of the latest offer; returns what the cycle cost by the latency table, in plain steps."""
         ...

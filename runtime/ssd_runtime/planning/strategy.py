@@ -43,10 +43,10 @@ def make_strategy(
     router = Router(bundle.anchors) if bundle is not None else None
     domains = bundle.domains if bundle is not None else {}
     tuned = {record.name: record.exit for record in domains.values() if record.exit is not None}
-    heads = ExitHeads(decoder, bundle.exits if bundle is not None else None)
-    if name == "del":
-        return lambda: DelPlanner(heads, layers, settings)
-    if name == "exit":
+    if name in ("exit", "del"):
+        heads = ExitHeads(decoder, bundle.exits if bundle is not None else None)
+        if name == "del":
+            return lambda: DelPlanner(heads, layers, settings)
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
     if name == "lookup":
@@ -55,6 +55,7 @@ def make_strategy(
     frontiers = {domain: Frontier.of(record, layers) for domain, record in domains.items()}
     if name == "auto":
         stream = Stream()
+        heads = ExitHeads(decoder, bundle.exits if bundle is not None and tuned else None)
         return lambda: AutoPlanner(frontiers, tuned, heads, router, latency, stream)
     if name == "knapsack" and (router is None or not settings.warm_start):
         return lambda: KnapsackPlanner(latency, settings)

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ DRIFT, OWN, FIRST = 0.2, 0.05, 5
 
 LAZY = 8
 """Costs are priced again when so many more verifications of some number of rows were seen: it takes a while."""
+
+SETTLING = 5
+"""Verifications that the pace is first taken from."""
 
 
 @dataclass(slots=True)
@@ -39,17 +43,14 @@ class VerifyRecord:
     pace is followed apart, and plain steps tell it from the cost of rows.
     """
 
-    pace: float | None = None
+    _pace: float = 0.0
     """Log of seconds ÷ plain steps by the table, of late."""
+    _first: list[float] = field(default_factory=list)
+    """The same of the first verifications."""
     rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
     """By number; that of one row is 0, and between those seen it is on a line."""
     _priced: tuple[Sequence[float], list[float]] | None = None
     """Costs by the table, and what became of them."""
-
-    @property
-    def plain_seconds(self) -> float | None:
-        """What a plain step takes just now; None before anything was seen."""
-        return None if self.pace is None else math.exp(self.pace)
 
     def see(self, rows: int, seconds: float, cost: float) -> None:
         """One more verification: its time, and what the table says of it in plain steps."""
@@ -58,10 +59,13 @@ class VerifyRecord:
         about = ABOUT[bisect_left(ABOUT, rows, hi=len(ABOUT) - 1)]
         excess = self.rows.get(about) or _Excess(float(self._beyond(about)))
         found = math.log(seconds) - math.log(cost) - excess.log
-        if self.pace is None:
-            self.pace = found
-        surprise = min(max(found - self.pace, -SURPRISE), SURPRISE)
-        self.pace += DRIFT * surprise
+        if len(self._first) < SETTLING:
+            # The very first may have been held up: nothing is laid to rows before the pace is known.
+            self._first.append(found)
+            self._pace = median(self._first)
+            return
+        surprise = min(max(found - self._pace, -SURPRISE), SURPRISE)
+        self._pace += DRIFT * surprise
         if about > 1:
             excess.log += max(OWN, 1 / (FIRST + excess.seen)) * surprise
             excess.seen += 1

@@ -1,0 +1,68 @@
+"""Early exits as a source of `auto`: what they promise, what they cost, when they are left."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd_artifacts.domain_record import ExitChoice
+from ssd_runtime.planning.draft_record import DraftRecord
+from ssd_runtime.planning.exit_drafts import ExitDrafts
+from ssd_runtime.planning.lookup import row_costs
+from ssd_runtime.planning.plan import Cycle
+from tests.tables import latency_table
+
+LAYERS, CONTEXT = 8, 100
+TABLE = latency_table(LAYERS)
+COSTS = row_costs(TABLE).at(CONTEXT)
+
+
+def drafts(stop: int = 4, width: int = 4, promised: float = 1.5) -> ExitDrafts:
+    choice = ExitChoice(stops=[stop], width=width, threshold=0.5, annealing=0.0, predicted_speedup=promised)
+    return ExitDrafts(None, choice, TABLE, DraftRecord())  # type: ignore[arg-type]
+
+
+def cycle(source: ExitDrafts, accepted: int) -> Cycle | None:
+    """What comes of the next offer when so many of its drafts stand."""
+    offer = source.offer(CONTEXT, COSTS, 9.0)
+    if offer is None:
+        return None
+    length = offer.plan.draft_length
+    tokens = [0] * (min(accepted, length) + 1)
+    return Cycle(offer.plan, CONTEXT, length, len(tokens) - 1, tokens, length + 1, 1.0, 1.0, length, 0.0, True)
+
+
+@pytest.mark.parametrize("stop", range(1, LAYERS))
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_cycle_costs_its_prefixes_its_looks_and_the_rest_of_the_verification(stop: int, length: int) -> None:
+    plain, rows = TABLE.step_seconds(CONTEXT), TABLE.step_seconds(CONTEXT, length + 1)
+    one, several = (sum(TABLE.sublayer_seconds(CONTEXT, n)[: 2 * stop]) for n in (1, length + 1))
+    overhead = plain - sum(TABLE.sublayer_seconds(CONTEXT, 1)) - TABLE.head_seconds(1)
+    expected = (length + 1) * (one + TABLE.head_seconds(1) + overhead) + rows - several
+    assert drafts(stop)._cost(CONTEXT, length, COSTS) == pytest.approx(expected / plain)
+
+
+def test_no_more_is_offered_than_the_budget_covers_and_a_short_draft_promises_less() -> None:
+    source = drafts()
+    offers = [source.offer(CONTEXT, COSTS, most) for most in (9.0, 2.0, 1.0)]
+    assert offers[0] is not None
+    assert offers[1] is not None
+    assert offers[0].plan.draft_length == 4
+    assert offers[1].plan.draft_length < 4
+    assert offers[1].speedup < offers[0].speedup == pytest.approx(1.5)
+    assert offers[2] is None
+
+
+def test_exits_that_hold_are_kept_and_those_that_fail_left_until_they_were_forgotten() -> None:
+    good, bad = drafts(stop=2), drafts(stop=2)
+    for _ in range(40):
+        done = cycle(good, 4)
+        assert done is not None
+        good.learn(done, COSTS)
+    failures = 0
+    while (done := cycle(bad, 0)) is not None:
+        bad.learn(done, COSTS)
+        failures += 1
+        assert failures < 15
+    assert failures
+    bad.record.rest(3000)
+    assert cycle(bad, 0) is not None
