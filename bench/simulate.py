@@ -15,16 +15,20 @@ from time import perf_counter
 
 from bench.traces import Trace, read_traces
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.acceptance import accept
 from ssd_runtime.drafting.draft import NOTHING, Draft
+from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.followers import RANKS
 from ssd_runtime.planning.controller import Controller, Stream
+from ssd_runtime.planning.exit_drafts import ExitDrafts
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.masked_drafts import MaskedDrafts
+from ssd_runtime.planning.offer import Source
 from ssd_runtime.planning.plan import Cycle, Plan
 from ssd_runtime.session import Session
 
@@ -53,18 +57,28 @@ class Replay:
         return found
 
 
-def controller(latency: LatencyTable, stream: Stream, trace: Trace, frontier: Frontier | None = None) -> Controller:
-    """One that has taken in the trace's prompt, with the masks of one domain."""
-    lookup = Lookup(stream.lookup)
+def controller(
+    latency: LatencyTable,
+    stream: Stream,
+    trace: Trace,
+    frontier: Frontier | None = None,
+    exits: ExitChoice | None = None,
+) -> Controller:
+    """One that has taken in the trace's prompt, with the masks and exits of one domain."""
+    lookup, sources = Lookup(stream.lookup), list[Source]()
     lookup.open(trace.prompt)
-    masks = [MaskedDrafts(frontier, latency, stream.masks["one"], lookup)] if frontier is not None else []
-    return Controller(latency, stream, lookup, masks)
+    if frontier is not None:
+        sources.append(MaskedDrafts(frontier, latency, stream.masks["one"], lookup))
+    if exits is not None:
+        # Heads that nobody asks: drafts are made by `_Oracle`.
+        sources.append(ExitDrafts(None, exits, latency, stream.exits["one"]))  # type: ignore[arg-type]
+    return Controller(latency, stream, lookup, sources)
 
 
 def replay(
     controller: Controller, stream: Stream, trace: Trace, latency: LatencyTable, right: Callable[[int], bool]
 ) -> Replay:
-    """Take the controller through a trace; right(i) says whether masked drafts have the answer's i-th token right."""
+    """Take the controller through a trace; right(i): whether drafts of the model have the answer's i-th token right."""
     done = Replay([], [])
     place = 1
     while place < len(trace.answer):
@@ -81,8 +95,13 @@ def replay(
         context, rows = len(ids) - 1, len(paths)
         draft_seconds = draft.steps * latency.step_seconds(context, 1, plan.mask)
         verify_seconds = latency.step_seconds(context, rows)
+        exiting = isinstance(plan.drafter, EarlyExit) and draft is not NOTHING
+        if exiting:
+            draft_seconds, begun = _exit_seconds(latency, context, plan.drafter.stops, rows)
+            verify_seconds -= begun
         cycle = Cycle(
-            plan, context, draft.trunk, verdict.accepted, tokens, rows, draft_seconds, verify_seconds, draft.steps
+            *(plan, context, draft.trunk, verdict.accepted, tokens, rows, draft_seconds, verify_seconds, draft.steps),
+            begun=exiting,
         )
         controller.observe(cycle)
         for here in range(place - 1, min(place - 1 + len(tokens), len(trace.candidates))):
@@ -98,16 +117,24 @@ def _drafted(plan: Plan, trace: Trace, place: int, right: Callable[[int], bool])
     length = min(plan.draft_length, len(trace.answer) - place - 1)
     if length < 1 or plan.drafter is None:
         return NOTHING
-    drafter = plan.drafter
+    drafter, oracle = plan.drafter, _Oracle(trace.answer[place:], [right(i) for i in range(place, place + length)])
     if isinstance(drafter, Extended):
-        oracle = _Oracle(trace.answer[place:], [right(i) for i in range(place, place + length)])
         drafter = replace(drafter, masked=oracle)  # type: ignore[arg-type]
+    if isinstance(drafter, EarlyExit):
+        drafter = oracle
     return drafter.draft(None, WRONG, length)  # type: ignore[arg-type]
+
+
+def _exit_seconds(latency: LatencyTable, context: int, stops: Sequence[int], rows: int) -> tuple[float, float]:
+    """Of taking so many rows to the depth bound one by one, with a look behind each stop; and of doing so at once."""
+    one, at_once = (sum(latency.sublayer_seconds(context, n)[: 2 * stops[-1]]) for n in (1, rows))
+    glue = latency.step_seconds(context) - sum(latency.sublayer_seconds(context, 1)) - latency.head_seconds(1)
+    return rows * (one + len(stops) * latency.head_seconds(1) + glue), at_once
 
 
 @dataclass(frozen=True, slots=True)
 class _Oracle:
-    """Masked drafts that are right where they are said to be."""
+    """The model's drafts, right where they are said to be."""
 
     answer: Sequence[int]
     right: Sequence[bool]
@@ -122,8 +149,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--traces", type=Path, default=Path("build/traces/demo.json"))
     parser.add_argument("--artifact", type=Path, default=Path("demo"), help="a bundle with a latency table")
+    parser.add_argument("--latency", type=Path, help="a latency table instead, such as the user's cache keeps")
     arguments = parser.parse_args()
-    latency = next(iter(Bundle.load(bundle_path(arguments.artifact)).latency.values()))
+    if arguments.latency is not None:
+        latency = LatencyTable.from_json(arguments.latency.read_text())
+    else:
+        latency = next(iter(Bundle.load(bundle_path(arguments.artifact)).latency.values()))
     stream, planning, found = Stream(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
     for number, trace in enumerate(read_traces(arguments.traces)):
         began = perf_counter()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bench.simulate import Replay, controller, replay
 from bench.traces import Trace
+from ssd_artifacts.domain_record import ExitChoice
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.budget import MOST, PER_TOKEN, Budget
 from ssd_runtime.planning.controller import Stream
@@ -21,6 +22,10 @@ from tests.tables import latency_table, profile
 LAYERS = 8
 TABLE = latency_table(LAYERS)
 HALF = Frontier((Entry("half", SkipMask.of(LAYERS, range(2, 10)), profile(0.95)),))
+EXITS = [
+    ExitChoice(stops=stops, width=width, threshold=0.5, annealing=0.0, predicted_speedup=2.5)
+    for stops, width in (([1], 1), ([2, 4], 4), ([7], 6))
+]
 
 
 def story(kind: str, seed: int, length: int = 300) -> Trace:
@@ -38,9 +43,15 @@ def story(kind: str, seed: int, length: int = 300) -> Trace:
     return Trace("", "", prompt, answer, [[99, 98, 97, 96]] * (length - 1))
 
 
-def run(trace: Trace, right: object, frontier: Frontier | None = HALF, stream: Stream | None = None) -> Replay:
+def run(
+    trace: Trace,
+    right: object,
+    frontier: Frontier | None = HALF,
+    stream: Stream | None = None,
+    exits: ExitChoice | None = None,
+) -> Replay:
     stream = stream or Stream()
-    return replay(controller(TABLE, stream, trace, frontier), stream, trace, TABLE, right)  # type: ignore[arg-type]
+    return replay(controller(TABLE, stream, trace, frontier, exits), stream, trace, TABLE, right)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=80))
@@ -64,9 +75,13 @@ def test_the_budget_bounds_the_loss_over_any_run_of_cycles(cycles: list[tuple[in
     st.sampled_from(["random", "repeating", "mixed"]),
     st.integers(0, 1000),
     st.lists(st.booleans(), min_size=1, max_size=40),
+    st.sampled_from([None, HALF]),
+    st.sampled_from([None, *EXITS]),
 )
-def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(kind: str, seed: int, pattern: list[bool]) -> None:
-    done = run(story(kind, seed), lambda place: pattern[place % len(pattern)])
+def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(
+    kind: str, seed: int, pattern: list[bool], frontier: Frontier | None, exits: ExitChoice | None
+) -> None:
+    done = run(story(kind, seed), lambda place: pattern[place % len(pattern)], frontier, exits=exits)
     losses = done.losses()
     for first in range(len(losses)):
         for last in range(first, min(first + 64, len(losses))):
@@ -90,6 +105,16 @@ def test_good_masks_are_used_and_repetition_is_copied() -> None:
     copied = run(story("repeating", 1), lambda place: False, None)
     assert copied.tokens / sum(copied.costs) > 3.0
     assert {cycle.plan.reason for cycle in copied.cycles[2:]} == {"lookup"}
+
+
+def test_exits_that_hold_are_used_and_those_that_fail_left() -> None:
+    """One layer of eight and a look at the head: 0.4 of a plain step for each token here."""
+    exits = ExitChoice(stops=[1], width=4, threshold=0.5, annealing=0.0, predicted_speedup=1.7)
+    done = run(story("random", 1), lambda place: place % 20 != 0, None, exits=exits)
+    assert sum(cycle.begun for cycle in done.cycles) > 0.8 * len(done.cycles)
+    assert done.tokens / sum(done.costs) > 1.3
+    failing = run(story("random", 1), lambda place: False, None, exits=exits)
+    assert 0 < sum(cycle.begun for cycle in failing.cycles) < 0.1 * len(failing.cycles)
 
 
 def test_masks_that_fail_are_left_and_taken_up_again_when_they_hold() -> None:
