@@ -9,6 +9,7 @@ import torch
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.exits import ExitHeads
 from ssd_runtime.planning.auto import AutoPlanner
 from ssd_runtime.planning.controller import Stream
 from ssd_runtime.planning.frontier import FixedPlanner, Frontier, NearestAnchorPlanner
@@ -91,7 +92,8 @@ def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
 
 def auto(axis: int, **domains: object) -> AutoPlanner:
     given = bundle(**domains)  # type: ignore[arg-type]
-    planner = AutoPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS), Stream())
+    heads: ExitHeads = None  # type: ignore[assignment] # no domain has exits
+    planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), Stream())
     planner.start(SimpleNamespace(ids=list(range(100))), prompt(axis))  # type: ignore[arg-type]
     return planner
 
