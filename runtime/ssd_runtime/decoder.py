@@ -20,7 +20,7 @@ from ssd_runtime.linear import ALWAYS, Linear, PackedMemory, can_pack
 from ssd_runtime.memory import gib
 from ssd_runtime.placement import device_of
 from ssd_runtime.rotary import RotaryTable, Rotation, rotate
-from ssd_runtime.span import Span, Spans
+from ssd_runtime.span import Sight, Span, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,7 @@ class Decoder:
     def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
         """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
         parts, shape, n = self.layers[layer], self.shape, x.shape[0]
-        if self._spread:
-            x, span = x.to(parts.device), span.on(parts.device)
-        sight = span.sights[parts.kind]
+        x, sight = self._brought(layer, x), self.sight(layer, span)
         queries, new = self.project(layer, x, sight.rotation)
         cache.write(layer, span.slot, new)
         all_keys, all_values = cache.read(layer, sight.begin, sight.end)
@@ -177,8 +175,12 @@ class Decoder:
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden]."""
+        return self.layers[layer].add_mlp(self._brought(layer, x))
+
+    def sight(self, layer: int, span: Span) -> Sight:
+        """What the rows of `span` see in `layer`, where that runs."""
         parts = self.layers[layer]
-        return parts.add_mlp(x.to(parts.device) if self._spread else x)
+        return (span.on(parts.device) if self._spread else span).sights[parts.kind]
 
     def scores(self, layer: int, products: Tensor) -> Tensor:
         """Attention scores from products of queries and keys."""
@@ -221,6 +223,9 @@ class Decoder:
     def logits(self, x: Tensor) -> Tensor:
         """Logits [n, vocabulary] of states behind the last sub-layer."""
         return self.head(self.norm(x))
+
+    def _brought(self, layer: int, x: Tensor) -> Tensor:
+        return x.to(self.layers[layer].device) if self._spread else x
 
     def _handed(self, x: Tensor) -> Tensor:
         return x.to(self.device) if self._spread else x

@@ -125,7 +125,7 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
             *(drafted - planned, verified - drafted, draft.steps, planned - began, draft.begun is not None),
         )
         began = perf_counter()
-        planner.observe(cycle, None if states is None else [x[verdict.rows] for x in states])
+        planner.observe(cycle, None if states is None else _rows(states, verdict.rows))
         # Only now: guesses are judged by what was known before.
         if planner.followers is not None:
             planner.followers.verified(before, draft.paths(pending), verdict.rows, logits)
@@ -150,6 +150,12 @@ def _judge(session: Session, pending: int, draft: Draft, logits: Tensor) -> Verd
     """Hold the draft against the full model's `logits` [rows, vocabulary]."""
     drawn = list(zip(draft.tokens, draft.probs, strict=False))
     return accept(draft, session.choose(logits, lambda: draft.paths(pending), drawn))
+
+
+def _rows(states: list[Tensor], rows: list[int]) -> list[Tensor]:
+    """The states [n, hidden] of those rows alone."""
+    kept = torch.tensor(rows, device=states[0].device)
+    return [x[kept] for x in states]
 
 
 def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -> None:

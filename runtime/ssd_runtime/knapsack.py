@@ -125,7 +125,7 @@ def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -
     shape, parts = decoder.shape, decoder.layers[layer]
     window = decoder.spans.kinds[parts.kind].window
     branches, n, _ = x.shape
-    sight = decoder.span(group.cache, group.start, n).on(parts.device).sights[parts.kind]
+    sight = decoder.sight(layer, decoder.span(group.cache, group.start, n))
     flat = x.flatten(0, 1).to(parts.device)
     queries, new = decoder.project(layer, flat, repeated(sight.rotation, branches))
     # [kv_heads, groups, branches * n, head_dim]; keys and values have one head a group, broadcast over it.
