@@ -8,6 +8,7 @@ from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_record import Choice, DomainRecord, FrontierEntry, SearchCost, Validation
 from ssd_artifacts.fingerprint import ModelFingerprint
+from ssd_artifacts.followers import FollowerSet
 from ssd_profiles.mask import SkipMask
 from tests.tables import DEVICE, latency_table, profile
 
@@ -84,4 +85,5 @@ def bundle(**domains: DomainRecord) -> Bundle:
         ),
         {DEVICE.slug(): latency_table(LAYERS)},
         {"report.json": "{}", "report.html": "<p>Ω</p>"},
+        followers=FollowerSet.of([[5, 6, 1, 2, 3, 4], [6, 1, 7, 8, 9, 10]]),
     )

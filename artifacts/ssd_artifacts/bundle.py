@@ -14,11 +14,13 @@ from ssd_artifacts.domain_record import DomainRecord
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
+from ssd_artifacts.followers import FollowerSet
 from ssd_artifacts.manifest import FORMAT_VERSION, FileEntry, Manifest
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 
-MANIFEST, ANCHORS, EXITS = "manifest.yaml", "anchors.safetensors", "exits.safetensors"
+MANIFEST, ANCHORS = "manifest.yaml", "anchors.safetensors"
+EXITS, FOLLOWERS = "exits.safetensors", "followers.safetensors"
 BESIDE = frozenset({MANIFEST, "README.md", ".gitattributes"})
 """Files that a manifest does not list."""
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 16 << 20, 32
@@ -46,6 +48,7 @@ class Bundle:
     reports: dict[str, str]
     """File name to text."""
     exits: ExitSet | None = None
+    followers: FollowerSet | None = None
 
     def save(self, path: Path) -> None:
         """Write the bundle to `path`, whole or not at all."""
@@ -54,7 +57,8 @@ class Bundle:
             contents |= {f"domains/{name}.yaml": _dump(record).encode() for name, record in self.domains.items()}
             contents |= {f"latency/{slug}.json": table.to_json().encode() for slug, table in self.latency.items()}
             contents |= {name: text.encode() for name, text in self.reports.items()}
-            contents |= {EXITS: self.exits.to_bytes()} if self.exits is not None else {}
+            for name, part in {EXITS: self.exits, FOLLOWERS: self.followers}.items():
+                contents |= {name: part.to_bytes()} if part is not None else {}
             for name, content in contents.items():
                 target = folder / name
                 target.parent.mkdir(exist_ok=True)
@@ -91,6 +95,7 @@ class Bundle:
             {file.stem: _latency(file) for file in sorted((path / "latency").glob("*.json"))},
             {name: _text(path / name) for name in manifest.files if name.startswith("report.")},
             ExitSet.from_file(str(path / EXITS), manifest.model.num_layers) if EXITS in manifest.files else None,
+            FollowerSet.from_file(str(path / FOLLOWERS)) if FOLLOWERS in manifest.files else None,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.followers import Followers
 from ssd_runtime.generate import Limits, decode
 from ssd_runtime.highest import highest
 from ssd_runtime.planning.plan import PlainPlanner
@@ -28,6 +29,8 @@ class Sample:
     prompt: list[int]
     continuation: list[int]
     features: dict[str, list[float]]
+    followers: list[list[int]]
+    """Pairs of tokens, each with the full model's best candidates behind it."""
 
     @property
     def middle(self) -> float:
@@ -63,12 +66,14 @@ class SharedPrefix:
 def continue_prompts(
     decoder: Decoder, prompts: Sequence[list[int]], new_tokens: int, eos: frozenset[int], tick: Tick
 ) -> list[dict[str, Any]]:
-    """Greedy continuations and features of `prompts`, as plain JSON for `samples_of`."""
+    """Greedy continuations, features and candidates of `prompts`, as plain JSON for `samples_of`."""
     shared, found = SharedPrefix(decoder, prompts), []
     for ids in prompts:
-        session, prompt = shared.prefill(ids)
-        generation = decode(session, prompt, PlainPlanner(), Limits(new_tokens, eos))
-        found.append({"prompt": ids, "continuation": generation.token_ids, "features": features(prompt)})
+        (session, prompt), planner, followers = shared.prefill(ids), PlainPlanner(), Followers()
+        planner.followers = followers
+        generation = decode(session, prompt, planner, Limits(new_tokens, eos))
+        sample = Sample(ids, generation.token_ids, features(prompt), followers.rows())
+        found.append(asdict(sample))
         tick()
     return found
 

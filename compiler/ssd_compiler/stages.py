@@ -14,26 +14,25 @@ import numpy as np
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import MIXTURE, Choice, DomainRecord, FrontierEntry, SearchCost, Validation
+from ssd_artifacts.domain_record import MIXTURE, DomainRecord
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
+from ssd_artifacts.followers import FollowerSet
 from ssd_compiler.anchors import build_anchors
-from ssd_compiler.calibrate import Sample, continue_prompts, features_of, middle_context, reference_states, samples_of
+from ssd_compiler.calibrate import Sample, continue_prompts, features_of, samples_of
 from ssd_compiler.cluster_stage import ClusterStage
 from ssd_compiler.exit_stage import ExitStage
 from ssd_compiler.progress import Reporter
 from ssd_compiler.prompts import DomainPrompts, PromptPool, read_pool, split_pool
 from ssd_compiler.report import html_report, json_report
-from ssd_compiler.search import SearchBounds, SearchResult, search
+from ssd_compiler.search_stage import SearchStage
 from ssd_compiler.settings import CompileSettings
-from ssd_compiler.validate import validate
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits
+from ssd_runtime.followers import Followers
 from ssd_runtime.models import LoadedModel
-from ssd_runtime.planning.throughput import Entry, best_option
 from ssd_runtime.profiler import device_key, measure_latency
 
 
@@ -135,18 +134,13 @@ class Stages:
         exits: ExitSet | None,
     ) -> DomainRecord:
         """Search a domain's masks and confirm the best of them by timed decoding; tune its exits."""
-        found = self._search(name, samples, latency)
-        confirmed = self._validate(name, found, prompts, latency)
-        choice = Choice.model_validate(confirmed["choice"]) if confirmed else None
-        validation = Validation.model_validate(confirmed["validation"]) if confirmed else None
-        pays = validation is not None and validation.speedup_interval[0] > 1.0
-        record = _record(name, found, choice, validation, pays)
+        record = self._search_stage(latency).domain(name, samples, prompts)
         if exits is None:
             return record
         return record.model_copy(update={"exit": self._exit_stage.tune(name, samples, latency, exits)})
 
     def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainRecord]:
-        """Search one frontier for all domains together, an equal number of samples from each.
+        """Search one frontier for all domains together.
 
         A single domain has none. A base's stays: the samples of its domains are not in the bundle.
         """
@@ -154,23 +148,7 @@ class Stages:
             kept = "kept as it is there" if MIXTURE in self.base.domains else "none, as there"
             self.reporter.note(f"{MIXTURE}: {kept}; compile all domains together for one over all of them")
             return {}
-        if len(samples) < 2:
-            return {}
-        total = max(len(some) for some in samples.values())
-        share = max(1, total // len(samples))
-        mixed = [sample for some in samples.values() for sample in some[:share]]
-        found = self._search(MIXTURE, mixed, latency)
-        finalists = self._finalists(found, latency)
-        if not finalists:
-            return {MIXTURE: _record(MIXTURE, found, None, None, False)}
-        entry, option = finalists[0]
-        choice = Choice(
-            entry=entry,
-            draft_length=option.draft_length,
-            threshold=option.threshold,
-            predicted_speedup=round(option.speedup, 4),
-        )
-        return {MIXTURE: _record(MIXTURE, found, choice, None, option.speedup > 1.0)}
+        return {MIXTURE: self._search_stage(latency).mixture(list(samples.values()))} if self._mixed else {}
 
     def anchors(self, prompts: dict[str, DomainPrompts], samples: dict[str, list[Sample]]) -> AnchorSet:
         """Pick each domain's anchors and the out-of-domain threshold."""
@@ -191,8 +169,21 @@ class Stages:
             base=self.base.anchors if self.base is not None else None,
         )
 
+    def followers(self, samples: dict[str, list[Sample]]) -> FollowerSet:
+        """Gather what the full model held for probable in its continuations; what a base has comes before them."""
+        known = Followers(self.base.followers if self.base is not None else None)
+        for sample in (sample for some in samples.values() for sample in some):
+            for before, token, *candidates in sample.followers:
+                known.see(before, token, candidates)
+        return FollowerSet.of(known.rows())
+
     def bundle(
-        self, latency: LatencyTable, records: dict[str, DomainRecord], anchors: AnchorSet, exits: ExitSet | None
+        self,
+        latency: LatencyTable,
+        records: dict[str, DomainRecord],
+        anchors: AnchorSet,
+        exits: ExitSet | None,
+        followers: FollowerSet,
     ) -> Bundle:
         """Put everything together, with the reports."""
         created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -212,99 +203,19 @@ class Stages:
             tables,
             {"report.json": report, "report.html": html_report(self.fingerprint, latency, records, created)},
             exits,
+            followers,
         )
 
     @property
     def _exit_stage(self) -> ExitStage:
         return ExitStage(self.decoder, self.work, self.reporter)
 
-    def _search(self, name: str, samples: list[Sample], latency: LatencyTable) -> SearchResult:
-        settings = self.settings
-        context = middle_context(samples)
-        mixed = len(settings.new_domains) > 1 and self.base is None
-        searches = len(settings.new_domains) + mixed
-        timed = settings.budget_seconds is not None
-        # The mixture is the fallback for prompts of no domain: half the effort.
-        evaluations = settings.evaluations // 2 if name == MIXTURE else settings.evaluations
-        bounds = SearchBounds(
-            10_000 if timed else evaluations,
-            settings.budget_seconds / searches if settings.budget_seconds is not None else float("inf"),
-            settings.seed,
-            settings.block,
+    @property
+    def _mixed(self) -> bool:
+        return self.base is None and len(self.settings.new_domains) > 1
+
+    def _search_stage(self, latency: LatencyTable) -> SearchStage:
+        searches = len(self.settings.new_domains) + self._mixed
+        return SearchStage(
+            self.settings, self.decoder, self.loaded.eos_ids, latency, self.work, self.reporter, searches
         )
-
-        def announce(potential: float, predicted: float, worthwhile: bool) -> None:
-            verdict = (
-                "searching on"
-                if worthwhile
-                else "skipping layers will not pay on this model and device; the runtime will decode plainly"
-            )
-            self.reporter.note(
-                f"{name}: at most {potential:.2f}x of plain decoding if drafts always ended in time, "
-                f"{predicted:.2f}x predicted: {verdict}"
-            )
-
-        def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: search", None if timed else evaluations) as tick:
-                reference = reference_states(self.decoder, samples)
-                found = search(self.decoder, reference, latency, context, bounds, tick, announce)
-            return {
-                "frontier": [entry.model_dump(mode="json") for entry in found.frontier],
-                "finalists": found.finalists,
-                "context": found.context,
-                "potential": found.potential,
-                "worthwhile": found.worthwhile,
-                "cost": found.cost.model_dump(mode="json"),
-            }
-
-        kept = self.work.stage(f"search-{name}", run)
-        return SearchResult(
-            [FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
-            kept["finalists"],
-            kept["context"],
-            kept["potential"],
-            kept["worthwhile"],
-            SearchCost.model_validate(kept["cost"]),
-        )
-
-    def _validate(self, name: str, found: SearchResult, prompts: DomainPrompts, latency: LatencyTable) -> Any:
-        finalists = [(index, option.entry) for index, option in self._finalists(found, latency)]
-        held_back = prompts.validation
-        if not found.worthwhile:
-            # One timed look at the best is enough to back a no.
-            finalists, held_back = finalists[:1], held_back[: max(2, len(held_back) // 2)]
-        limits = Limits(prompts.max_new_tokens, self.loaded.eos_ids)
-
-        def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
-                confirmed = validate(self.decoder, held_back, finalists, latency, found.context, limits, tick)
-            return {
-                "choice": confirmed.choice.model_dump(mode="json"),
-                "validation": confirmed.validation.model_dump(mode="json"),
-            }
-
-        return self.work.stage(f"validation-{name}", run) if finalists else None
-
-    def _finalists(self, found: SearchResult, latency: LatencyTable) -> list[tuple[int, Any]]:
-        """Frontier index and best option of each finalist."""
-        layers, chosen = self.decoder.shape.num_layers, []
-        for index in found.finalists:
-            entry = found.frontier[index]
-            option = best_option([Entry(entry.mask, entry.skip_mask(layers), entry.profile())], latency, found.context)
-            chosen.append((index, option))
-        return chosen
-
-
-def _record(
-    name: str, found: SearchResult, choice: Choice | None, validation: Validation | None, pays: bool
-) -> DomainRecord:
-    return DomainRecord(
-        name=name,
-        context=found.context,
-        frontier=found.frontier,
-        choice=choice,
-        potential=round(found.potential, 4),
-        pays=pays,
-        validation=validation,
-        search=found.cost,
-    )

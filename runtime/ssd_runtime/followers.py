@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from ssd_artifacts.followers import FollowerSet
 from ssd_runtime.highest import candidates
 
 RANKS = 4
@@ -26,9 +27,14 @@ class Followers:
 
     __slots__ = ("_by_pair", "_by_token")
 
-    def __init__(self) -> None:
+    def __init__(self, known: FollowerSet | None = None) -> None:
+        """With what a bundle knows, which is forgotten first."""
         self._by_token: OrderedDict[int, list[int]] = OrderedDict()
         self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
+        if known is not None:
+            candidates = known.candidates[:, :RANKS].tolist()
+            for (before, token), best in zip(known.pairs.tolist(), candidates, strict=True):
+                self.see(before, token, best)
 
     def verified(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
         """Take in a verification: `rows` of its `logits` [n, vocabulary], whose paths stand behind the token `before`.
@@ -48,6 +54,10 @@ class Followers:
         """Candidates behind `token`, and whether they are those behind both; none where it was never seen."""
         found = self._by_pair.get((before, token))
         return (self._by_token.get(token, ()), False) if found is None else (found, True)
+
+    def rows(self) -> list[list[int]]:
+        """Each pair with its candidates, those seen last at the end."""
+        return [[*pair, *best] for pair, best in self._by_pair.items()]
 
 
 def _put(table: OrderedDict[Key, list[int]], key: Key, candidates: list[int]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.followers import FollowerSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
 
@@ -72,8 +73,12 @@ def edit_manifest(folder: Path, change: Callable[[dict[str, object]], object]) -
 
 def rewrite(folder: Path, name: str, text: str) -> None:
     """Alter a file and the manifest with it, so that only its content is wrong."""
-    (folder / name).write_text(text)
-    content = (folder / name).read_bytes()
+    swap(folder, name, text.encode())
+
+
+def swap(folder: Path, name: str, content: bytes) -> None:
+    """Other content, with the manifest made to agree."""
+    (folder / name).write_bytes(content)
     entry = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     edit_manifest(folder, lambda data: data["files"].update({name: entry}))  # type: ignore[attr-defined]
 
@@ -82,10 +87,11 @@ def spoil_anchors(folder: Path, part: str) -> None:
     anchors = bundle().anchors
     values = getattr(anchors, part).copy()
     values.flat[0] = 99 if part == "labels" else np.nan
-    spoilt = replace(anchors, **{part: values}).to_bytes()
-    (folder / "anchors.safetensors").write_bytes(spoilt)
-    entry = {"sha256": hashlib.sha256(spoilt).hexdigest(), "bytes": len(spoilt)}
-    edit_manifest(folder, lambda d: d["files"].update({"anchors.safetensors": entry}))  # type: ignore[attr-defined]
+    swap(folder, "anchors.safetensors", replace(anchors, **{part: values}).to_bytes())
+
+
+def spoil_followers(folder: Path) -> None:
+    swap(folder, "followers.safetensors", FollowerSet.of([[5, 6, 1, -2]]).to_bytes())
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -144,6 +150,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "anchors not a number": (lambda f: spoil_anchors(f, "features"), "damaged anchors"),
     "other prompts not a number": (lambda f: spoil_anchors(f, "others"), "damaged anchors"),
     "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),
+    "bad followers": (lambda f: rewrite(f, "followers.safetensors", "nothing"), "damaged followers"),
+    "followers that are no tokens": (lambda f: spoil_followers(f), "damaged followers"),
     "bad anchors": (lambda f: rewrite(f, "anchors.safetensors", "nothing"), "damaged anchors"),
 }
 
@@ -169,10 +177,10 @@ def test_no_damage_ends_in_a_traceback(tmp_path: Path, data: st.DataObject) -> N
     at = data.draw(st.integers(0, len(content)))
     until = data.draw(st.integers(at, min(len(content), at + 20)))
     changed = content[:at] + data.draw(st.binary(max_size=8)) + content[until:]
-    (folder / name).write_bytes(changed)
-    if name != "manifest.yaml":
-        entry = {"sha256": hashlib.sha256(changed).hexdigest(), "bytes": len(changed)}
-        edit_manifest(folder, lambda d: d["files"].update({name: entry}))  # type: ignore[attr-defined]
+    if name == "manifest.yaml":
+        (folder / name).write_bytes(changed)
+    else:
+        swap(folder, name, changed)
     with suppress(UserError):  # which test_damage_is_refused_in_one_line looks at
         Bundle.load(folder)
     shutil.rmtree(folder)

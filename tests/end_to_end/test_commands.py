@@ -93,6 +93,7 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
         assert record.search.evaluations <= 24
     assert bundle.anchors.domains == ("rivers", "apples")
     assert len(bundle.latency) == 1
+    assert bundle.followers is not None
     assert bundle.exits is not None
     assert bundle.exits.layers == (2, 4, 6)
     for name in ("rivers", "apples"):

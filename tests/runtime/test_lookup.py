@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd_artifacts.followers import FollowerSet
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
 from ssd_runtime.followers import Followers
@@ -116,6 +117,17 @@ def test_candidates_are_those_of_the_last_time_and_the_longest_context() -> None
     assert followers.of(9, 7)[0][0] == 2
     assert not followers.of(9, 7)[1]
     assert followers.of(7, 9) == ((), False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.permutations(range(4))), min_size=1, max_size=40))
+def test_what_a_bundle_carries_is_what_was_seen(seen: list[tuple[int, int, list[int]]]) -> None:
+    there = Followers()
+    for before, token, candidates in seen:
+        there.see(before, token, candidates)
+    here = Followers(FollowerSet.of(there.rows()))
+    for before in range(7):
+        for token in range(7):
+            assert here.of(before, token) == there.of(before, token)
 
 
 def test_guesses_are_judged_by_what_was_known_before() -> None:

@@ -9,16 +9,20 @@ import torch
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.decoder import Decoder
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.planning.auto import AutoPlanner
 from ssd_runtime.planning.controller import Stream
 from ssd_runtime.planning.frontier import FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN
 from ssd_runtime.planning.settings import NearestSettings
+from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.planning.throughput import Entry, best_option
 from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill
+from ssd_runtime.strategies import read_settings
 from tests.bundles import LAYERS, bundle, record
+from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
 HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
@@ -96,6 +100,17 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
     planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), Stream())
     planner.start(SimpleNamespace(ids=list(range(100))), prompt(axis))  # type: ignore[arg-type]
     return planner
+
+
+@pytest.mark.parametrize("name", ["auto", "lookup"])
+def test_a_stream_begins_with_the_followers_that_the_bundle_knows(name: str) -> None:
+    decoder, given = Decoder(tiny_model("llama")), bundle()
+    make = make_strategy(name, read_settings(name, []), decoder, given, latency_table(LAYERS))
+    one, another = make().followers, make().followers
+    assert one is not None
+    assert one is another, "one stream"
+    assert one.of(5, 6) == ([1, 2, 3, 4], True)
+    assert one.of(9, 6) == ([1, 2, 3, 4], False)
 
 
 def test_auto_speculates_only_where_that_is_predicted_to_be_faster() -> None:

@@ -11,6 +11,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.lookup import LookupRecord
 from ssd_runtime.exits import ExitHeads
+from ssd_runtime.followers import Followers
 from ssd_runtime.planning.auto import AutoPlanner
 from ssd_runtime.planning.bounded_exit import BoundedExitPlanner
 from ssd_runtime.planning.clasp import ClaspPlanner
@@ -49,12 +50,12 @@ def make_strategy(
             return lambda: DelPlanner(heads, layers, settings)
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
+    record = LookupRecord(Followers(bundle.followers if bundle is not None else None))
     if name == "lookup":
-        record = LookupRecord()
         return lambda: LookupPlanner(latency, settings, record)
     frontiers = {domain: Frontier.of(record, layers) for domain, record in domains.items()}
     if name == "auto":
-        stream = Stream()
+        stream = Stream(record)
         heads = ExitHeads(decoder, bundle.exits if bundle is not None and tuned else None)
         return lambda: AutoPlanner(frontiers, tuned, heads, router, latency, stream)
     if name == "knapsack" and (router is None or not settings.warm_start):

@@ -1,0 +1,151 @@
+"""The stages that find a domain's masks: a search, then timed decoding with the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssd_artifacts.domain_record import MIXTURE, Choice, DomainRecord, FrontierEntry, SearchCost, Validation
+from ssd_compiler.calibrate import Sample, middle_context, reference_states
+from ssd_compiler.progress import Reporter
+from ssd_compiler.prompts import DomainPrompts
+from ssd_compiler.search import SearchBounds, SearchResult, search
+from ssd_compiler.settings import CompileSettings
+from ssd_compiler.validate import validate
+from ssd_compiler.workspace import Workspace
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.generate import Limits
+from ssd_runtime.planning.throughput import Entry, Option, best_option
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStage:
+    """What they need."""
+
+    settings: CompileSettings
+    decoder: Decoder
+    eos_ids: frozenset[int]
+    latency: LatencyTable
+    work: Workspace
+    reporter: Reporter
+    searches: int
+    """Domains, and the mixture where there is to be one: they share the time there is."""
+
+    def domain(self, name: str, samples: Sequence[Sample], prompts: DomainPrompts) -> DomainRecord:
+        """Search, and confirm the best on prompts that were held back."""
+        found = self._search(name, samples)
+        confirmed = self._confirm(name, found, prompts)
+        if confirmed is None:
+            return _record(name, found, None, None, pays=False)
+        validation = Validation.model_validate(confirmed["validation"])
+        choice = Choice.model_validate(confirmed["choice"])
+        return _record(name, found, choice, validation, pays=validation.speedup_interval[0] > 1.0)
+
+    def mixture(self, domains: Sequence[Sequence[Sample]]) -> DomainRecord:
+        """Search one frontier for all domains together, an equal number of samples from each; timed by nobody."""
+        total = max(len(samples) for samples in domains)
+        share = max(1, total // len(domains))
+        found = self._search(MIXTURE, [sample for samples in domains for sample in samples[:share]])
+        finalists = self._finalists(found)
+        if not finalists:
+            return _record(MIXTURE, found, None, None, pays=False)
+        entry, option = finalists[0]
+        choice = Choice(
+            entry=entry,
+            draft_length=option.draft_length,
+            threshold=option.threshold,
+            predicted_speedup=round(option.speedup, 4),
+        )
+        return _record(MIXTURE, found, choice, None, pays=option.speedup > 1.0)
+
+    def _search(self, name: str, samples: Sequence[Sample]) -> SearchResult:
+        settings, context = self.settings, middle_context(samples)
+        timed = settings.budget_seconds is not None
+        # The mixture is the fallback for prompts of no domain: half the effort.
+        evaluations = settings.evaluations // 2 if name == MIXTURE else settings.evaluations
+        bounds = SearchBounds(
+            10_000 if timed else evaluations,
+            settings.budget_seconds / self.searches if settings.budget_seconds is not None else float("inf"),
+            settings.seed,
+            settings.block,
+        )
+
+        def announce(potential: float, predicted: float, worthwhile: bool) -> None:
+            verdict = (
+                "searching on"
+                if worthwhile
+                else "skipping layers will not pay on this model and device; the runtime will decode plainly"
+            )
+            self.reporter.note(
+                f"{name}: at most {potential:.2f}x of plain decoding if drafts always ended in time, "
+                f"{predicted:.2f}x predicted: {verdict}"
+            )
+
+        def run() -> dict[str, Any]:
+            with self.reporter.stage(f"{name}: search", None if timed else evaluations) as tick:
+                reference = reference_states(self.decoder, samples)
+                found = search(self.decoder, reference, self.latency, context, bounds, tick, announce)
+            return {
+                "frontier": [entry.model_dump(mode="json") for entry in found.frontier],
+                "finalists": found.finalists,
+                "context": found.context,
+                "potential": found.potential,
+                "worthwhile": found.worthwhile,
+                "cost": found.cost.model_dump(mode="json"),
+            }
+
+        kept = self.work.stage(f"search-{name}", run)
+        return SearchResult(
+            [FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
+            kept["finalists"],
+            kept["context"],
+            kept["potential"],
+            kept["worthwhile"],
+            SearchCost.model_validate(kept["cost"]),
+        )
+
+    def _confirm(self, name: str, found: SearchResult, prompts: DomainPrompts) -> Any:
+        finalists = [(index, option.entry) for index, option in self._finalists(found)]
+        held_back = prompts.validation
+        if not found.worthwhile:
+            # One timed look at the best is enough to back a no.
+            finalists, held_back = finalists[:1], held_back[: max(2, len(held_back) // 2)]
+        limits = Limits(prompts.max_new_tokens, self.eos_ids)
+
+        def run() -> dict[str, Any]:
+            with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
+                confirmed = validate(self.decoder, held_back, finalists, self.latency, found.context, limits, tick)
+            return {
+                "choice": confirmed.choice.model_dump(mode="json"),
+                "validation": confirmed.validation.model_dump(mode="json"),
+            }
+
+        return self.work.stage(f"validation-{name}", run) if finalists else None
+
+    def _finalists(self, found: SearchResult) -> list[tuple[int, Option]]:
+        """Frontier index and best option of each finalist."""
+        layers, chosen = self.decoder.shape.num_layers, []
+        for index in found.finalists:
+            entry = found.frontier[index]
+            entries = [Entry(entry.mask, entry.skip_mask(layers), entry.profile())]
+            option = best_option(entries, self.latency, found.context)
+            assert option is not None, "there is an entry"
+            chosen.append((index, option))
+        return chosen
+
+
+def _record(
+    name: str, found: SearchResult, choice: Choice | None, validation: Validation | None, pays: bool
+) -> DomainRecord:
+    return DomainRecord(
+        name=name,
+        context=found.context,
+        frontier=found.frontier,
+        choice=choice,
+        potential=round(found.potential, 4),
+        pays=pays,
+        validation=validation,
+        search=found.cost,
+    )
