@@ -10,6 +10,7 @@ import random
 import string
 from pathlib import Path
 
+from bench.entry import run_tool
 from bench.stratified import stratified
 from bench.streams import write_stream
 from ssd_profiles.domain import starter_set
@@ -53,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -20,6 +20,7 @@ from unittest.mock import patch
 import numpy as np
 
 import ssd_runtime.generate
+from bench.entry import run_tool
 from bench.stratified import stratified
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
@@ -121,4 +122,4 @@ def _profiled(cycle: Cycle, table: LatencyTable) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

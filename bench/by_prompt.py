@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.chart import histogram
+from bench.entry import run_tool
 from bench.ledger import Row, read_rows
 from bench.standings import against, paired
 from bench.tables import with_interval
@@ -83,4 +84,4 @@ def _groups(rows: Sequence[Row], with_halves: bool) -> Mapping[str, Sequence[Row
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.entry import run_tool
 from bench.stratified import stratified
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
@@ -105,4 +106,4 @@ def _optimality(decoder: Decoder, token: ReferenceStates, free: range) -> tuple[
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -20,6 +20,7 @@ from rich.progress import track
 
 from bench.chart import draw
 from bench.contenders import Decode, Unavailable, ours
+from bench.entry import run_tool
 from bench.ledger import Ledger, Row
 from bench.peers import PEERS
 from bench.standings import standings
@@ -187,4 +188,4 @@ def _difference(session: Session, ids: list[int], expected: list[int], other: li
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -22,6 +22,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
+from bench.entry import run_tool
 from bench.planted import plant_at
 from ssd_artifacts.files import new_folder
 from ssd_compiler.calibrate import continue_prompts
@@ -170,4 +171,4 @@ def _add_biases(model: nn.Module) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from bench.entry import run_tool
 from bench.opened import Opened
 from bench.stratified import stratified
 from ssd_profiles.mask import SkipMask
@@ -70,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

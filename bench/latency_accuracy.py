@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from bench.entry import run_tool
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.clock import seconds
 from ssd_runtime.highest import highest
@@ -78,4 +79,4 @@ def step(session: Session, context: int, n: int, mask: SkipMask | None) -> Calla
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.chart import COLOURS, saved
+from bench.entry import run_tool
 from bench.ledger import Row, read_rows
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
@@ -119,4 +120,4 @@ def _figure(width: float, height: float) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

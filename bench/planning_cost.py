@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.entry import run_tool
 from bench.opened import Opened
 from ssd_runtime.clock import seconds
 from ssd_runtime.generate import Limits, generate
@@ -83,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
+from bench.entry import run_tool
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.files import write_atomically
 from ssd_compiler.anchors import RULES, build_anchors, similarities
@@ -224,4 +225,4 @@ def _show(results: dict) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

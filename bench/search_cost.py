@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 from bayes_opt import BayesianOptimization
 
+from bench.entry import run_tool
 from bench.planted import WEAK_FILE
 from ssd_compiler.bayesian import VertexImprovement
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
@@ -119,4 +120,4 @@ def self_sd_search(evaluator: Evaluator, layers: int) -> tuple[SkipMask, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

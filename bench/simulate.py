@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
+from bench.entry import run_tool
 from bench.traces import Trace, read_traces
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_record import ExitChoice
@@ -22,8 +23,8 @@ from ssd_runtime.acceptance import accept
 from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.extended import Extended
-from ssd_runtime.drafting.lookup import Lookup
-from ssd_runtime.followers import RANKS
+from ssd_runtime.drafting.lookup import Lookup, LookupRecord
+from ssd_runtime.followers import RANKS, Followers
 from ssd_runtime.planning.controller import Controller, Stream
 from ssd_runtime.planning.exit_drafts import ExitDrafts
 from ssd_runtime.planning.frontier import Frontier
@@ -150,13 +151,21 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=Path("build/traces/demo.json"))
     parser.add_argument("--artifact", type=Path, default=Path("demo"), help="a bundle with a latency table")
     parser.add_argument("--latency", type=Path, help="a latency table instead, such as the user's cache keeps")
+    parser.add_argument("--alone", action="store_true", help="every prompt is a stream of its own")
+    parser.add_argument("--cold", action="store_true", help="without the followers that the bundle knows")
     arguments = parser.parse_args()
+    bundle = Bundle.load(bundle_path(arguments.artifact))
     if arguments.latency is not None:
         latency = LatencyTable.from_json(arguments.latency.read_text())
     else:
-        latency = next(iter(Bundle.load(bundle_path(arguments.artifact)).latency.values()))
-    stream, planning, found = Stream(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
+        latency = next(iter(bundle.latency.values()))
+
+    def begin() -> Stream:
+        return Stream(LookupRecord(Followers(None if arguments.cold else bundle.followers)))
+
+    stream, planning, found = begin(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
     for number, trace in enumerate(read_traces(arguments.traces)):
+        stream = begin() if arguments.alone else stream
         began = perf_counter()
         done = replay(controller(latency, stream, trace), stream, trace, latency, lambda place: False)
         planning += perf_counter() - began
@@ -170,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

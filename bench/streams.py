@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from bench.entry import run_tool
 from ssd_profiles.formulas import switch_probability
 from ssd_profiles.prompts import Prompt, read_prompts, read_records
 
@@ -75,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from bench.chart import points
+from bench.entry import run_tool
 from bench.opened import Opened
 from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
 from ssd_compiler.prompts import load_prompts
@@ -122,4 +123,4 @@ def predicted(
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.progress import track
 from torch import Tensor
 
+from bench.entry import run_tool
 from bench.stratified import stratified
 from bench.streams import read_pool, write_stream
 from ssd_profiles.prompts import Prompt
@@ -90,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.entry import run_tool
 from bench.opened import Opened
 from ssd_artifacts.domain_record import MIXTURE
 from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
@@ -69,4 +70,4 @@ def _speed(decoder: Decoder, reference: ReferenceStates, option: Option, latency
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

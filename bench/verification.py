@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from bench.entry import run_tool
 from ssd_profiles.intervals import bootstrap_interval, speedup
 from ssd_runtime.clock import seconds
 from ssd_runtime.decoder import Decoder
@@ -78,4 +79,4 @@ def _ids(decoder: Decoder, n: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -1,18 +1,25 @@
-"""What the README shows must exist."""
+"""What the README shows must work."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
+from ssd_artifacts.reference_bundle import bundle_path
+
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_python_example_imports_what_there_is() -> None:
+@pytest.mark.model
+def test_the_python_example_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     example = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert example is not None
-    code = compile(example[1], str(README), "exec")
-    imports = "\n".join(line for line in example[1].splitlines() if line.startswith(("from ", "import ")))
-    namespace: dict[str, object] = {}
-    exec(imports, namespace)
-    assert set(code.co_names) & {"generate", "fitted_decoder"} <= set(namespace)
+    monkeypatch.delenv("SSD_CACHE")  # where the converted model is
+    monkeypatch.chdir(tmp_path)
+    Path("bundle").symlink_to(bundle_path(Path("demo")))
+    exec(compile(example[1], str(README), "exec"), {})
+    assert len(capsys.readouterr().out.split()) > 5
