@@ -10,11 +10,11 @@ import random
 import string
 from pathlib import Path
 
-from bench.entry import run_tool
 from bench.stratified import stratified
 from bench.streams import write_stream
 from ssd_profiles.domain import starter_set
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.command import run_guarded
 
 DATA = Path("../shared/data")
 
@@ -54,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

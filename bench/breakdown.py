@@ -20,11 +20,11 @@ from unittest.mock import patch
 import numpy as np
 
 import ssd_runtime.generate
-from bench.entry import run_tool
 from bench.stratified import stratified
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime.command import run_guarded
 from ssd_runtime.generate import Generation, Limits, generate
 from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import conversation, load_model
@@ -122,4 +122,4 @@ def _profiled(cycle: Cycle, table: LatencyTable) -> float:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.chart import histogram
-from bench.entry import run_tool
 from bench.ledger import Row, read_rows
 from bench.standings import against, paired
 from bench.tables import with_interval
 from ssd_profiles.errors import UserError
+from ssd_runtime.command import run_guarded
 
 LOWEST = 5
 
@@ -84,4 +84,4 @@ def _groups(rows: Sequence[Row], with_halves: bool) -> Mapping[str, Sequence[Row
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.entry import run_tool
 from bench.stratified import stratified
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.kernels import fitted_decoder
@@ -106,4 +106,4 @@ def _optimality(decoder: Decoder, token: ReferenceStates, free: range) -> tuple[
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

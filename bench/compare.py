@@ -20,7 +20,6 @@ from rich.progress import track
 
 from bench.chart import draw
 from bench.contenders import Decode, Unavailable, ours
-from bench.entry import run_tool
 from bench.ledger import Ledger, Row
 from bench.peers import PEERS
 from bench.standings import standings
@@ -32,6 +31,7 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
+from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import compare
 from ssd_runtime.generate import Limits
@@ -188,4 +188,4 @@ def _difference(session: Session, ids: list[int], expected: list[int], other: li
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -11,8 +11,8 @@ import argparse
 from itertools import cycle
 from pathlib import Path
 
-from bench.entry import run_tool
 from ssd_profiles.prompts import read_prompts
+from ssd_runtime.command import run_guarded
 from ssd_runtime.generate import Generation, Limits
 from ssd_runtime.interleaved import in_turn
 from ssd_runtime.kernels import fitted_decoder
@@ -72,4 +72,4 @@ def _outcome(runs: dict[str, list[Generation]]) -> str:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -22,13 +22,13 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from bench.entry import run_tool
 from bench.planted import plant_at
 from ssd_artifacts.files import new_folder
 from ssd_compiler.calibrate import continue_prompts
 from ssd_compiler.prompts import load_prompts
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.models import LoadedModel, load_model
 from ssd_runtime.session import Session
@@ -171,4 +171,4 @@ def _add_biases(model: nn.Module) -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

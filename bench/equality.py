@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from bench.entry import run_tool
 from bench.opened import Opened
 from bench.stratified import stratified
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.command import run_guarded
 from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.generate import Limits, decode
 from ssd_runtime.models import conversation
@@ -71,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

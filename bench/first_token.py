@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.entry import run_tool
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
+from ssd_runtime.command import run_guarded
 from ssd_runtime.models import find_model
 
 PROMPT = "Why is the sky blue?"
@@ -85,4 +85,4 @@ def _first_byte(command: list[str]) -> tuple[float, int]:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

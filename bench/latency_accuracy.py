@@ -15,9 +15,9 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from bench.entry import run_tool
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.clock import seconds
+from ssd_runtime.command import run_guarded
 from ssd_runtime.highest import highest
 from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import load_model
@@ -79,4 +79,4 @@ def step(session: Session, context: int, n: int, mask: SkipMask | None) -> Calla
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.entry import run_tool
 from bench.streams import mixed_stream, read_pool, write_stream
 from ssd_artifacts.bundle import EXITS
+from ssd_runtime.command import run_guarded
 
 DATA = Path("../shared/data")
 PROMPTS = DATA / "spec_bench" / "dev.jsonl"
@@ -217,4 +217,4 @@ def _table(standings: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

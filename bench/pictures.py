@@ -1,8 +1,8 @@
 """Pictures of what a bundle knows and of how a stream went, from files alone.
 
 `python -m bench.pictures --artifact build/bundle-domains --stream build/papers/domains-0.3 --out docs/pictures`: the
-masks of the domains (KNN-SSD's Figure 9), their features in two dimensions with the anchors (its Figure 5), and speed
-along the mixed stream of a finished comparison.
+masks of the domains (KNN-SSD's Figure 9), how often their frontiers skip each sub-layer, their features in two
+dimensions with the anchors (KNN-SSD's Figure 5), and speed along the mixed stream of a finished comparison.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from bench.chart import COLOURS, saved
-from bench.entry import run_tool
 from bench.ledger import Row, read_rows
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
+from ssd_runtime.command import run_guarded
 
 SMOOTHED = 3
 """Prompts over which speed along a stream is averaged."""
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()
     bundle = Bundle.load(bundle_path(arguments.artifact))
-    paths = [*masks(bundle, arguments.out), *features(bundle, arguments.out)]
+    paths = [*masks(bundle, arguments.out), *shares(bundle, arguments.out), *features(bundle, arguments.out)]
     if arguments.stream is not None:
         rows = read_rows(arguments.stream / "rows.jsonl")
         names = dict.fromkeys(row.contender for row in rows if row.contender != "plain")
@@ -65,6 +65,22 @@ def masks(bundle: Bundle, out: Path) -> list[Path]:
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return saved(figure, out / "masks")
+
+
+def shares(bundle: Bundle, out: Path) -> list[Path]:
+    """In what share of all domains' frontiers each sub-layer is skipped."""
+    layers = bundle.model.num_layers
+    skipped = [set(entry.skip_mask(layers)) for record in bundle.domains.values() for entry in record.frontier]
+    figure = _figure(9, 3)
+    axes = figure.add_subplot()
+    for part, (name, colour) in enumerate((("attention", COLOURS[0]), ("MLP", COLOURS[1]))):
+        share = [np.mean([2 * layer + part in mask for mask in skipped]) for layer in range(layers)]
+        axes.bar(np.arange(layers) + 0.4 * part - 0.2, share, 0.38, color=colour, label=name)
+    axes.set_xlabel(f"layer; {len(skipped)} masks")
+    axes.set_ylabel("skipped in this share of them")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return saved(figure, out / "shares")
 
 
 def features(bundle: Bundle, out: Path) -> list[Path]:
@@ -120,4 +136,4 @@ def _figure(width: float, height: float) -> Any:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

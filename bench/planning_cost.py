@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.entry import run_tool
 from bench.opened import Opened
 from ssd_runtime.clock import seconds
+from ssd_runtime.command import run_guarded
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.highest import highest
 from ssd_runtime.knapsack import Weights, search_knapsack
@@ -84,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bench.entry import run_tool
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.command import run_guarded
 
 WEAK_FILE = "planted.hex"
 
@@ -86,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from bench.entry import run_tool
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.files import write_atomically
 from ssd_compiler.anchors import RULES, build_anchors, similarities
 from ssd_compiler.calibrate import features_of
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.prompts import read_records
+from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import LoadedModel, load_model
@@ -225,4 +225,4 @@ def _show(results: dict) -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

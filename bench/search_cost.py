@@ -15,7 +15,6 @@ from time import perf_counter
 import numpy as np
 from bayes_opt import BayesianOptimization
 
-from bench.entry import run_tool
 from bench.planted import WEAK_FILE
 from ssd_compiler.bayesian import VertexImprovement
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
@@ -24,6 +23,7 @@ from ssd_compiler.prompts import load_prompts
 from ssd_compiler.search import SearchBounds, search
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.kernels import fitted_decoder
@@ -120,4 +120,4 @@ def self_sd_search(evaluator: Evaluator, layers: int) -> tuple[SkipMask, float]:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -1,7 +1,8 @@
 """The controller of `auto` without a model: traces of what the target writes, priced by a latency table.
 
-`python -m bench.simulate --traces build/traces/demo.json` replays the traces (bench.traces) in one stream and prints
-the expected speed-up by category, for prompts that served tuning and for those that did not.
+`python -m bench.simulate --traces build/traces/demo.json --artifact demo` replays the traces (bench.traces) in one
+stream and prints the expected speed-up by category, for prompts that served tuning and for those that did not; with
+`--alone` every prompt is a stream of its own, without `--artifact` no followers are known beforehand.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
-from bench.entry import run_tool
 from bench.traces import Trace, read_traces
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.acceptance import accept
+from ssd_runtime.command import run_guarded
 from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.extended import Extended
@@ -149,19 +150,20 @@ class _Oracle:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--traces", type=Path, default=Path("build/traces/demo.json"))
-    parser.add_argument("--artifact", type=Path, default=Path("demo"), help="a bundle with a latency table")
+    parser.add_argument("--artifact", type=Path, help="a bundle whose followers and latency table are taken")
     parser.add_argument("--latency", type=Path, help="a latency table instead, such as the user's cache keeps")
     parser.add_argument("--alone", action="store_true", help="every prompt is a stream of its own")
-    parser.add_argument("--cold", action="store_true", help="without the followers that the bundle knows")
     arguments = parser.parse_args()
-    bundle = Bundle.load(bundle_path(arguments.artifact))
+    bundle = Bundle.load(bundle_path(arguments.artifact or Path("demo")))
+    # Of another model than the traces', followers would be nonsense; latencies serve as well.
+    followers = bundle.followers if arguments.artifact is not None else None
     if arguments.latency is not None:
         latency = LatencyTable.from_json(arguments.latency.read_text())
     else:
         latency = next(iter(bundle.latency.values()))
 
     def begin() -> Stream:
-        return Stream(LookupRecord(Followers(None if arguments.cold else bundle.followers)))
+        return Stream(LookupRecord(Followers(followers)))
 
     stream, planning, found = begin(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
     for number, trace in enumerate(read_traces(arguments.traces)):
@@ -179,4 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from bench.entry import run_tool
 from ssd_profiles.formulas import switch_probability
 from ssd_profiles.prompts import Prompt, read_prompts, read_records
+from ssd_runtime.command import run_guarded
 
 
 def mixed_stream(pools: Mapping[str, Sequence[Prompt]], mix_ratio: float, seed: int = 0) -> list[Prompt]:
@@ -76,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

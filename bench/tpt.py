@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from bench.chart import points
-from bench.entry import run_tool
 from bench.opened import Opened
 from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
 from ssd_compiler.prompts import load_prompts
@@ -26,6 +25,7 @@ from ssd_profiles.acceptance import DRAFT_LENGTHS, AcceptanceProfile
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.command import run_guarded
 from ssd_runtime.generate import Limits
 from ssd_runtime.interleaved import in_turn
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
@@ -123,4 +123,4 @@ def predicted(
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -15,10 +15,10 @@ from pathlib import Path
 from rich.progress import track
 from torch import Tensor
 
-from bench.entry import run_tool
 from bench.stratified import stratified
 from bench.streams import read_pool, write_stream
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.kernels import fitted_decoder
@@ -91,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

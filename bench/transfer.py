@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.entry import run_tool
 from bench.opened import Opened
 from ssd_artifacts.domain_record import MIXTURE
 from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
@@ -21,6 +20,7 @@ from ssd_compiler.prompts import load_prompts
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import replay
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.throughput import Option, StepCosts, best_option
@@ -70,4 +70,4 @@ def _speed(decoder: Decoder, reference: ReferenceStates, option: Option, latency
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from bench.entry import run_tool
 from ssd_profiles.intervals import bootstrap_interval, speedup
 from ssd_runtime.clock import seconds
+from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.highest import highest
 from ssd_runtime.kernels import fitted_decoder
@@ -79,4 +79,4 @@ def _ids(decoder: Decoder, n: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_guarded(main)

@@ -60,7 +60,7 @@ class AnchorSet:
                     file.get_tensor("others"),
                     file.get_tensor("other_labels"),
                 )
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged anchors ({error}); compile the bundle again") from None
         anchors._check(path)
         return anchors

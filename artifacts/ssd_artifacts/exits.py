@@ -36,7 +36,7 @@ class ExitSet:
             with safe_open(path, framework="numpy") as file:
                 layers = tuple(json.loads((file.metadata() or {})["exits"])["layers"])
                 exits = cls(layers, file.get_tensor("weights"), file.get_tensor("biases"))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged exits ({error}); compile the bundle again") from None
         exits._check(path, num_layers)
         return exits

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from ssd_profiles.errors import UserError
 
@@ -17,7 +17,8 @@ from ssd_profiles.errors import UserError
 class FollowerSet:
     """The target's most probable tokens behind pairs of tokens, the pairs seen last at the end.
 
-    `pairs` [n, 2]: a token and the one before it, that one first. `candidates` [n, ranks], best first.
+    `pairs` [n, 2]: a token and the one before it, that one first. `candidates` [n, ranks], best first, -1 where there
+    are no more.
     """
 
     pairs: NDArray[np.int32]
@@ -25,10 +26,16 @@ class FollowerSet:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> FollowerSet:
-        """From rows of a pair and its candidates; as many are kept as every row has."""
-        least = min(len(row) for row in rows)
-        table = np.asarray([row[:least] for row in rows], np.int32)
+        """From rows of a pair and its candidates, at least one in each."""
+        table = np.full((len(rows), max(len(row) for row in rows)), -1, np.int32)
+        for place, row in enumerate(rows):
+            table[place, : len(row)] = row
         return cls(table[:, :2], table[:, 2:])
+
+    @property
+    def vocabulary(self) -> int:
+        """A model with so many tokens has all of these."""
+        return 1 + int(max(part.max(initial=-1) for part in (self.pairs, self.candidates)))
 
     def to_bytes(self) -> bytes:
         """The set as a safetensors file."""
@@ -38,9 +45,9 @@ class FollowerSet:
     def from_file(cls, path: str) -> FollowerSet:
         """Inverse of `to_bytes`. Raises UserError when the file is damaged."""
         try:
-            tensors = load_file(path)
-            followers = cls(tensors["pairs"], tensors["candidates"])
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            with safe_open(path, framework="numpy") as file:
+                followers = cls(file.get_tensor("pairs"), file.get_tensor("candidates"))
+        except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged followers ({error}); compile the bundle again") from None
         followers._check(path)
         return followers
@@ -50,8 +57,10 @@ class FollowerSet:
         sound = (
             self.pairs.shape == (count, 2)
             and self.candidates.ndim == 2
-            and len(self.candidates) == count
-            and all(part.dtype == np.int32 and bool(np.all(part >= 0)) for part in (self.pairs, self.candidates))
+            and self.candidates.shape[0] == count
+            and self.candidates.shape[1] > 0
+            and all(part.dtype == np.int32 for part in (self.pairs, self.candidates))
+            and bool(np.all(self.pairs >= 0) and np.all(self.candidates[:, 0] >= 0) and np.all(self.candidates >= -1))
         )
         if not sound:
             raise UserError(f"{path}: damaged followers (shapes or values); compile the bundle again")

@@ -22,7 +22,7 @@ from ssd_runtime.planning.throughput import Entry, Option, best_option
 
 @dataclass(frozen=True, slots=True)
 class SearchStage:
-    """What they need."""
+    """Searches and confirms masks, domain by domain."""
 
     settings: CompileSettings
     decoder: Decoder
@@ -76,7 +76,7 @@ class SearchStage:
             verdict = (
                 "searching on"
                 if worthwhile
-                else "skipping layers will not pay on this model and device; the runtime will decode plainly"
+                else "skipping layers will not pay on this model and device; `auto` will guess, or decode plainly"
             )
             self.reporter.note(
                 f"{name}: at most {potential:.2f}x of plain decoding if drafts always ended in time, "

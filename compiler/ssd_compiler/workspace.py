@@ -20,6 +20,8 @@ from ssd_profiles.errors import UserError
 
 IDENTITY = "identity.json"
 """Says which model, options and version the stages are of."""
+STAGES = 2
+"""Version of what stages keep; raised whenever one keeps something else."""
 
 
 class Workspace:
@@ -61,7 +63,7 @@ class Workspace:
 
         Raises UserError when there is something to resume, but of other settings.
         """
-        identity = json.dumps([version("ssd-decoding"), self._settings.key(), model.model_dump()])
+        identity = json.dumps([version("ssd-decoding"), STAGES, self._settings.key(), model.model_dump()])
         begun = self.folder / IDENTITY
         if self._resume and begun.is_file():
             if begun.read_text(encoding="utf-8") != identity:

@@ -61,7 +61,8 @@ def run(
     rejection: Annotated[
         bool,
         typer.Option(
-            "--rejection", help="Draw drafts by themselves: faster when sampling, but a seed's output depends on them."
+            "--rejection",
+            help="Draw drafts by themselves and test them: more are accepted, but a seed's output depends on them.",
         ),
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,

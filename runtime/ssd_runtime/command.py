@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
@@ -18,10 +20,14 @@ WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0;
 
 def run_command(app: typer.Typer) -> None:
     """Run a typer app and exit."""
-    command = typer.main.get_command(app)
+    # Typer turns Ctrl-C into its exit code itself.
+    run_guarded(partial(typer.main.get_command(app).main, standalone_mode=False))
+
+
+def run_guarded(work: Callable[[], object]) -> None:
+    """Do some work and exit, with what it gives where that is a number."""
     try:
-        # Typer turns Ctrl-C into this exit code itself.
-        code = command.main(standalone_mode=False)
+        code = work()
     except UserError as error:
         code = _complain(str(error))
     except (typer.Abort, KeyboardInterrupt):

@@ -32,9 +32,9 @@ class Followers:
         self._by_token: OrderedDict[int, list[int]] = OrderedDict()
         self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
         if known is not None:
-            candidates = known.candidates[:, :RANKS].tolist()
-            for (before, token), best in zip(known.pairs.tolist(), candidates, strict=True):
-                self.see(before, token, best)
+            every = known.candidates[:, :RANKS].tolist()
+            for (before, token), best in zip(known.pairs.tolist(), every, strict=True):
+                self.see(before, token, [candidate for candidate in best if candidate >= 0])
 
     def verified(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
         """Take in a verification: `rows` of its `logits` [n, vocabulary], whose paths stand behind the token `before`.
@@ -43,7 +43,8 @@ class Followers:
         """
         for row, best in zip(rows, candidates(logits, rows, RANKS), strict=True):
             path = paths[row]
-            self.see(path[-2] if len(path) > 1 else before, path[-1], best)
+            if best:  # of logits that are no numbers, nothing is
+                self.see(path[-2] if len(path) > 1 else before, path[-1], best)
 
     def see(self, before: int, token: int, candidates: list[int]) -> None:
         """Behind `before` and then `token` the target's candidates are these, best first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -21,10 +21,12 @@ from ssd_runtime.kv_cache import KVCache
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
 OVERHEAD_CONTEXT = 128
-ENGINE = 3
-"""Raised whenever the decoder's steps get faster or slower by more than noise: older tables are measured again."""
+ENGINE = 4
+"""Raised whenever the decoder's steps get faster or slower, or are measured better: older tables are measured again."""
 MAX_ROUNDS = 9
 MIN_ROUNDS = 3
+STEPS_A_ROUND = 3
+"""Whole steps are taken more often than their parts: plans hang on how they grow with the number of tokens."""
 MAX_CACHE_BYTES = 2 << 30
 
 Progress = Callable[[float], None]
@@ -41,17 +43,18 @@ def device_key(decoder: Decoder) -> DeviceKey:
 
 
 @torch.inference_mode()
-def measure_latency(decoder: Decoder, budget_seconds: float = 25.0, progress: Progress | None = None) -> LatencyTable:
+def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Progress | None = None) -> LatencyTable:
     """Medians over interleaved rounds of every point of the grid; at most about `budget_seconds`.
 
     Each figure is one pass through all layers, divided by their number: a single layer looped would stay in the
-    processor's cache. Long contexts that do not fit the budget are left out; the table goes on linearly there.
+    processor's cache. Every whole step is taken right behind a plain one: their ratio holds while the machine's pace
+    comes and goes. Long contexts that do not fit the budget are left out; the table goes on linearly there.
     """
     bench = _Bench(decoder)
     deadline = perf_counter() + budget_seconds
     contexts = bench.contexts(budget_seconds / 2)
     points = [(name, work) for name, work in bench.works(contexts)]
-    samples: dict[str, list[float]] = {name: [] for name, _ in points}
+    samples: dict[str, list[float]] = {name: [] for name, _ in points}  # some names come several times a round
     longest = 0.0
     for round_number in range(MAX_ROUNDS):
         began = perf_counter()
@@ -130,30 +133,25 @@ class _Bench:
                 for kind, layers in self.kinds.items()
                 for context in contexts
             ]
-            works += [
-                (f"mlp {n}", self._mlp(n)),
-                (f"head {n}", self._head(n)),
-                (f"step {n}", self._step(base, n)),
-            ]
-        return works
+            works += [(f"mlp {n}", self._mlp(n)), (f"head {n}", self._head(n))]
+        plain = self._step(base, 1)
+        steps = [pair for n in QUERIES for pair in ((f"plain {n}", plain), (f"step {n}", self._step(base, n)))]
+        return works + steps * STEPS_A_ROUND
 
     def table(self, contexts: list[int], samples: dict[str, list[float]]) -> LatencyTable:
         layers = self.decoder.shape.num_layers
         base = min(1, len(contexts) - 1)
 
         def grid(kind: str, scale: int = 1) -> tuple[Array, Array]:
-            taken = [np.asarray(samples[f"{kind} {n}"]) / scale for n in QUERIES]
-            return np.asarray([np.median(t) for t in taken]), np.asarray([_spread(t) for t in taken])
+            return _curve([np.asarray(samples[f"{kind} {n}"]) / scale for n in QUERIES])
 
         attention = {
             kind: [grid(f"{kind} {context}", len(of_kind)) for context in contexts]
             for kind, of_kind in self.kinds.items()
         }
-        (mlp, mlp_spread), (head, head_spread), (step, step_spread) = (
-            grid("mlp", layers),
-            grid("head"),
-            grid("step"),
-        )
+        (mlp, mlp_spread), (head, head_spread) = grid("mlp", layers), grid("head")
+        growth, step_spread = _curve([np.divide(samples[f"step {n}"], samples[f"plain {n}"]) for n in QUERIES])
+        step = growth / growth[0] * np.median(np.concatenate([samples[f"plain {n}"] for n in QUERIES]))
         blocks = sum(len(of_kind) * attention[kind][base][0] for kind, of_kind in self.kinds.items())
         parts = blocks + layers * mlp + head
         return LatencyTable(
@@ -211,9 +209,25 @@ class _Bench:
         return work
 
 
-def _spread(samples: Array) -> float:
-    low, middle, high = np.percentile(samples, [25, 50, 75])
-    return float((high - low) / middle)
+def _curve(taken: Sequence[Array]) -> tuple[Array, Array]:
+    """Medians of what was taken at each number of tokens, and their spreads, interquartile range ÷ median.
+
+    More tokens never take less time: what looks like it is noise.
+    """
+    low, middle, high = np.asarray([np.percentile(samples, [25, 50, 75]) for samples in taken]).T
+    return rising(middle), (high - low) / middle
+
+
+def rising(values: Array) -> Array:
+    """The sequence nearest to `values` that never falls (isotonic regression by pooling neighbours)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = float(value), 1
+        while pools and pools[-1][0] > mean:
+            before, many = pools.pop()
+            mean, count = (before * many + mean * count) / (many + count), many + count
+        pools.append((mean, count))
+    return np.repeat([mean for mean, _ in pools], [count for _, count in pools])
 
 
 def _processor() -> str:

@@ -38,6 +38,11 @@ def test_round_trip_is_byte_stable(saved: Path, tmp_path: Path) -> None:
     assert loaded.reports["report.html"] == "<p>Ω</p>"
 
 
+def test_a_bundle_need_not_know_followers(tmp_path: Path) -> None:
+    replace(bundle(), followers=None).save(tmp_path / "older")
+    assert Bundle.load(tmp_path / "older").followers is None
+
+
 def test_a_bundle_may_be_moved_and_accompanied(saved: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere" / "renamed"
     shutil.copytree(saved, moved)
@@ -90,8 +95,8 @@ def spoil_anchors(folder: Path, part: str) -> None:
     swap(folder, "anchors.safetensors", replace(anchors, **{part: values}).to_bytes())
 
 
-def spoil_followers(folder: Path) -> None:
-    swap(folder, "followers.safetensors", FollowerSet.of([[5, 6, 1, -2]]).to_bytes())
+def spoil_followers(folder: Path, row: list[int]) -> None:
+    swap(folder, "followers.safetensors", FollowerSet.of([row]).to_bytes())
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -151,7 +156,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "other prompts not a number": (lambda f: spoil_anchors(f, "others"), "damaged anchors"),
     "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),
     "bad followers": (lambda f: rewrite(f, "followers.safetensors", "nothing"), "damaged followers"),
-    "followers that are no tokens": (lambda f: spoil_followers(f), "damaged followers"),
+    "followers that are no tokens": (lambda f: spoil_followers(f, [5, 6, -2, 3]), "damaged followers"),
+    "pairs without followers": (lambda f: spoil_followers(f, [5, 6]), "damaged followers"),
     "bad anchors": (lambda f: rewrite(f, "anchors.safetensors", "nothing"), "damaged anchors"),
 }
 

@@ -10,7 +10,6 @@ import pytest
 
 from bench import compare
 from bench.contenders import Decode, Timed, Unavailable
-from bench.entry import run_tool
 from bench.ledger import Ledger, Row
 from bench.peers import PEERS
 from bench.standings import against, standings
@@ -87,13 +86,3 @@ def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatc
             assert (each["error"] > 0) == (name == "wrong")
             assert each["tokens"] <= 3 * 11
         assert len((tmp_path / "out" / "rows.jsonl").read_text().splitlines()) == 1 + 3 * 6
-
-
-def test_what_is_wrong_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def main() -> None:
-        raise UserError("here: nothing; put something there")
-
-    with pytest.raises(SystemExit) as ended:
-        run_tool(main)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: here: nothing; put something there\n"

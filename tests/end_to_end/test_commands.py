@@ -192,6 +192,10 @@ def test_a_domain_joins_a_bundle(room: Path) -> None:
     for part in (*(f"domains/{name}.yaml" for name in old.domains), *(f"latency/{slug}.json" for slug in old.latency)):
         assert (room / "joined" / part).read_bytes() == (room / "bundle" / part).read_bytes()
     assert new.anchors.domains == ("rivers", "apples", "pears")
+    assert old.followers is not None
+    assert new.followers is not None
+    pairs, joined = (set(map(tuple, known.pairs.tolist())) for known in (old.followers, new.followers))
+    assert pairs <= joined
     assert records(command(room, RUN, "--artifact", "joined", "The river", "--strategy", "fixed:pears", "--json"))
 
 

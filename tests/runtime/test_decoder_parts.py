@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.isotonic import IsotonicRegression
 from torch import nn
 
 from ssd_profiles.errors import UserError
@@ -14,7 +19,7 @@ from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.linear import Linear, PackedMemory
 from ssd_runtime.models import find_model
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.profiler import measure_latency
+from ssd_runtime.profiler import measure_latency, rising
 from ssd_runtime.session import Session
 from tests.models import tiny_model
 
@@ -156,6 +161,18 @@ def test_a_latency_table_is_measured_within_its_model() -> None:
     assert table.layer_kinds == ("full",) * 4
     assert table.step_seconds(50) > 0
     assert seen[-1] == 1.0
+    base = table.contexts[min(1, len(table.contexts) - 1)]
+    steps = [table.step_seconds(base, n) for n in table.queries]
+    assert all(b >= a * (1 - 1e-9) for a, b in pairwise(steps)), "more tokens never take less time"
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=12))
+def test_the_rising_sequence_is_the_nearest_one(values: list[float]) -> None:
+    found = rising(np.asarray(values))
+    assert np.all(np.diff(found) >= -1e-12)
+    assert np.isclose(found.sum(), sum(values))
+    nearest = IsotonicRegression().fit_transform(np.arange(len(values)), values)
+    np.testing.assert_allclose(found, nearest, atol=1e-9)
 
 
 def test_every_kind_of_layer_has_its_own_latencies() -> None:

@@ -50,12 +50,12 @@ def make_strategy(
             return lambda: DelPlanner(heads, layers, settings)
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
-    record = LookupRecord(Followers(bundle.followers if bundle is not None else None))
     if name == "lookup":
-        return lambda: LookupPlanner(latency, settings, record)
+        lookup = _lookup_record(decoder, bundle)
+        return lambda: LookupPlanner(latency, settings, lookup)
     frontiers = {domain: Frontier.of(record, layers) for domain, record in domains.items()}
     if name == "auto":
-        stream = Stream(record)
+        stream = Stream(_lookup_record(decoder, bundle))
         heads = ExitHeads(decoder, bundle.exits if bundle is not None and tuned else None)
         return lambda: AutoPlanner(frontiers, tuned, heads, router, latency, stream)
     if name == "knapsack" and (router is None or not settings.warm_start):
@@ -71,3 +71,11 @@ def make_strategy(
     assert name == "knapsack", "check_strategy() comes first"
     nearest = NearestSettings()
     return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest))
+
+
+def _lookup_record(decoder: Decoder, bundle: Bundle | None) -> LookupRecord:
+    """With the followers that the bundle knows."""
+    known = bundle.followers if bundle is not None else None
+    if known is not None and known.vocabulary > decoder.shape.vocabulary:
+        raise UserError("bundle: its followers are tokens that this model does not have; compile one for this model")
+    return LookupRecord(Followers(known))
