@@ -27,7 +27,7 @@ class FollowerSet:
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> FollowerSet:
         """From rows of a pair and its candidates, at least one in each."""
-        table = np.full((len(rows), max(len(row) for row in rows)), -1, np.int32)
+        table = np.full((len(rows), max((len(row) for row in rows), default=3)), -1, np.int32)
         for place, row in enumerate(rows):
             table[place, : len(row)] = row
         return cls(table[:, :2], table[:, 2:])
