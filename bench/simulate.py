@@ -156,7 +156,8 @@ def main() -> None:
     arguments = parser.parse_args()
     bundle = Bundle.load(bundle_path(arguments.artifact or Path("demo")))
     # Of another model than the traces', followers would be nonsense; latencies serve as well.
-    followers = bundle.followers if arguments.artifact is not None else None
+    known = bundle.followers if arguments.artifact is not None else None
+    followers = known.rows() if known is not None else []
     if arguments.latency is not None:
         latency = LatencyTable.from_json(arguments.latency.read_text())
     else:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ssd_profiles.errors import UserError
+from ssd_artifacts.tensors import damaged, opened
 
 TENSORS = ("features", "center", "labels", "others", "other_labels")
 
@@ -47,21 +46,18 @@ class AnchorSet:
     @classmethod
     def from_file(cls, path: str) -> AnchorSet:
         """Inverse of `to_bytes`. Raises UserError when the file is damaged."""
-        try:
-            with safe_open(path, framework="numpy") as file:
-                about = json.loads((file.metadata() or {})["anchors"])
-                anchors = cls(
-                    about["feature"],
-                    tuple(about["domains"]),
-                    file.get_tensor("features"),
-                    file.get_tensor("center"),
-                    file.get_tensor("labels"),
-                    float(about["threshold"]),
-                    file.get_tensor("others"),
-                    file.get_tensor("other_labels"),
-                )
-        except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: damaged anchors ({error}); compile the bundle again") from None
+        with opened(path, "anchors") as file:
+            about = json.loads((file.metadata() or {})["anchors"])
+            anchors = cls(
+                about["feature"],
+                tuple(about["domains"]),
+                file.get_tensor("features"),
+                file.get_tensor("center"),
+                file.get_tensor("labels"),
+                float(about["threshold"]),
+                file.get_tensor("others"),
+                file.get_tensor("other_labels"),
+            )
         anchors._check(path)
         return anchors
 
@@ -77,7 +73,7 @@ class AnchorSet:
             and math.isfinite(self.threshold)
         )
         if not sound:
-            raise UserError(f"{path}: damaged anchors (shapes or values); compile the bundle again")
+            raise damaged(path, "anchors", "shapes or values")
 
     def _rows(self, rows: NDArray[Any], labels: NDArray[np.int64], width: int) -> bool:
         return (

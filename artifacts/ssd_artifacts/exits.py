@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ssd_profiles.errors import UserError
+from ssd_artifacts.tensors import damaged, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +31,9 @@ class ExitSet:
     @classmethod
     def from_file(cls, path: str, num_layers: int) -> ExitSet:
         """Inverse of `to_bytes`. Raises UserError when the file is damaged or not for so many layers."""
-        try:
-            with safe_open(path, framework="numpy") as file:
-                layers = tuple(json.loads((file.metadata() or {})["exits"])["layers"])
-                exits = cls(layers, file.get_tensor("weights"), file.get_tensor("biases"))
-        except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: damaged exits ({error}); compile the bundle again") from None
+        with opened(path, "exits") as file:
+            layers = tuple(json.loads((file.metadata() or {})["exits"])["layers"])
+            exits = cls(layers, file.get_tensor("weights"), file.get_tensor("biases"))
         exits._check(path, num_layers)
         return exits
 
@@ -51,4 +47,4 @@ class ExitSet:
             and bool(np.all(np.isfinite(self.weights)) and np.all(np.isfinite(self.biases)))
         )
         if not sound:
-            raise UserError(f"{path}: damaged exits (shapes or values); compile the bundle again")
+            raise damaged(path, "exits", "shapes or values")

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ssd_profiles.errors import UserError
+from ssd_artifacts.tensors import damaged, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,11 @@ class FollowerSet:
             table[place, : len(row)] = row
         return cls(table[:, :2], table[:, 2:])
 
+    def rows(self) -> list[list[int]]:
+        """Inverse of `of`."""
+        every = zip(self.pairs.tolist(), self.candidates.tolist(), strict=True)
+        return [[*pair, *(candidate for candidate in best if candidate >= 0)] for pair, best in every]
+
     @property
     def vocabulary(self) -> int:
         """A model with so many tokens has all of these."""
@@ -44,11 +48,8 @@ class FollowerSet:
     @classmethod
     def from_file(cls, path: str) -> FollowerSet:
         """Inverse of `to_bytes`. Raises UserError when the file is damaged."""
-        try:
-            with safe_open(path, framework="numpy") as file:
-                followers = cls(file.get_tensor("pairs"), file.get_tensor("candidates"))
-        except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: damaged followers ({error}); compile the bundle again") from None
+        with opened(path, "followers") as file:
+            followers = cls(file.get_tensor("pairs"), file.get_tensor("candidates"))
         followers._check(path)
         return followers
 
@@ -63,4 +64,4 @@ class FollowerSet:
             and bool(np.all(self.pairs >= 0) and np.all(self.candidates[:, 0] >= 0) and np.all(self.candidates >= -1))
         )
         if not sound:
-            raise UserError(f"{path}: damaged followers (shapes or values); compile the bundle again")
+            raise damaged(path, "followers", "shapes or values")

@@ -171,11 +171,10 @@ class Stages:
 
     def followers(self, samples: dict[str, list[Sample]]) -> FollowerSet:
         """Gather what the full model held for probable in its continuations; what a base has comes before them."""
-        known = Followers(self.base.followers if self.base is not None else None)
-        for sample in (sample for some in samples.values() for sample in some):
-            for before, token, *candidates in sample.followers:
-                known.see(before, token, candidates)
-        return FollowerSet.of(known.rows())
+        known = self.base.followers.rows() if self.base is not None and self.base.followers is not None else []
+        found = [row for some in samples.values() for sample in some for row in sample.followers]
+        # Of a pair that stands in several, the last row counts.
+        return FollowerSet.of(Followers(known + found).rows())
 
     def bundle(
         self,

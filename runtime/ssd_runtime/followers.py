@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from torch import Tensor
 
-from ssd_artifacts.followers import FollowerSet
 from ssd_runtime.highest import candidates
 
 RANKS = 4
@@ -27,14 +26,12 @@ class Followers:
 
     __slots__ = ("_by_pair", "_by_token")
 
-    def __init__(self, known: FollowerSet | None = None) -> None:
-        """With what a bundle knows, which is forgotten first."""
+    def __init__(self, rows: Iterable[Sequence[int]] = ()) -> None:
+        """With what is known beforehand, a pair and its candidates a row; the first rows are forgotten first."""
         self._by_token: OrderedDict[int, list[int]] = OrderedDict()
         self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
-        if known is not None:
-            every = known.candidates[:, :RANKS].tolist()
-            for (before, token), best in zip(known.pairs.tolist(), every, strict=True):
-                self.see(before, token, [candidate for candidate in best if candidate >= 0])
+        for before, token, *best in rows:
+            self.see(before, token, best[:RANKS])
 
     def verified(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
         """Take in a verification: `rows` of its `logits` [n, vocabulary], whose paths stand behind the token `before`.

@@ -20,7 +20,6 @@ from ssd_runtime.kv_cache import KVCache
 
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
-OVERHEAD_CONTEXT = 128
 ENGINE = 4
 """Raised whenever the decoder's steps get faster or slower, or are measured better: older tables are measured again."""
 MAX_ROUNDS = 9

@@ -124,7 +124,9 @@ def test_what_a_bundle_carries_is_what_was_seen(seen: list[tuple[int, int, list[
     there = Followers()
     for before, token, candidates in seen:
         there.see(before, token, candidates)
-    here = Followers(FollowerSet.of(there.rows()))
+    carried = FollowerSet.of(there.rows())
+    assert carried.rows() == there.rows()
+    here = Followers(carried.rows())
     for before in range(7):
         for token in range(7):
             assert here.of(before, token) == there.of(before, token)

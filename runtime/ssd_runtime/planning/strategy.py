@@ -78,4 +78,4 @@ def _lookup_record(decoder: Decoder, bundle: Bundle | None) -> LookupRecord:
     known = bundle.followers if bundle is not None else None
     if known is not None and known.vocabulary > decoder.shape.vocabulary:
         raise UserError("bundle: its followers are tokens that this model does not have; compile one for this model")
-    return LookupRecord(Followers(known))
+    return LookupRecord(Followers(known.rows() if known is not None else ()))
