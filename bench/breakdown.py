@@ -21,13 +21,11 @@ import numpy as np
 
 import ssd_runtime.generate
 from bench.stratified import stratified
-from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
+from ssd_runtime.engine import Engine
 from ssd_runtime.generate import Generation, Limits, generate
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import conversation, load_model
+from ssd_runtime.models import conversation
 from ssd_runtime.planning.plan import Cycle
 from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.profiler import measure_latency
@@ -65,11 +63,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=13)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     arguments = parser.parse_args()
-    bundle = Bundle.load(bundle_path(arguments.artifact))
-    loaded = load_model(bundle.model.spec(str(arguments.artifact)))
-    decoder = fitted_decoder(loaded.model)
+    engine = Engine.open(arguments.artifact)
+    loaded, decoder = engine.loaded, engine.decoder
     table = measure_latency(decoder)
-    make = make_strategy(arguments.strategy, read_settings(arguments.strategy, []), decoder, bundle, table)
+    make = make_strategy(arguments.strategy, read_settings(arguments.strategy, []), decoder, engine.bundle, table)
     limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
     prompts = stratified(arguments.prompts, arguments.count)
     generate(Session(decoder), loaded.encode(conversation(prompts[0])), make(), Limits(8))  # warm-up

@@ -25,23 +25,20 @@ from bench.peers import PEERS
 from bench.standings import standings
 from bench.stratified import stratified
 from bench.tables import show
-from ssd_artifacts.bundle import MANIFEST, Bundle
+from ssd_artifacts.bundle import MANIFEST
 from ssd_artifacts.files import sha256_file
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
-from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.command import run_guarded
-from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import compare
+from ssd_runtime.engine import Engine
 from ssd_runtime.generate import Limits
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import LoadedModel, conversation, load_model
-from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.profiler import device_key, known_latency, measure_latency
+from ssd_runtime.models import LoadedModel, conversation
+from ssd_runtime.profiler import device_key
 from ssd_runtime.sampling import Sampling, read_sampling
 from ssd_runtime.session import Session
-from ssd_runtime.strategies import check_strategy, read_settings
+from ssd_runtime.strategies import read_settings
 
 PLAIN, AGAIN = "plain", "plain again"
 QUICK = ("auto", "transformers", "transformers-lookup")
@@ -52,13 +49,12 @@ def main() -> None:
     arguments = _arguments()
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
-    bundle = Bundle.load(bundle_path(arguments.artifact)) if arguments.artifact else None
-    loaded = load_model(arguments.model or (bundle.model.spec(str(arguments.artifact)) if bundle else "demo"))
-    decoder = fitted_decoder(loaded.model)
+    engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
+    loaded, decoder = engine.loaded, engine.decoder
     sampling = read_sampling(
         *(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p, 1.0, 0, arguments.rejection)
     )
-    contenders = _contenders(arguments.contenders.split(","), loaded, decoder, bundle, sampling, console)
+    contenders = _contenders(arguments.contenders.split(","), engine, sampling, console)
     count = arguments.count or (None if arguments.full else 26)
     prompts = read_prompts(arguments.prompts) if count is None else stratified(arguments.prompts, count)
     limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
@@ -106,39 +102,31 @@ def _arguments() -> argparse.Namespace:
 
 
 def _contenders(
-    names: list[str],
-    loaded: LoadedModel,
-    decoder: Decoder,
-    bundle: Bundle | None,
-    sampling: Sampling,
-    console: Console,
+    names: list[str], engine: Engine, sampling: Sampling, console: Console
 ) -> dict[str, Callable[[], Decode]]:
     """Plain decoding twice, then what was asked for; a peer that cannot take part is left out with its reason.
 
     Each is made anew for every stream.
     """
-    key = loaded.fingerprint().config_sha256
-    tables = bundle.latency if bundle else {}
 
-    def fresh(strategy: str, assignments: list[str], latency: LatencyTable | None) -> Callable[[], Decode]:
+    def fresh(strategy: str, assignments: list[str]) -> Callable[[], Decode]:
         settings = read_settings(strategy, assignments)
-        return lambda: ours(decoder, make_strategy(strategy, settings, decoder, bundle, latency), sampling)
+        engine.planners(strategy, settings)  # what is wrong with it is said before anything is measured
+        return lambda: ours(engine.decoder, engine.planners(strategy, settings), sampling)
 
-    found = {PLAIN: fresh(PLAIN, [], None), AGAIN: fresh(PLAIN, [], None)}
+    found = {PLAIN: fresh(PLAIN, []), AGAIN: fresh(PLAIN, [])}
     for name in names:
         if name in PEERS:
             if sampling.random:
                 raise UserError(f"--contenders {name}: peers are compared greedily; leave out the sampling options")
             try:
-                peer = PEERS[name](loaded)
+                peer = PEERS[name](engine.loaded)
                 found[name] = lambda peer=peer: peer  # type: ignore[misc]
             except Unavailable as reason:
                 console.print(f"without {name}: {reason}")
             continue
         strategy, *assignments = name.split("+")
-        check_strategy(strategy, bundle is not None)
-        latency = known_latency(decoder, tables, key, lambda: measure_latency(decoder))
-        found[name] = fresh(strategy, assignments, latency)
+        found[name] = fresh(strategy, assignments)
     return found
 
 

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_guarded
+from ssd_runtime.engine import Engine
 from ssd_runtime.generate import Generation, Limits
 from ssd_runtime.interleaved import in_turn
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import conversation, load_model
+from ssd_runtime.models import conversation
 from ssd_runtime.planning.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.session import Session
 
 
@@ -32,9 +31,8 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
-    loaded = load_model(arguments.model)
-    decoder = fitted_decoder(loaded.model)
-    latency = known_latency(decoder, {}, loaded.fingerprint().config_sha256, lambda: measure_latency(decoder))
+    engine = Engine.open(model=arguments.model)
+    loaded, decoder, latency = engine.loaded, engine.decoder, engine.latency
     texts = cycle([text for prompt in read_prompts(arguments.prompts) for _, text in conversation(prompt)])
     limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
     settings = KnapsackSettings(refresh=10**6)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from bench.opened import Opened
 from bench.stratified import stratified
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
 from ssd_runtime.divergence import Kind, compare
+from ssd_runtime.engine import Engine
 from ssd_runtime.generate import Limits, decode
 from ssd_runtime.models import conversation
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
@@ -35,8 +35,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     arguments = parser.parse_args()
-    opened = Opened.of(arguments.artifact, arguments.model)
-    bundle, loaded, decoder, latency = opened.bundle, opened.loaded, opened.decoder, opened.latency
+    engine = Engine.open(arguments.artifact, arguments.model)
+    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
     layers = decoder.shape.num_layers
     forced = SkipMask.of(layers, random.Random(0).sample(range(2 * layers), round(0.4 * 2 * layers)))
     strategies: dict[str, Callable[[], Planner]] = {

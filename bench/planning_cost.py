@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.opened import Opened
 from ssd_runtime.clock import seconds
 from ssd_runtime.command import run_guarded
+from ssd_runtime.engine import Engine
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.highest import highest
 from ssd_runtime.knapsack import Weights, search_knapsack
@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path, default=Path("demo"))
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    opened = Opened.of(arguments.artifact)
-    bundle, loaded, decoder, latency = opened.bundle, opened.loaded, opened.decoder, opened.latency
+    engine = Engine.open(arguments.artifact)
+    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
     ids = loaded.encode([("user", PROMPT)])
     answer = generate(Session(decoder), ids, PlainPlanner(), Limits(ANSWER)).token_ids
     session, states = Session(decoder), list[Tensor]()

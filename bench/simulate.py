@@ -2,7 +2,8 @@
 
 `python -m bench.simulate --traces build/traces/demo.json --artifact demo` replays the traces (bench.traces) in one
 stream and prints the expected speed-up by category, for prompts that served tuning and for those that did not; with
-`--alone` every prompt is a stream of its own, without `--artifact` no followers are known beforehand.
+`--alone` every prompt is a stream of its own, without `--artifact` no followers are known beforehand. Where the traces
+were made with a bundle, its masks take part.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from time import perf_counter
 
 from bench.traces import Trace, read_traces
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.domain_record import MIXTURE, ExitChoice
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.acceptance import accept
@@ -36,6 +37,9 @@ from ssd_runtime.session import Session
 
 WRONG = -1
 """No token of any vocabulary."""
+
+Predict = Callable[[str | None, int], tuple[bool, float]]
+"""(frontier entry, i) → whether drafts of the model have the answer's i-th token right, and how sure they are of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +71,24 @@ def controller(
     exits: ExitChoice | None = None,
 ) -> Controller:
     """One that has taken in the trace's prompt, with the masks and exits of one domain."""
-    lookup, sources = Lookup(stream.lookup), list[Source]()
+    lookup, sources, domain = Lookup(stream.lookup), list[Source](), trace.domain or MIXTURE
     lookup.open(trace.prompt)
     if frontier is not None:
-        sources.append(MaskedDrafts(frontier, latency, stream.masks["one"], lookup))
+        sources.append(MaskedDrafts(frontier, latency, stream.masks[domain], lookup))
     if exits is not None:
         # Heads that nobody asks: drafts are made by `_Oracle`.
-        sources.append(ExitDrafts(None, exits, latency, stream.exits["one"]))  # type: ignore[arg-type]
+        sources.append(ExitDrafts(None, exits, latency, stream.exits[domain]))  # type: ignore[arg-type]
     return Controller(latency, stream, lookup, sources)
 
 
-def replay(
-    controller: Controller, stream: Stream, trace: Trace, latency: LatencyTable, right: Callable[[int], bool]
-) -> Replay:
-    """Take the controller through a trace; right(i): whether drafts of the model have the answer's i-th token right."""
+def replay(controller: Controller, stream: Stream, trace: Trace, latency: LatencyTable, predict: Predict) -> Replay:
+    """Take the controller through a trace."""
     done = Replay([], [])
     place = 1
     while place < len(trace.answer):
         ids = [*trace.prompt, *trace.answer[:place]]
         plan = controller.plan(len(ids) - 1, ids[-1])
-        draft, left = _drafted(plan, trace, place, right), trace.answer[place:]
+        draft, left = _drafted(plan, trace, place, predict), trace.answer[place:]
         paths = draft.paths(ids[-1])
 
         def target(row: int, left: Sequence[int] = left, paths: list[list[int]] = paths) -> int:
@@ -115,13 +117,14 @@ def replay(
     return done
 
 
-def _drafted(plan: Plan, trace: Trace, place: int, right: Callable[[int], bool]) -> Draft:
+def _drafted(plan: Plan, trace: Trace, place: int, predict: Predict) -> Draft:
     length = min(plan.draft_length, len(trace.answer) - place - 1)
     if length < 1 or plan.drafter is None:
         return NOTHING
-    drafter, oracle = plan.drafter, _Oracle(trace.answer[place:], [right(i) for i in range(place, place + length)])
+    oracle = _Oracle(trace.answer[place:], [predict(plan.entry, i) for i in range(place, place + length)])
+    drafter = plan.drafter
     if isinstance(drafter, Extended):
-        drafter = replace(drafter, masked=oracle)  # type: ignore[arg-type]
+        drafter = replace(drafter, masked=replace(oracle, threshold=drafter.masked.threshold))  # type: ignore[arg-type]
     if isinstance(drafter, EarlyExit):
         drafter = oracle
     return drafter.draft(None, WRONG, length)  # type: ignore[arg-type]
@@ -139,12 +142,17 @@ class _Oracle:
     """The model's drafts, right where they are said to be."""
 
     answer: Sequence[int]
-    right: Sequence[bool]
+    predicted: Sequence[tuple[bool, float]]
+    threshold: float = 0.0
 
     def draft(self, session: Session, pending: int, length: int) -> Draft:
-        tokens = zip(self.answer, self.right, strict=False)
-        # A wrong token is one that may stand elsewhere: guesses may follow it.
-        return Draft.branching([token if right else token + 1 for token, right in tokens][:length], ())
+        tokens = list[int]()
+        for token, (right, confidence) in zip(self.answer[:length], self.predicted, strict=False):
+            # A wrong token is one that may stand elsewhere: guesses may follow it.
+            tokens.append(token if right else token + 1)
+            if confidence < self.threshold:
+                break
+        return Draft.branching(tokens, ())
 
 
 def main() -> None:
@@ -170,7 +178,9 @@ def main() -> None:
     for number, trace in enumerate(read_traces(arguments.traces)):
         stream = begin() if arguments.alone else stream
         began = perf_counter()
-        done = replay(controller(latency, stream, trace), stream, trace, latency, lambda place: False)
+        record = bundle.domains.get(trace.domain or MIXTURE) if trace.drafts else None
+        frontier = Frontier.of(record, bundle.model.num_layers) if record is not None else None
+        done = replay(controller(latency, stream, trace, frontier), stream, trace, latency, _as_traced(trace))
         planning += perf_counter() - began
         for group in ("all", trace.category, "held back" if number % 2 else "tuned on"):
             found[group].append((done.tokens, sum(done.costs)))
@@ -179,6 +189,11 @@ def main() -> None:
         worst = min(tokens / cost for tokens, cost in each)
         print(f"{group:16} {tokens / cost:.3f}  worst prompt {worst:.3f}")
     print(f"replaying took {planning / sum(tokens for tokens, _ in found['all']) * 1e3:.2f} ms a token")
+
+
+def _as_traced(trace: Trace) -> Predict:
+    """Drafts as the masks made them; the first token of an answer comes from the prompt."""
+    return lambda entry, place: trace.drafts[entry][place - 1] if entry in trace.drafts else (False, 1.0)
 
 
 if __name__ == "__main__":

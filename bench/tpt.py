@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from bench.chart import points
-from bench.opened import Opened
 from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
 from ssd_compiler.prompts import load_prompts
 from ssd_compiler.settings import CompileSettings
@@ -26,6 +25,7 @@ from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
+from ssd_runtime.engine import Engine
 from ssd_runtime.generate import Limits
 from ssd_runtime.interleaved import in_turn
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
@@ -54,8 +54,8 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()
-    opened = Opened.of(arguments.artifact)
-    bundle, loaded, decoder, latency = opened.bundle, opened.loaded, opened.decoder, opened.latency
+    engine = Engine.open(arguments.artifact)
+    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
     prompts = load_prompts(arguments.domain, CompileSettings("", (arguments.domain,)), loaded, print)
     found = continue_prompts(decoder, prompts.search, prompts.max_new_tokens, loaded.eos_ids, lambda: None)
     samples = samples_of(found, arguments.domain)

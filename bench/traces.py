@@ -2,14 +2,16 @@
 
 `python -m bench.traces --out build/traces/demo.json` decodes a fixed stratified set plainly and keeps for each prompt
 its tokens, the answer, and the target's most probable tokens at every place of the answer. `bench.simulate` replays
-them. The prompts are written beside, for `bench.compare --prompts`.
+them. The prompts are written beside, for `bench.compare --prompts`. With `--artifact` the model is the bundle's, and
+what each mask of the prompt's domain would draft at every place is kept, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rich.progress import track
@@ -17,18 +19,26 @@ from torch import Tensor
 
 from bench.stratified import stratified
 from bench.streams import read_pool, write_stream
+from ssd_artifacts.domain_record import MIXTURE
+from ssd_compiler.calibrate import Sample, reference_states
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.engine import Engine
 from ssd_runtime.generate import Limits, generate
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import conversation, load_model
+from ssd_runtime.models import conversation
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import Cycle, PlainPlanner
-from ssd_runtime.session import Session
+from ssd_runtime.routing import Router
+from ssd_runtime.session import Prefill, Session
+from ssd_runtime.states import drafted_as
 
 DATA = Path("../shared/data")
+KINDS = ("spec_bench", "gsm8k", "humaneval")
 KEPT = 8
 """Candidates of each place."""
+BLOCK = 6
+"""Tokens that drafts are taken to have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,10 @@ class Trace:
     answer: list[int]
     candidates: list[list[int]]
     """candidates[i]: the most probable tokens behind answer[i], best first."""
+    domain: str | None = None
+    """Where the prompt was routed."""
+    drafts: dict[str, list[tuple[bool, float]]] = field(default_factory=dict)
+    """By frontier entry, behind answer[i]: whether the masked model is right there, and how probable it thinks that."""
 
 
 class Watching(PlainPlanner):
@@ -51,6 +65,11 @@ class Watching(PlainPlanner):
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.candidates: list[list[int]] = []
+        self.feature: Prefill | None = None
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Keep what a router asks for."""
+        self.feature = prompt
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """One row a step."""
@@ -58,13 +77,29 @@ class Watching(PlainPlanner):
         self.candidates += self._decoder.logits(states[-1]).topk(KEPT).indices.tolist()
 
 
-def prompts() -> list[Prompt]:
+def prompts(kinds: Sequence[str]) -> list[Prompt]:
     """The fixed set, kind by kind in turn: every other one serves tuning, the rest never does."""
-    kinds = [stratified(DATA / "spec_bench" / "dev.jsonl", 26)]
+    found = stratified(DATA / "spec_bench" / "dev.jsonl", 26) if "spec_bench" in kinds else []
     for name in ("gsm8k/test.jsonl", "humaneval/HumanEval.jsonl"):
-        kind = name.partition("/")[0]
-        kinds.append([replace(prompt, category=kind) for prompt in read_pool(DATA / name)[:17]])
-    return [prompt for kind in kinds for prompt in kind]
+        if (kind := name.partition("/")[0]) in kinds:
+            found += [replace(prompt, category=kind) for prompt in read_pool(DATA / name)[:17]]
+    return found
+
+
+def drafts(
+    engine: Engine, domain: str | None, ids: list[int], answer: list[int]
+) -> dict[str, list[tuple[bool, float]]]:
+    """What each mask of a domain makes of an answer, as `Trace.drafts` has it."""
+    assert engine.bundle is not None, "masks are a bundle's"
+    record = engine.bundle.domains.get(domain or MIXTURE)
+    if record is None or len(answer) < 2:
+        return {}
+    reference = reference_states(engine.decoder, [Sample(ids, answer, {}, [])])
+    found = {}
+    for entry in Frontier.of(record, engine.decoder.shape.num_layers).entries:
+        [trace] = drafted_as(engine.decoder, reference, entry.mask, BLOCK)
+        found[entry.name] = list(zip(trace.matches.tolist(), trace.confidence.round(3).tolist(), strict=True))
+    return found
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -75,17 +110,24 @@ def read_traces(path: Path) -> list[Trace]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--artifact", type=Path)
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("build/traces/demo.json"))
     arguments = parser.parse_args()
-    chosen = prompts()
+    chosen = prompts(arguments.kinds.split(","))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_stream(chosen, arguments.out.with_suffix(".jsonl"))
-    loaded = load_model(arguments.model, "cpu", "fp32")
-    decoder, limits, traces = fitted_decoder(loaded.model, None), Limits(arguments.max_new_tokens, loaded.eos_ids), []
+    engine = Engine.open(arguments.artifact, None if arguments.artifact else arguments.model, "cpu", "fp32")
+    router = Router(engine.bundle.anchors) if engine.bundle is not None else None
+    loaded, limits, traces = engine.loaded, Limits(arguments.max_new_tokens, engine.loaded.eos_ids), []
     for prompt in track(chosen, "decoding"):
-        planner, ids = Watching(decoder), loaded.encode(conversation(prompt))
-        answer = generate(Session(decoder), ids, planner, limits).token_ids
-        traces.append(Trace(prompt.id, prompt.category or "", ids, answer, planner.candidates))
+        planner, ids = Watching(engine.decoder), loaded.encode(conversation(prompt))
+        answer = generate(Session(engine.decoder), ids, planner, limits).token_ids
+        route = router.route(planner.feature) if router is not None and planner.feature is not None else None
+        domain = route.domain if route is not None and route.known else None
+        masked = drafts(engine, domain, ids, answer) if router is not None else {}
+        traces.append(Trace(prompt.id, prompt.category or "", ids, answer, planner.candidates, domain, masked))
     arguments.out.write_text(json.dumps([asdict(trace) for trace in traces]))
     print(f"{arguments.out}: {len(traces)} prompts, {sum(len(trace.answer) for trace in traces)} tokens")
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.opened import Opened
 from ssd_artifacts.domain_record import MIXTURE
 from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
 from ssd_compiler.prompts import load_prompts
@@ -22,6 +21,7 @@ from ssd_profiles.acceptance import replay
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.engine import Engine
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.throughput import Option, StepCosts, best_option
 from ssd_runtime.states import ReferenceStates, drafted_as
@@ -33,8 +33,8 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path, default=Path("demo"))
     parser.add_argument("--prompts", type=int, default=8)
     arguments = parser.parse_args()
-    opened = Opened.of(arguments.artifact)
-    bundle, loaded, decoder, latency = opened.bundle, opened.loaded, opened.decoder, opened.latency
+    engine = Engine.open(arguments.artifact)
+    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names), search_prompts=arguments.prompts)
     frontiers = {name: Frontier.of(record, bundle.model.num_layers) for name, record in bundle.domains.items()}

@@ -192,17 +192,20 @@ def judge(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: 
 
 
 def _processors(sampling: Sampling) -> tuple[LogitsProcessorList, LogitsProcessorList]:
-    """Those that look at the tokens before, and those that do not; in the order in which `generate` has them."""
+    """Those that look at the tokens before, and those that do not; in the order in which `generate` has them.
+
+    They take no int for a float.
+    """
     by_context, by_row = LogitsProcessorList(), LogitsProcessorList()
     if sampling.repetition_penalty != 1.0:
-        by_context.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+        by_context.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
     if sampling.temperature not in (0.0, 1.0):
-        by_row.append(TemperatureLogitsWarper(sampling.temperature))
+        by_row.append(TemperatureLogitsWarper(float(sampling.temperature)))
     if sampling.random:
         if sampling.top_k > 0:
             by_row.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1.0:
-            by_row.append(TopPLogitsWarper(sampling.top_p))
+            by_row.append(TopPLogitsWarper(float(sampling.top_p)))
         if sampling.min_p > 0.0:
-            by_row.append(MinPLogitsWarper(sampling.min_p))
+            by_row.append(MinPLogitsWarper(float(sampling.min_p)))
     return by_context, by_row

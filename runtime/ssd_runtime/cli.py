@@ -6,18 +6,17 @@ import json
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
-from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
 from ssd_runtime.sampling import read_sampling
-from ssd_runtime.strategies import NAMES, check_strategy, needs_latency, read_settings
+from ssd_runtime.strategies import NAMES, check_strategy, read_settings
 
 if TYPE_CHECKING:
     from ssd_runtime.outcome import Outcome
@@ -88,28 +87,25 @@ def run(
     # Only now the imports that take seconds: bad input is answered at once.
     import torch
 
-    from ssd_runtime.kernels import fitted_decoder
+    from ssd_runtime.engine import Engine
     from ssd_runtime.models import load_model
-    from ssd_runtime.planning.strategy import make_strategy
-    from ssd_runtime.runner import Runner, RunSettings
+    from ssd_runtime.runner import RunSettings
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(model, device, dtype)
-    fingerprint = loaded.fingerprint()
-    if bundle is not None:
-        bundle.model.require_same_model(fingerprint, str(artifact))
-    decoder = fitted_decoder(loaded.model, memory)
+    engine = Engine(load_model(model, device, dtype), bundle, str(artifact), memory, _before_measuring)
     if explain or explain_steps:
-        print(decoder.memory, file=sys.stderr)
-    latency = _latency(decoder, bundle, fingerprint.config_sha256) if needs_latency(strategy) else None
-    runner = Runner(
-        loaded,
-        decoder,
-        make_strategy(strategy, settings, decoder, bundle, latency),
-        RunSettings(strategy, max_new_tokens, tuple(stop or ()), raw, compare, sampling),
-        (lambda text: None) if as_json else _write,
+        print(engine.decoder.memory, file=sys.stderr)
+    run_settings = RunSettings(
+        strategy,
+        parameters=settings,
+        max_new_tokens=max_new_tokens,
+        stops=tuple(stop or ()),
+        raw=raw,
+        compare=compare,
+        sampling=sampling,
     )
+    runner = engine.runner(run_settings, None if as_json else _write)
     outcomes: list[Outcome] = []
     for request in requests:
         for outcome in runner.run(request):
@@ -135,15 +131,8 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
     return [Prompt("1", turns=(prompt,))]
 
 
-def _latency(decoder: Any, bundle: Bundle | None, model_key: str) -> LatencyTable:
-    """The bundle's table for this device, else one measured here, now or on an earlier run."""
-    from ssd_runtime.profiler import known_latency, measure_latency
-
-    def measure() -> LatencyTable:
-        print("measuring this device once (well under a minute)…", file=sys.stderr)
-        return measure_latency(decoder)
-
-    return known_latency(decoder, bundle.latency if bundle is not None else {}, model_key, measure)
+def _before_measuring() -> None:
+    print("measuring this device once (well under a minute)…", file=sys.stderr)
 
 
 def _write(text: str) -> None:

@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from ssd_profiles.errors import UserError
 from ssd_runtime.acceptance import Verdict, accept
 from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
@@ -24,6 +25,10 @@ class Limits:
     eos_ids: frozenset[int] = frozenset()
     stop: Callable[[Sequence[int]], bool] | None = None
     """Asked behind every new token, with all new tokens so far."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens: {self.max_new_tokens} is too few; give 1 or more")
 
 
 @dataclass(slots=True)

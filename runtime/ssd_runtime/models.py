@@ -58,6 +58,22 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     source: Source
 
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
+        """A model that transformers has loaded already.
+
+        Which one it is, a bundle is told by the files that it came from: what was changed in memory since is not seen,
+        and can cost speed, never output. Raises UserError where it is in training mode.
+        """
+        if model.training:
+            raise UserError("model: it is in training mode; call its eval() first")
+        name, commit = model.name_or_path, getattr(model.config, "_commit_hash", None)
+        try:
+            source = find_model(f"{name}@{commit}" if commit else name)
+        except UserError:
+            source = Source(Path(name), name)  # without a bundle nobody asks for its files
+        return cls(model, tokenizer, source)
+
     def fingerprint(self, full: bool = False) -> ModelFingerprint:
         """Which model this is; with `full` every weight is hashed, once a file."""
         config = self.model.config

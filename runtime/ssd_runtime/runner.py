@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
@@ -23,8 +24,11 @@ from ssd_runtime.text import TextStream, cut_at_stop, stop_condition
 class RunSettings:
     """How prompts are decoded."""
 
-    strategy: str
-    max_new_tokens: int
+    strategy: str = "auto"
+    _: KW_ONLY
+    parameters: Any = None
+    """The strategy's: a class of `planning/settings.py`; None for their defaults."""
+    max_new_tokens: int = 128
     stops: tuple[str, ...] = ()
     raw: bool = False
     compare: bool = False
@@ -42,6 +46,10 @@ class Runner:
     settings: RunSettings
     write: Callable[[str], None]
     _decoded: int = field(default=0)
+
+    def answer(self, text: str) -> Outcome:
+        """Decode behind one message of a user's. Raises UserError where it does not fit into the context."""
+        return next(self.run(Prompt("1", turns=(text,))))
 
     def run(self, prompt: Prompt) -> Iterator[Outcome]:
         """Decode a prompt, turn by turn; each turn sees the answers before it."""

@@ -10,7 +10,10 @@ from ssd_profiles.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Parameters as transformers' `generate` has them; greedy at temperature 0."""
+    """Parameters as transformers' `generate` has them; greedy at temperature 0.
+
+    Raises UserError where that would leave another parameter without effect.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -22,6 +25,12 @@ class Sampling:
     seed: int = 0
     rejection: bool = False
     """Draw drafts with random numbers of their own and test them by rejection, not with the target's numbers."""
+
+    def __post_init__(self) -> None:
+        shaping = {"top_k": self.top_k, "top_p": self.top_p < 1.0, "min_p": self.min_p, "rejection": self.rejection}
+        given = [name for name, is_given in shaping.items() if is_given]
+        if given and not self.random:
+            raise UserError(f"sampling: {given[0]} has no effect at temperature 0; give one above 0, or leave it out")
 
     @property
     def random(self) -> bool:
@@ -49,14 +58,10 @@ def read_sampling(
     """The parameters of a command line, where None means that an option was not given.
 
     What shapes a distribution asks for sampling, at temperature 1 unless another is given. Without a seed one is
-    drawn. Raises UserError where temperature 0 would leave an option without effect.
+    drawn. Raises UserError as `Sampling` does.
     """
-    shaping = {"--top-k": top_k > 0, "--top-p": top_p < 1.0, "--min-p": min_p > 0.0, "--rejection": rejection}
-    given = [name for name, is_given in shaping.items() if is_given]
     if temperature is None:
-        temperature = 1.0 if given else 0.0
-    elif temperature == 0.0 and given:
-        raise UserError(f"{given[0]}: has no effect at temperature 0; give a --temperature above 0, or leave it out")
+        temperature = 1.0 if top_k or top_p < 1.0 or min_p or rejection else 0.0
     if seed is None:
         seed = secrets.randbelow(1 << 31) if temperature > 0.0 else 0
     return Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)

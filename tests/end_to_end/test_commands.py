@@ -143,6 +143,22 @@ def test_domains_are_found_in_unlabelled_prompts(room: Path) -> None:
         assert "--domains" in done.stderr
 
 
+@pytest.mark.parametrize("strategy", ["auto", "knn"])
+def test_an_explanation_of_every_step_accounts_for_every_token(room: Path, strategy: str) -> None:
+    options = ["--artifact", "bundle", "--strategy", strategy, "--max-new-tokens", "24", "--json", "--explain-steps"]
+    done = command(room, RUN, *options, "The river")
+    record = records(done)[0]
+    pattern = r"  at (\d+) tokens: (.+) → 1 target forwards, (\d+) tokens, (\d+) of (\d+) drafts accepted"
+    steps = [found for line in done.stderr.splitlines() if (found := re.fullmatch(pattern, line))]
+    assert len(steps) == record["target_forwards"]
+    assert sum(int(step[3]) for step in steps) == record["new_tokens"] - 1
+    assert sum(int(step[4]) for step in steps) == record["num_accepted_tokens"]
+    assert sum(int(step[5]) for step in steps) == record["num_draft_tokens"]
+    contexts = [int(step[1]) for step in steps]
+    assert contexts == sorted(set(contexts))
+    assert contexts[0] == record["prompt_tokens"]
+
+
 def test_text_streams_and_stops(room: Path) -> None:
     text = command(room, RUN, "--artifact", "bundle", "The river", "--max-new-tokens", "30").stdout
     record = records(command(room, RUN, "--artifact", "bundle", "The river", "--max-new-tokens", "30", "--json"))[0]

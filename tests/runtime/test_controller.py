@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -45,13 +46,14 @@ def story(kind: str, seed: int, length: int = 300) -> Trace:
 
 def run(
     trace: Trace,
-    right: object,
+    right: Callable[[int], bool],
     frontier: Frontier | None = HALF,
     stream: Stream | None = None,
     exits: ExitChoice | None = None,
 ) -> Replay:
     stream = stream or Stream()
-    return replay(controller(TABLE, stream, trace, frontier, exits), stream, trace, TABLE, right)  # type: ignore[arg-type]
+    planner = controller(TABLE, stream, trace, frontier, exits)
+    return replay(planner, stream, trace, TABLE, lambda entry, place: (right(place), 1.0))
 
 
 @given(st.lists(st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=80))
@@ -86,6 +88,19 @@ def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(
     for first in range(len(losses)):
         for last in range(first, min(first + 64, len(losses))):
             assert sum(losses[first : last + 1]) <= MOST + (64 + MOST_ROWS) * PER_TOKEN + 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.5, MOST), st.sampled_from([HALF, None]), st.sampled_from([None, *EXITS]))
+def test_nor_against_one_who_sees_the_credit(
+    seed: int, bar: float, frontier: Frontier | None, exits: ExitChoice | None
+) -> None:
+    """Drafts stand until much may be lost, then all fail."""
+    stream = Stream()
+    done = run(story("mixed", seed), lambda place: stream.budget.credit < bar, frontier, stream, exits)
+    losses = done.losses()
+    for first in range(len(losses)):
+        assert sum(losses[first : first + 64]) <= MOST + (64 + MOST_ROWS) * PER_TOKEN + 1e-6
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -126,6 +141,29 @@ def test_masks_that_fail_are_left_and_taken_up_again_when_they_hold() -> None:
             masked[place > 2100] += len(cycle.tokens)
     assert masked[False] < 200, "of 2000 tokens"
     assert masked[True] > 1000
+
+
+def test_drafts_are_as_long_as_the_text_lets_them() -> None:
+    """The profile has 0.9: where tokens are right less often short drafts still gain, where more often long ones do."""
+    cheap = Frontier((Entry("cheap", SkipMask.of(LAYERS, range(2, 15)), profile(0.9)),))
+    lengths = []
+    for agreement in (0.6, 0.9, 0.99):
+        draws = random.Random(5)
+        right = [draws.random() < agreement for _ in range(2000)]
+        done = run(story("random", 4, 2000), right.__getitem__, cheap)
+        late = [cycle.steps for cycle in done.cycles[len(done.cycles) // 2 :] if cycle.plan.mask is not None]
+        assert sum(cycle.plan.mask is not None for cycle in done.cycles) > 0.6 * len(done.cycles)
+        assert done.tokens / sum(done.costs) > 1.02
+        lengths.append(sum(late) / len(late))
+    assert 1.5 * lengths[0] < lengths[1] < lengths[2] / 1.3
+
+
+def test_an_empty_purse_says_nothing_against_a_mask() -> None:
+    """Everything fails for a while, copies above all; the mask's own record is good, and it is taken up at once."""
+    stream = Stream()
+    stream.budget.credit = 0.0
+    run(story("random", 6, 40), lambda place: True, HALF, stream)
+    assert stream.masks["mix"].trusted
 
 
 def test_candidates_of_earlier_requests_make_a_story_faster() -> None:

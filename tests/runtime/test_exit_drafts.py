@@ -14,6 +14,8 @@ from tests.tables import latency_table
 LAYERS, CONTEXT = 8, 100
 TABLE = latency_table(LAYERS)
 COSTS = row_costs(TABLE).at(CONTEXT)
+PLAIN = 0.03
+"""Seconds of a plain step on this machine."""
 
 
 def drafts(stop: int = 4, width: int = 4, promised: float = 1.5) -> ExitDrafts:
@@ -21,14 +23,15 @@ def drafts(stop: int = 4, width: int = 4, promised: float = 1.5) -> ExitDrafts:
     return ExitDrafts(None, choice, TABLE, DraftRecord())  # type: ignore[arg-type]
 
 
-def cycle(source: ExitDrafts, accepted: int) -> Cycle | None:
-    """What comes of the next offer when so many of its drafts stand."""
+def cycle(source: ExitDrafts, accepted: int, slowness: float = 1.0) -> Cycle | None:
+    """What comes of the next offer when so many of its drafts stand, in so many times what the table says."""
     offer = source.offer(CONTEXT, COSTS, 9.0)
     if offer is None:
         return None
     length = offer.plan.draft_length
     tokens = [0] * (min(accepted, length) + 1)
-    return Cycle(offer.plan, CONTEXT, length, len(tokens) - 1, tokens, length + 1, 1.0, 1.0, length, 0.0, True)
+    seconds = source._cost(CONTEXT, length, COSTS) / source.record.pace * slowness * PLAIN
+    return Cycle(offer.plan, CONTEXT, length, len(tokens) - 1, tokens, length + 1, seconds, 0.0, length, 0.0, True)
 
 
 @pytest.mark.parametrize("stop", range(1, LAYERS))
@@ -57,12 +60,22 @@ def test_exits_that_hold_are_kept_and_those_that_fail_left_until_they_were_forgo
     for _ in range(40):
         done = cycle(good, 4)
         assert done is not None
-        good.learn(done, COSTS)
+        good.learn(done, COSTS, PLAIN)
     failures = 0
     while (done := cycle(bad, 0)) is not None:
-        bad.learn(done, COSTS)
+        bad.learn(done, COSTS, PLAIN)
         failures += 1
         assert failures < 15
     assert failures
     bad.record.rest(3000)
     assert cycle(bad, 0) is not None
+
+
+def test_exits_that_take_longer_than_the_table_says_are_left() -> None:
+    fast, slow = drafts(stop=2), drafts(stop=2)
+    for _ in range(60):
+        for source, slowness in ((fast, 1.0), (slow, 1.8)):
+            if (done := cycle(source, 4, slowness)) is not None:
+                source.learn(done, COSTS, PLAIN)
+    assert fast.record.trusted
+    assert not slow.record.trusted

@@ -31,9 +31,12 @@ from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.generate import Limits, decode, generate
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.sampling import Sampling, read_sampling
 from ssd_runtime.session import Session
+from ssd_runtime.strategies import WITHOUT_BUNDLE, read_settings
 from tests.models import VOCABULARY, tiny_model
+from tests.tables import latency_table
 
 LAYERS = 4
 DECODER = Decoder(tiny_model("qwen3", seed=5))
@@ -45,15 +48,17 @@ PLANS = {
     "tree": Plan.masked("test", MASK, 4, 0.05, branching=((0.1, 5), (1.0, 2))),
     "exit": Plan("test", EarlyExit(HEADS, (1, 2, 3), 0.05, 0.2), 5),
 }
-samplings = st.builds(
+PENALTIES, SEEDS = st.sampled_from([1.0, 1.3]), st.integers(0, 2**32)
+random_samplings = st.builds(
     Sampling,
-    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
     top_k=st.sampled_from([0, 1, 20]),
     top_p=st.sampled_from([1.0, 0.9, 0.3]),
     min_p=st.sampled_from([0.0, 0.05]),
-    repetition_penalty=st.sampled_from([1.0, 1.3]),
-    seed=st.integers(0, 2**32),
+    repetition_penalty=PENALTIES,
+    seed=SEEDS,
 )
+samplings = random_samplings | st.builds(Sampling, repetition_penalty=PENALTIES, seed=SEEDS)
 
 
 @settings(max_examples=40, deadline=None)
@@ -68,6 +73,19 @@ def test_a_seed_gives_the_same_output_whatever_is_drafted(ids: list[int], sampli
     if got == plain:
         wrong = [*plain[:5], (plain[5] + 1) % VOCABULARY, *plain[6:]]
         assert compare(session, ids, plain, wrong).kind is Kind.ERROR
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20), random_samplings, st.sampled_from(sorted(PLANS))
+)
+def test_a_seed_and_a_plan_give_the_same_output_where_drafts_are_tested(
+    ids: list[int], sampling: Sampling, plan: str
+) -> None:
+    session = Session(DECODER, replace(sampling, rejection=True))
+    prompt = session.prefill(ids)
+    once, again = (decode(session, prompt, ConstantPlanner(PLANS[plan]), Limits(24)).token_ids for _ in range(2))
+    assert once == again
 
 
 def test_another_seed_gives_another_output() -> None:
@@ -228,28 +246,43 @@ def joint(sampling: Sampling) -> np.ndarray:
     return found.reshape(-1)
 
 
-def sampled(plan: Plan, sampling: Sampling, runs: int = RUNS) -> np.ndarray:
-    """How often each three tokens came out, seed after seed."""
-    planner, counts = ConstantPlanner(plan), np.zeros((SMALL,) * 3)
+def sampled(make_planner: MakePlanner, sampling: Sampling, runs: int = RUNS) -> np.ndarray:
+    """How often each three tokens came out first, seed after seed.
+
+    Every other time the answer goes on, so that drafts have room; else the third token stands behind all drafts.
+    """
+    counts = np.zeros((SMALL,) * 3)
     for seed in range(runs):
-        session = Session(TINY, replace(sampling, seed=seed))
-        counts[tuple(generate(session, PROMPT, planner, Limits(3)).token_ids)] += 1
+        session, limits = Session(TINY, replace(sampling, seed=seed)), Limits(3 + 2 * (seed % 2))
+        counts[tuple(generate(session, PROMPT, make_planner(), limits).token_ids[:3])] += 1
     return counts.reshape(-1)
+
+
+def of_plan(name: str) -> MakePlanner:
+    return lambda: ConstantPlanner(TINY_PLANS[name])
 
 
 @pytest.mark.statistics
 @pytest.mark.parametrize("name", sorted(TINY_PLANS))
 def test_the_first_three_tokens_have_the_targets_joint_distribution(name: str) -> None:
-    counts, expected = sampled(TINY_PLANS[name], SHARP), joint(SHARP)
+    counts, expected = sampled(of_plan(name), SHARP), joint(SHARP)
     assert far(counts, expected * RUNS) > 1e-4
     assert np.abs(counts / RUNS - expected).sum() / 2 < 2.8 / RUNS**0.5, "total variation"
+
+
+@pytest.mark.statistics
+@pytest.mark.parametrize("name", [name for name in WITHOUT_BUNDLE if name != "plain"])
+def test_so_they_have_whatever_a_strategy_plans(name: str) -> None:
+    """What a stream has learned comes from other seeds."""
+    make = make_strategy(name, read_settings(name, []), TINY, None, latency_table(2))
+    assert far(sampled(make, SHARP), joint(SHARP) * RUNS) > 1e-4
 
 
 @pytest.mark.statistics
 def test_with_the_targets_noise_it_does_too() -> None:
     """Of plain decoding: every plan's output is the same."""
     coupled = replace(SHARP, rejection=False)
-    assert far(sampled(TINY_PLANS["plain"], coupled), joint(coupled) * RUNS) > 1e-4
+    assert far(sampled(of_plan("plain"), coupled), joint(coupled) * RUNS) > 1e-4
 
 
 def bonus_without_processors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +325,7 @@ def test_the_joint_distribution_tells_wrong_ones_apart(
 ) -> None:
     expected, runs = joint(SHARP), 1200
     bug(monkeypatch)
-    assert far(sampled(TINY_PLANS[name], SHARP, runs), expected * runs) < 1e-6
+    assert far(sampled(of_plan(name), SHARP, runs), expected * runs) < 1e-6
 
 
 def test_what_shapes_a_distribution_asks_for_sampling() -> None:
@@ -301,5 +334,5 @@ def test_what_shapes_a_distribution_asks_for_sampling() -> None:
     assert read_sampling(0.3, 0, 1.0, 0.0, 1.1, 7, True) == Sampling(
         0.3, repetition_penalty=1.1, seed=7, rejection=True
     )
-    with pytest.raises(UserError, match="--min-p"):
+    with pytest.raises(UserError, match="min_p"):
         read_sampling(0.0, 0, 1.0, 0.1, 1.0, None, False)

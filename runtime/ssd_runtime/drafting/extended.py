@@ -38,7 +38,7 @@ class Extended:
         steps = len(chain.tokens)
         assert chain.parents is None, "guesses go on with chains"
         if steps < wanted or steps == length:
-            # What ended in doubt is not gone on with.
+            # A chain that ended early ended in doubt: nothing is built on that.
             return chain
         tree = self.lookup.grow(chain.tokens, MOST_GUESSES, min(DEEPEST, length - steps))
         guesses = self._worth_adding(tree, steps)

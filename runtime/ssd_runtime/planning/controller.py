@@ -15,6 +15,9 @@ from ssd_runtime.planning.offer import Offer, Source
 from ssd_runtime.planning.plan import Cycle, Plan
 from ssd_runtime.planning.verify_record import VerifyRecord
 
+NOTHING_PAYS = Plan("plain: no draft is expected to be faster")
+NOTHING_LEFT = Plan("plain: drafts have failed too often of late")
+
 
 def _records() -> defaultdict[str, DraftRecord]:
     return defaultdict(DraftRecord)
@@ -67,7 +70,8 @@ class Controller:
         if guess.tree:
             detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
             return Plan("lookup", Ready(guess.tree), MOST_ROWS, detail=detail)
-        return Plan("plain: nothing that may fail is expected to be faster")
+        # The cheapest draft there is: one guess.
+        return NOTHING_PAYS if costs[1] <= most_cost else NOTHING_LEFT
 
     def observe(self, cycle: Cycle) -> None:
         """Take in what came of the plan."""
@@ -75,11 +79,12 @@ class Controller:
         tokens, row = len(cycle.tokens), min(cycle.verified, len(self._costs)) - 1
         # Where no room was left to draft, the offer came to nothing.
         chosen = self._chosen if cycle.steps or cycle.begun else None
-        cost = chosen.source.learn(cycle, self._costs) if chosen is not None else self._costs[row]
+        verify = self._stream.verify
+        cost = self._costs[row] if chosen is None else chosen.source.learn(cycle, self._costs, verify.plain_seconds)
         for source in self._sources:
             if chosen is None or source is not chosen.source:
                 source.record.rest(tokens)
         if not cycle.begun:
             spent = cycle.verify_seconds + cycle.plan_seconds
-            self._stream.verify.see(row + 1, spent, self._table.at(cycle.context)[row])
+            verify.see(row + 1, spent, self._table.at(cycle.context)[row])
         self._stream.budget.settle(tokens, cost)

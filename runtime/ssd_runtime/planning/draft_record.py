@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PRIOR_TOKENS = 16.0
+PRIOR_TOKENS = 48.0
 """Tokens that a prediction counts for."""
-KEEP = 0.95
+KEEP = 0.98
 """What share of a record one more cycle leaves."""
 FORGET = 1 / 512
 """How much nearer to the prediction a record gets with every token that came without: such drafts are tried again."""
@@ -31,14 +31,13 @@ class DraftRecord:
 
     @property
     def factor(self) -> float:
-        """Tokens a cycle ÷ those predicted."""
+        """Tokens ÷ those predicted."""
         return self.got / self.predicted
 
-    def trusts(self, predicted_speedup: float) -> float | None:
-        """The speed-up to expect of such drafts; None where it is not worth their risk."""
-        expected = predicted_speedup * self.factor
-        self.trusted = expected >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
-        return expected if self.trusted else None
+    def trusts(self, speedup: float) -> bool:
+        """Whether drafts from which this speed-up is expected now are worth their risk."""
+        self.trusted = speedup >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
+        return self.trusted
 
     def see(self, tokens: int, predicted: float, pace: float = 1.0) -> None:
         """One more cycle."""

@@ -18,8 +18,8 @@ from ssd_runtime.planning.plan import Cycle, Plan
 class ExitDrafts:
     """A domain's tuned way to leave early.
 
-    Its costs are those of tokens that all go to the depth bound: one that leaves earlier saves more than the
-    verification, which then has more layers to go through, takes longer.
+    By the table, its costs are those of tokens that all go to the depth bound: one that leaves earlier saves more than
+    the verification, which then has more layers to go through, takes longer. What cycles take here is learned.
     """
 
     def __init__(self, heads: ExitHeads, choice: ExitChoice, latency: LatencyTable, record: DraftRecord) -> None:
@@ -41,24 +41,31 @@ class ExitDrafts:
         """Drafts up to the domain's width, as far as the budget covers."""
         lengths = (length for length in range(self._width, 0, -1) if self._cost(context, length, costs) <= most_cost)
         length = next(lengths, 0)
-        expected = self.record.trusts(self._promised(length)) if length else None
-        if expected is None:
+        if not (self.record.trusts(self._expected(self._width)) and length):
             return None
+        expected = self._expected(length)
         plan = Plan("draft by early exit", self._drafter, length, detail=f"{length} tokens, {expected:.2f}x")
         return Offer(self, plan, expected)
 
-    def learn(self, cycle: Cycle, costs: Sequence[float]) -> float:
-        """Take in the cycle's tokens against those that so much work was to bring."""
+    def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
+        """Take in the cycle's tokens against those that so much work was to bring, and its time."""
         cost = self._cost(cycle.context, cycle.steps, costs)
         if len(cycle.tokens) > cycle.accepted:
-            self.record.see(len(cycle.tokens), self._promised(cycle.plan.draft_length) * cost)
+            by_table = cost / self.record.pace
+            pace = cycle.seconds / (by_table * plain_seconds) if plain_seconds else self.record.pace
+            self.record.see(len(cycle.tokens), self._promised(cycle.plan.draft_length) * by_table, pace)
         return cost
 
     def _promised(self, length: int) -> float:
         """Of the compiler's promise, a shorter draft keeps its share."""
         return 1.0 + (self._speedup - 1.0) * length / self._width
 
+    def _expected(self, length: int) -> float:
+        """What is left of the promise in this stream."""
+        return self._promised(length) * self.record.factor / self.record.pace
+
     def _cost(self, context: int, length: int, costs: Sequence[float]) -> float:
         """Of a cycle of so many drafts, in plain steps: the pending token goes to the depth bound, too."""
         begun, step = self._prefixes.at(context)
-        return (length + 1) * step + max(0.0, costs[min(length, len(costs) - 1)] - begun[length])
+        by_table = (length + 1) * step + max(0.0, costs[min(length, len(costs) - 1)] - begun[length])
+        return by_table * self.record.pace

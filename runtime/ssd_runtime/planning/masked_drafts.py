@@ -9,7 +9,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.extended import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.planning.draft_record import DraftRecord
+from ssd_runtime.planning.draft_record import MIN_GAIN, DraftRecord
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.offer import Offer
 from ssd_runtime.planning.plan import Cycle, Plan
@@ -17,61 +17,106 @@ from ssd_runtime.planning.throughput import Option
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
-    """What was offered last."""
+class _Rung:
+    """A draft length, by the mask's acceptance profile at its confidence threshold."""
 
-    option: Option
     length: int
-    tokens: float
-    """Predicted of the cycle, by the mask's acceptance profile."""
+    steps: float
+    """Draft steps a cycle."""
+    gain: float
+    """Tokens a cycle beyond those of the next shorter length, or beyond one."""
+    depth: float
+    """How many drafted tokens, on average, must be right for one of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A draft of some length, and what it is worth now."""
+
+    speedup: float = 0.0
+    length: int = 0
+    cost: float = 0.0
+    """If everything fails, in plain steps."""
 
 
 class MaskedDrafts:
-    """The best mask of a domain's frontier, with guesses behind the masked chain."""
+    """The best mask of a domain's frontier, with guesses behind the masked chain.
+
+    The record is of tokens that were right ÷ those that the mask's token agreement predicts. What one token more or
+    less often right means for a whole draft follows from it: drafts get shorter where the text is hard, and longer
+    where it is easy.
+    """
 
     def __init__(self, frontier: Frontier, latency: LatencyTable, record: DraftRecord, lookup: Lookup) -> None:
         self._best, self._correction = frontier.best(latency), frontier.correction
         self.record, self._lookup = record, lookup
-        self._offered: _Chain | None = None
+        self._option: Option | None = None
+        self._ladder: list[_Rung] = []
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
         """The mask that is best by latency, at the length that is best as far as the budget covers."""
         option = self._best.at(context)
         if option is None:
             return None
-        profile, column = option.entry.profile, option.entry.profile.thresholds.index(option.threshold)
-        step, best = option.draft_cost * self.record.pace, (0.0, 0, 0.0, 0.0)
-        for row, length in enumerate(profile.draft_lengths):
-            cost = length * step + costs[min(length, len(costs) - 1)]
-            if length > option.draft_length or cost > most_cost:
-                break
-            tokens, steps = float(profile.tokens[row, column]), float(profile.steps[row, column])
-            speedup = tokens / (steps * step + costs[min(round(steps), len(costs) - 1)])
-            best = max(best, (speedup, length, tokens, cost))
-        speedup, length, tokens, cost = best
-        expected = self.record.trusts(speedup * self._correction) if length else None
-        if expected is None:
+        if option is not self._option:
+            self._option, self._ladder = option, _ladder(option)
+        chains = self._chains(option, costs)
+        affordable = max((chain for chain in chains if chain.cost <= most_cost), key=_speedup, default=_Chain())
+        # What the budget does not cover says nothing against the mask.
+        if not self.record.trusts(max(chains, key=_speedup).speedup) or affordable.speedup < MIN_GAIN:
             return None
-        self._offered = _Chain(option, length, tokens)
-        masked, left = Masked(option.entry.mask, option.threshold), most_cost - cost
-        plan = Plan(
-            f"draft {option.draft_length} with {option.entry.name}",
-            Extended(masked, length, self._lookup, profile.token_agreement, expected, tuple(costs), left),
-            length + DEEPEST,
-            option.entry.name,
-            option.entry.mask,
-            detail=f"{length} tokens, {expected:.2f}x",
-        )
-        return Offer(self, plan, expected)
+        return Offer(self, self._plan(option, affordable, costs, most_cost), affordable.speedup)
 
-    def learn(self, cycle: Cycle, costs: Sequence[float]) -> float:
-        """Take in the cycle's tokens against those predicted, and the time of its draft steps."""
-        offered = self._offered
-        assert offered is not None, "there was an offer"
-        option, pace = offered.option, self.record.pace
+    def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
+        """Take in which tokens were right, and the time of the draft steps against the verification's."""
+        option, pace = self._option, self.record.pace
+        assert option is not None, "there was an offer"
         verification, steps = costs[min(cycle.verified, len(costs)) - 1], cycle.steps * option.draft_cost
-        # What the end of the answer has cut says nothing of the mask; guesses behind a chain are none of its doing.
-        if len(cycle.tokens) > cycle.accepted and (option.threshold > 0.0 or cycle.steps == offered.length):
-            spent = cycle.draft_seconds / cycle.verify_seconds * verification if cycle.verify_seconds else steps
-            self.record.see(min(len(cycle.tokens), cycle.steps + 1), offered.tokens, spent / steps)
+        spent = cycle.draft_seconds / cycle.verify_seconds * verification if cycle.verify_seconds else steps
+        # Guesses behind a chain are none of its doing.
+        right = min(cycle.accepted, cycle.steps)
+        tested = right + (right < cycle.steps)
+        self.record.see(right, tested * option.entry.profile.token_agreement, spent / steps)
         return verification + steps * pace
+
+    def _chains(self, option: Option, costs: Sequence[float]) -> list[_Chain]:
+        """Every draft length as this stream lets one expect it."""
+        step, tokens, chains = option.draft_cost * self.record.pace, 1.0, []
+        # No token is right more often than always.
+        likelier = min(self.record.factor, 1.0 / max(option.entry.profile.token_agreement, 0.5))
+        for rung in self._ladder:
+            tokens += rung.gain * likelier**rung.depth
+            time = rung.steps * step + costs[min(round(rung.steps), len(costs) - 1)]
+            cost = rung.length * step + costs[min(rung.length, len(costs) - 1)]
+            chains.append(_Chain(tokens / time * self._correction, rung.length, cost))
+        return chains
+
+    def _plan(self, option: Option, chain: _Chain, costs: Sequence[float], most_cost: float) -> Plan:
+        entry = option.entry
+        agreement = min(1.0, entry.profile.token_agreement * self.record.factor)
+        masked, left = Masked(entry.mask, option.threshold), most_cost - chain.cost
+        return Plan(
+            f"draft with {entry.name}",
+            Extended(masked, chain.length, self._lookup, agreement, chain.speedup, tuple(costs), left),
+            chain.length + DEEPEST,
+            entry.name,
+            entry.mask,
+            detail=f"{chain.length} tokens, {chain.speedup:.2f}x",
+        )
+
+
+def _ladder(option: Option) -> list[_Rung]:
+    """The lengths of the profile, at the option's threshold."""
+    profile, rungs = option.entry.profile, list[_Rung]()
+    column = profile.thresholds.index(option.threshold)
+    shorter, before = 0, 1.0
+    for row, length in enumerate(profile.draft_lengths):
+        tokens = float(profile.tokens[row, column])
+        depth = (shorter + 1 + length) / 2
+        rungs.append(_Rung(length, float(profile.steps[row, column]), max(0.0, tokens - before), depth))
+        shorter, before = length, max(before, tokens)
+    return rungs
+
+
+def _speedup(chain: _Chain) -> float:
+    return chain.speedup

@@ -35,6 +35,9 @@ class Source(Protocol):
         """
         ...
 
-    def learn(self, cycle: Cycle, costs: Sequence[float]) -> float:
-        """Take in what came of the latest offer; returns what the cycle cost by the latency table, in plain steps."""
+    def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
+        """Take in what came of the latest offer; returns what the cycle cost by the latency table, in plain steps.
+
+        `plain_seconds` is what a plain step takes here and now, where that is known.
+        """
         ...

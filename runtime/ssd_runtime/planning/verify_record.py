@@ -52,6 +52,11 @@ class VerifyRecord:
     _priced: tuple[Sequence[float], list[float]] | None = None
     """Costs by the table, and what became of them."""
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """What a plain step takes of late; None where nothing was verified yet."""
+        return math.exp(self._pace) if self._first else None
+
     def see(self, rows: int, seconds: float, cost: float) -> None:
         """One more verification: its time, and what the table says of it in plain steps."""
         if min(seconds, cost) <= 0.0:

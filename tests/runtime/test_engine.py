@@ -1,0 +1,85 @@
+"""The front door from Python answers as the model does."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.engine import Engine
+from ssd_runtime.models import LoadedModel
+from ssd_runtime.planning.settings import ClaspSettings
+from ssd_runtime.runner import RunSettings
+from ssd_runtime.sampling import Sampling
+from tests.bundles import bundle
+from tests.folders import save_tiny_model
+from tests.models import tiny_model
+
+QUESTION = "How many loaves did the baker count?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> LoadedModel:
+    """As a user has it who called transformers."""
+    return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+
+
+@pytest.fixture(scope="module")
+def expected(loaded: LoadedModel) -> list[int]:
+    """What transformers' `generate` answers."""
+    ids = torch.tensor([loaded.encode([("user", QUESTION)])])
+    answer = loaded.model.generate(ids, max_new_tokens=24, do_sample=False)
+    return list(answer[0, ids.shape[1] :].tolist())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [RunSettings(), RunSettings("plain"), RunSettings("clasp", parameters=ClaspSettings(confidence=0.0))],
+    ids=lambda settings: settings.strategy,
+)
+def test_answers_are_those_of_generate(loaded: LoadedModel, expected: list[int], settings: RunSettings) -> None:
+    written: list[str] = []
+    runner = Engine(loaded).runner(dataclasses.replace(settings, max_new_tokens=24), written.append)
+    answers = [runner.answer(QUESTION) for _ in range(2)]
+    assert [answer.generation.token_ids for answer in answers] == [expected, expected]
+    assert "".join(written) == "".join(answer.text for answer in answers)
+
+
+def test_a_model_can_be_named(folder: Path, expected: list[int]) -> None:
+    answer = Engine.open(model=str(folder)).runner(RunSettings("lookup", max_new_tokens=24)).answer(QUESTION)
+    assert answer.generation.token_ids == expected
+
+
+def test_a_bundle_of_another_model_is_refused(loaded: LoadedModel) -> None:
+    with pytest.raises(UserError, match=r"^there: compiled for tiny"):
+        Engine(loaded, bundle(), "there")
+
+
+def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
+    with pytest.raises(UserError, match="neither a bundle nor a model"):
+        Engine.open()
+    with pytest.raises(UserError, match="needs a bundle"):
+        Engine(loaded).runner(RunSettings("knn"))
+    with pytest.raises(UserError, match="training mode"):
+        LoadedModel.of(tiny_model("llama").train(), loaded.tokenizer)
+    with pytest.raises(UserError, match=r"no config.json"):
+        Engine(LoadedModel.of(tiny_model("llama"), loaded.tokenizer), bundle())
+    with pytest.raises(UserError, match="max_new_tokens"):
+        Engine(loaded).runner(RunSettings(max_new_tokens=0)).answer(QUESTION)
+    with pytest.raises(UserError, match="top_p has no effect"):
+        Sampling(top_p=0.9)
+
+
+def test_whole_numbers_will_do_for_sampling(loaded: LoadedModel) -> None:
+    sampling = Sampling(2, top_k=5, repetition_penalty=2, seed=3)
+    runner = Engine(loaded).runner(RunSettings("plain", max_new_tokens=4, sampling=sampling))
+    assert len(runner.answer(QUESTION).generation.token_ids) == 4
