@@ -1,0 +1,67 @@
+"""How many domains to find in unlabelled prompts: bundles with 1, 3, 5 and 7 of them, on other prompts of the kind.
+
+`python -m bench.cluster_counts --model build/domain-planted` (KNN-SSD's Table 5). Half of GSM8K's test questions and of
+HumanEval's functions, shuffled and without a word of which is which, go to `ssd-compile --domains auto:N`; prompts
+from the other half are decoded with `knn`. Bundles that are there already are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.streams import mixed_stream, read_pool, write_stream
+from ssd_runtime.command import run_guarded
+
+DATA = Path("../shared/data")
+FILES = {"gsm8k": DATA / "gsm8k" / "test.jsonl", "humaneval": DATA / "humaneval" / "HumanEval.jsonl"}
+COMPILE = "from ssd_compiler.cli import main; main()"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="build/domain-planted")
+    parser.add_argument("--counts", default="1,3,5,7")
+    parser.add_argument("--prompts", type=int, default=6, help="decoded, of either kind")
+    parser.add_argument("--known", type=int, default=80, help="to find domains in, of either kind")
+    parser.add_argument("--evaluations", type=int, default=16)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--out", type=Path, default=Path("build/cluster-counts"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    pools = {kind: read_pool(path) for kind, path in FILES.items()}
+    unlabelled, asked = arguments.out / "unlabelled.jsonl", arguments.out / "asked.jsonl"
+    write_stream(mixed_stream({kind: pool[: arguments.known] for kind, pool in pools.items()}, 1.0, seed=1), unlabelled)
+    write_stream(mixed_stream({kind: pool[-arguments.prompts :] for kind, pool in pools.items()}, 1.0, seed=1), asked)
+    for count in arguments.counts.split(","):
+        bundle = arguments.out / f"bundle-{count}"
+        if not bundle.is_dir():
+            found = ["--domains", f"auto:{count}", "--domain-file", f"all={unlabelled}"]
+            _run(
+                "-c",
+                COMPILE,
+                "--model",
+                arguments.model,
+                *found,
+                "--evaluations",
+                arguments.evaluations,
+                "--out",
+                bundle,
+            )
+        prompts = ["--prompts", asked, "--full", "--max-new-tokens", arguments.max_new_tokens]
+        print(f"{count} domains found:", flush=True)
+        _run(
+            *("-m", "bench.compare", "--artifact", bundle, *prompts),
+            *("--contenders", "knn", "--out", arguments.out / f"compare-{count}"),
+        )
+
+
+def _run(*options: object) -> None:
+    if code := subprocess.run([sys.executable, *map(str, options)], check=False).returncode:
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    run_guarded(main)
