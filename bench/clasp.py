@@ -58,7 +58,9 @@ def main() -> None:
             values += [a.jaccard(b) for a, b in zip(masks, masks[distance:], strict=False)]
         skipped += np.mean([[mask.bits[2 * layer] for layer in range(layers)] for mask in masks], 0) / arguments.count
     programme, best, middle, quantile = np.mean(found, 0)
-    print(f"{loaded.source.name}, {len(found)} tokens, {len(free) // 2} of {len(free)} free layers skipped: cosine")
+    print(
+        f"{loaded.fingerprint().name}, {len(found)} tokens, {len(free) // 2} of {len(free)} free layers skipped: cosine"
+    )
     print(f"  programme {programme:.4f}, best of all {best:.4f}, at random {middle:.4f}")
     print(f"  the programme is ahead of {quantile:.1%} of all choices")
     print(f"masks of {layers // 2} of {layers} layers, Jaccard by distance in tokens:")

@@ -1,8 +1,8 @@
 """How many domains to find in unlabelled prompts: bundles with 1, 3, 5 and 7 of them, on other prompts of the kind.
 
-`python -m bench.cluster_counts --model build/domain-planted` (KNN-SSD's Table 5). Half of GSM8K's test questions and of
-HumanEval's functions, shuffled and without a word of which is which, go to `ssd-compile --domains auto:N`; prompts
-from the other half are decoded with `knn`. Bundles that are there already are kept.
+`python -m bench.cluster_counts --model build/domain-planted` (KNN-SSD's Table 5). Eighty of GSM8K's test questions and
+as many of HumanEval's functions, by turns and without a word of which is which, go to `ssd-compile --domains auto:N`;
+others are decoded with `knn`. Bundles that are there already are kept: another --out for other settings.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def main() -> None:
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
     (arguments.out / "summary.json").write_text(json.dumps({"settings": settings, "standings": found}, indent=1))
     show(found, PLAIN, BASELINES, console)
-    for path in draw(found, PLAIN, f"{loaded.source.name}, {settings['device']['device']}", arguments.out):
+    for path in draw(found, PLAIN, f"{loaded.fingerprint().name}, {settings['device']['device']}", arguments.out):
         console.print(f"picture: {path}")
 
 

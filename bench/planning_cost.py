@@ -77,7 +77,7 @@ def main() -> None:
             if number:
                 taken[name].append(elapsed)
     step = float(np.median(taken["plain step"]))
-    print(f"{loaded.source.name}: {layers} layers, context {context}, weights {sorted(set(weights.items))}")
+    print(f"{loaded.fingerprint().name}: {layers} layers, context {context}, weights {sorted(set(weights.items))}")
     for name, times in taken.items():
         middle = float(np.median(times))
         print(f"{name:42} {middle * 1e3:9.2f} ms  {middle / step:7.2f} plain steps")

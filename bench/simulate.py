@@ -3,7 +3,7 @@
 `python -m bench.simulate --traces build/traces/demo.json --artifact demo` replays the traces (bench.traces) in one
 stream and prints the expected speed-up by category, for prompts that served tuning and for those that did not; with
 `--alone` every prompt is a stream of its own, without `--artifact` no followers are known beforehand. Where the traces
-were made with a bundle, its masks take part.
+were made with that bundle, its masks take part.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def main() -> None:
     for number, trace in enumerate(read_traces(arguments.traces)):
         stream = begin() if arguments.alone else stream
         began = perf_counter()
-        record = bundle.domains.get(trace.domain or MIXTURE) if trace.drafts else None
+        record = bundle.domains.get(trace.domain or MIXTURE) if trace.drafts and arguments.artifact else None
         frontier = Frontier.of(record, bundle.model.num_layers) if record is not None else None
         done = replay(controller(latency, stream, trace, frontier), stream, trace, latency, _as_traced(trace))
         planning += perf_counter() - began

@@ -65,11 +65,11 @@ class Watching(PlainPlanner):
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.candidates: list[list[int]] = []
-        self.feature: Prefill | None = None
+        self.prompt: Prefill | None = None
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep what a router asks for."""
-        self.feature = prompt
+        self.prompt = prompt
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """One row a step."""
@@ -124,7 +124,7 @@ def main() -> None:
     for prompt in track(chosen, "decoding"):
         planner, ids = Watching(engine.decoder), loaded.encode(conversation(prompt))
         answer = generate(Session(engine.decoder), ids, planner, limits).token_ids
-        route = router.route(planner.feature) if router is not None and planner.feature is not None else None
+        route = router.route(planner.prompt) if router is not None and planner.prompt is not None else None
         domain = route.domain if route is not None and route.known else None
         masked = drafts(engine, domain, ids, answer) if router is not None else {}
         traces.append(Trace(prompt.id, prompt.category or "", ids, answer, planner.candidates, domain, masked))

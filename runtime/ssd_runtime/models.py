@@ -56,32 +56,32 @@ class LoadedModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    source: Source
+    source: Source | None
+    """None where transformers has loaded it: the model's own name is looked up where a bundle asks for its files."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
         """A model that transformers has loaded already.
 
-        Which one it is, a bundle is told by the files that it came from: what was changed in memory since is not seen,
-        and can cost speed, never output. Raises UserError where it is in training mode.
+        Which weights it has, a bundle is told by the files that it came from: what was changed in memory since is not
+        seen, and can cost speed, never output. Raises UserError where it is in training mode.
         """
         if model.training:
             raise UserError("model: it is in training mode; call its eval() first")
-        name, commit = model.name_or_path, getattr(model.config, "_commit_hash", None)
-        try:
-            source = find_model(f"{name}@{commit}" if commit else name)
-        except UserError:
-            source = Source(Path(name), name)  # without a bundle nobody asks for its files
-        return cls(model, tokenizer, source)
+        return cls(model, tokenizer, None)
 
     def fingerprint(self, full: bool = False) -> ModelFingerprint:
-        """Which model this is; with `full` every weight is hashed, once a file."""
+        """Which model this is; with `full` every weight is hashed, once a file.
+
+        Raises UserError where the files of a model that transformers has loaded cannot be found.
+        """
         config = self.model.config
-        hashes = weight_hashes(_weights(self.source.folder), full)
+        source = self.source or _source_of(self.model)
+        hashes = weight_hashes(_weights(source.folder), full)
         quantization = getattr(config, "quantization_config", None)
         return ModelFingerprint(
-            name=self.source.name,
-            revision=self.source.revision,
+            name=source.name,
+            revision=source.revision,
             architecture=type(self.model).__name__,
             num_layers=config.num_hidden_layers,
             weights_sha256=hashes.full,
@@ -172,6 +172,14 @@ def find_model(spec: str) -> Source:
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
         raise UserError(f"{spec}: no such folder; give a .gguf file, a folder, a Hub id or `demo`")
     return _from_hub(spec)
+
+
+def _source_of(model: PreTrainedModel) -> Source:
+    """Where transformers had a model from."""
+    if not model.name_or_path:
+        raise UserError("model: it does not say which files it came from; save it and load it with from_pretrained")
+    commit = getattr(model.config, "_commit_hash", None)
+    return find_model(f"{model.name_or_path}@{commit}" if commit else model.name_or_path)
 
 
 def _from_hub(spec: str) -> Source:

@@ -27,10 +27,14 @@ class Sampling:
     """Draw drafts with random numbers of their own and test them by rejection, not with the target's numbers."""
 
     def __post_init__(self) -> None:
+        if self.temperature < 0.0:
+            raise UserError(
+                f"sampling: a temperature of {self.temperature} is below 0, which is greedy; give that or more"
+            )
         shaping = {"top_k": self.top_k, "top_p": self.top_p < 1.0, "min_p": self.min_p, "rejection": self.rejection}
         given = [name for name, is_given in shaping.items() if is_given]
         if given and not self.random:
-            raise UserError(f"sampling: {given[0]} has no effect at temperature 0; give one above 0, or leave it out")
+            raise UserError(f"sampling: {given[0]} has no effect at temperature 0; give a higher one, or leave it out")
 
     @property
     def random(self) -> bool:

@@ -18,10 +18,14 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.cli import main as run_main
+from ssd_runtime.engine import Engine
+from ssd_runtime.models import LoadedModel
+from ssd_runtime.runner import RunSettings
 from tests.folders import TEXTS, save_tiny_model
 
 COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
@@ -141,6 +145,18 @@ def test_domains_are_found_in_unlabelled_prompts(room: Path) -> None:
         done = command(room, COMPILE, *options, *extra, "--domains", wrong, "--out", "wrong")
         assert done.returncode == 2
         assert "--domains" in done.stderr
+
+
+def test_from_python_a_loaded_model_answers_as_the_command_does(room: Path) -> None:
+    options = ["--artifact", "bundle", "--strategy", "knn", "--max-new-tokens", "24", "--json"]
+    expected = records(command(room, RUN, *options, "The river"))[0]
+    folder = room / "model"
+    loaded = LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+    engine = Engine(loaded, Bundle.load(room / "bundle"))
+    answer = engine.runner(RunSettings("knn", max_new_tokens=24)).answer("The river")
+    assert answer.generation.token_ids == expected["token_ids"]
+    assert answer.text == expected["text"]
+    assert answer.generation.domain == expected["domain"]
 
 
 @pytest.mark.parametrize("strategy", ["auto", "knn"])

@@ -159,11 +159,15 @@ def test_drafts_are_as_long_as_the_text_lets_them() -> None:
 
 
 def test_an_empty_purse_says_nothing_against_a_mask() -> None:
-    """Everything fails for a while, copies above all; the mask's own record is good, and it is taken up at once."""
-    stream = Stream()
-    stream.budget.credit = 0.0
-    run(story("random", 6, 40), lambda place: True, HALF, stream)
-    assert stream.masks["mix"].trusted
+    stream, trace = Stream(), story("random", 6)
+    planner = controller(TABLE, stream, trace, HALF)
+    assert planner.plan(40, trace.answer[0]).mask is None, "nothing is known of the machine yet"
+    stream.verify.see(1, 0.03, 1.0)
+    stream.budget.credit = 0.3
+    for _ in range(5):
+        assert planner.plan(40, trace.answer[0]).mask is None
+    stream.budget.credit = MOST
+    assert planner.plan(40, trace.answer[0]).mask is not None
 
 
 def test_candidates_of_earlier_requests_make_a_story_faster() -> None:

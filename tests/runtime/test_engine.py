@@ -71,12 +71,14 @@ def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
         Engine(loaded).runner(RunSettings("knn"))
     with pytest.raises(UserError, match="training mode"):
         LoadedModel.of(tiny_model("llama").train(), loaded.tokenizer)
-    with pytest.raises(UserError, match=r"no config.json"):
+    with pytest.raises(UserError, match="which files"):
         Engine(LoadedModel.of(tiny_model("llama"), loaded.tokenizer), bundle())
     with pytest.raises(UserError, match="max_new_tokens"):
         Engine(loaded).runner(RunSettings(max_new_tokens=0)).answer(QUESTION)
     with pytest.raises(UserError, match="top_p has no effect"):
         Sampling(top_p=0.9)
+    with pytest.raises(UserError, match="below 0"):
+        Sampling(-1)
 
 
 def test_whole_numbers_will_do_for_sampling(loaded: LoadedModel) -> None:

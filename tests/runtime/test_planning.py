@@ -100,7 +100,9 @@ def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
 def auto(axis: int, **domains: object) -> AutoPlanner:
     given = bundle(**domains)  # type: ignore[arg-type]
     heads: ExitHeads = None  # type: ignore[assignment] # no domain has exits
-    planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), Stream())
+    stream = Stream()
+    stream.verify.see(1, 0.03, 1.0)  # the step that a stream begins with
+    planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), stream)
     planner.start(SimpleNamespace(ids=list(range(100))), prompt(axis))  # type: ignore[arg-type]
     return planner
 

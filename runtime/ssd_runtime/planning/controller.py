@@ -15,9 +15,6 @@ from ssd_runtime.planning.offer import Offer, Source
 from ssd_runtime.planning.plan import Cycle, Plan
 from ssd_runtime.planning.verify_record import VerifyRecord
 
-NOTHING_PAYS = Plan("plain: no draft is expected to be faster")
-NOTHING_LEFT = Plan("plain: drafts have failed too often of late")
-
 
 def _records() -> defaultdict[str, DraftRecord]:
     return defaultdict(DraftRecord)
@@ -61,7 +58,9 @@ class Controller:
         """What to do behind `context` committed tokens and the pending one."""
         costs, most_cost = self._stream.verify.priced(self._table.at(context)), self._stream.budget.most_cost
         guess = best_guess(self._lookup, context, pending, costs, MOST_ROWS, most_cost)
-        offers = [offer for source in self._sources if (offer := source.offer(context, costs, most_cost)) is not None]
+        # What steps of the model take is judged by verifications: a stream begins with one.
+        sources = self._sources if self._stream.verify.plain_seconds is not None else ()
+        offers = [offer for source in sources if (offer := source.offer(context, costs, most_cost)) is not None]
         best = max(offers, key=lambda offer: offer.speedup, default=None)
         self._chosen = best if best is not None and best.speedup >= guess.speedup else None
         self._costs = costs
@@ -70,8 +69,8 @@ class Controller:
         if guess.tree:
             detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
             return Plan("lookup", Ready(guess.tree), MOST_ROWS, detail=detail)
-        # The cheapest draft there is: one guess.
-        return NOTHING_PAYS if costs[1] <= most_cost else NOTHING_LEFT
+        credit = f"{self._stream.budget.credit:.1f} plain steps may be lost"
+        return Plan("plain: no draft that the budget covers is expected to be faster", detail=credit)
 
     def observe(self, cycle: Cycle) -> None:
         """Take in what came of the plan."""

@@ -25,7 +25,7 @@ class DraftRecord:
     got: float = PRIOR_TOKENS
     predicted: float = PRIOR_TOKENS
     pace: float = 1.0
-    """Draft steps' time ÷ what the latency table says of it, verifications' taken for right."""
+    """Time of draft steps, of exits that of whole cycles, ÷ what the latency table says of it."""
     trusted: bool = True
     """Whether it was last expected to gain."""
 
@@ -39,7 +39,7 @@ class DraftRecord:
         self.trusted = speedup >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
         return self.trusted
 
-    def see(self, tokens: int, predicted: float, pace: float = 1.0) -> None:
+    def see(self, tokens: int, predicted: float, pace: float) -> None:
         """One more cycle."""
         self.got, self.predicted = KEEP * self.got + tokens, KEEP * self.predicted + predicted
         self.pace += 0.1 * (min(max(pace, 0.5), 2.0) - self.pace)

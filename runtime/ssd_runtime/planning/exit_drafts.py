@@ -10,7 +10,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.planning.by_context import ByContext
-from ssd_runtime.planning.draft_record import DraftRecord
+from ssd_runtime.planning.draft_record import MIN_GAIN, DraftRecord
 from ssd_runtime.planning.offer import Offer
 from ssd_runtime.planning.plan import Cycle, Plan
 
@@ -44,6 +44,8 @@ class ExitDrafts:
         if not (self.record.trusts(self._expected(self._width)) and length):
             return None
         expected = self._expected(length)
+        if expected < MIN_GAIN:
+            return None
         plan = Plan("draft by early exit", self._drafter, length, detail=f"{length} tokens, {expected:.2f}x")
         return Offer(self, plan, expected)
 
@@ -52,7 +54,8 @@ class ExitDrafts:
         cost = self._cost(cycle.context, cycle.steps, costs)
         if len(cycle.tokens) > cycle.accepted:
             by_table = cost / self.record.pace
-            pace = cycle.seconds / (by_table * plain_seconds) if plain_seconds else self.record.pace
+            spent = cycle.seconds + cycle.plan_seconds  # as `plain_seconds` counts it
+            pace = spent / (by_table * plain_seconds) if plain_seconds else self.record.pace
             self.record.see(len(cycle.tokens), self._promised(cycle.plan.draft_length) * by_table, pace)
         return cost
 

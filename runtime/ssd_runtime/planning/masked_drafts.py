@@ -73,10 +73,12 @@ class MaskedDrafts:
         assert option is not None, "there was an offer"
         verification, steps = costs[min(cycle.verified, len(costs)) - 1], cycle.steps * option.draft_cost
         spent = cycle.draft_seconds / cycle.verify_seconds * verification if cycle.verify_seconds else steps
-        # Guesses behind a chain are none of its doing.
-        right = min(cycle.accepted, cycle.steps)
-        tested = right + (right < cycle.steps)
-        self.record.see(right, tested * option.entry.profile.token_agreement, spent / steps)
+        # What lies behind the answer's end says nothing of the mask.
+        if len(cycle.tokens) > cycle.accepted:
+            # Guesses behind a chain are none of its doing.
+            right = min(cycle.accepted, cycle.steps)
+            tested = right + (right < cycle.steps)
+            self.record.see(right, tested * option.entry.profile.token_agreement, spent / steps)
         return verification + steps * pace
 
     def _chains(self, option: Option, costs: Sequence[float]) -> list[_Chain]:
@@ -85,7 +87,7 @@ class MaskedDrafts:
         # No token is right more often than always.
         likelier = min(self.record.factor, 1.0 / max(option.entry.profile.token_agreement, 0.5))
         for rung in self._ladder:
-            tokens += rung.gain * likelier**rung.depth
+            tokens = min(tokens + rung.gain * likelier**rung.depth, rung.steps + 1.0)
             time = rung.steps * step + costs[min(round(rung.steps), len(costs) - 1)]
             cost = rung.length * step + costs[min(rung.length, len(costs) - 1)]
             chains.append(_Chain(tokens / time * self._correction, rung.length, cost))

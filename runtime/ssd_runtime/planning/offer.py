@@ -36,7 +36,7 @@ class Source(Protocol):
         ...
 
     def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
-        """Take in what came of the latest offer; returns what the cycle cost by the latency table, in plain steps.
+        """Take in what came of the latest offer; returns what the cycle cost in plain steps, as far as is known now.
 
         `plain_seconds` is what a plain step takes here and now, where that is known.
         """
