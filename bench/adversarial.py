@@ -10,13 +10,12 @@ import random
 import string
 from pathlib import Path
 
+from bench.prompt_files import SPEC_BENCH
 from bench.stratified import stratified
 from bench.streams import write_stream
 from ssd_profiles.domain import starter_set
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import run_guarded
-
-DATA = Path("../shared/data")
 
 
 def adversarial(source: Path, count: int, seed: int = 0) -> list[Prompt]:
@@ -44,7 +43,7 @@ def adversarial(source: Path, count: int, seed: int = 0) -> list[Prompt]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--prompts", type=Path, default=DATA / "spec_bench" / "dev.jsonl")
+    parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
     parser.add_argument("--count", type=int, default=5, help="prompts of each kind")
     parser.add_argument("--out", type=Path, default=Path("build/traces/adversarial.jsonl"))
     arguments = parser.parse_args()

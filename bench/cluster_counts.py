@@ -12,12 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.prompt_files import POOLS
+from bench.resume import COMPILE
 from bench.streams import mixed_stream, read_pool, write_stream
 from ssd_runtime.command import run_guarded
 
-DATA = Path("../shared/data")
-FILES = {"gsm8k": DATA / "gsm8k" / "test.jsonl", "humaneval": DATA / "humaneval" / "HumanEval.jsonl"}
-COMPILE = "from ssd_compiler.cli import main; main()"
+COMPARE = [sys.executable, "-m", "bench.compare"]
 
 
 def main() -> None:
@@ -31,35 +31,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/cluster-counts"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    pools = {kind: read_pool(path) for kind, path in FILES.items()}
+    pools = {kind: read_pool(path) for kind, path in POOLS.items()}
     unlabelled, asked = arguments.out / "unlabelled.jsonl", arguments.out / "asked.jsonl"
     write_stream(mixed_stream({kind: pool[: arguments.known] for kind, pool in pools.items()}, 1.0, seed=1), unlabelled)
     write_stream(mixed_stream({kind: pool[-arguments.prompts :] for kind, pool in pools.items()}, 1.0, seed=1), asked)
+    compiling = ["--model", arguments.model, "--evaluations", arguments.evaluations]
+    asking = ["--prompts", asked, "--full", "--max-new-tokens", arguments.max_new_tokens, "--contenders", "knn"]
     for count in arguments.counts.split(","):
         bundle = arguments.out / f"bundle-{count}"
         if not bundle.is_dir():
-            found = ["--domains", f"auto:{count}", "--domain-file", f"all={unlabelled}"]
             _run(
-                "-c",
-                COMPILE,
-                "--model",
-                arguments.model,
-                *found,
-                "--evaluations",
-                arguments.evaluations,
-                "--out",
-                bundle,
+                COMPILE, *compiling, "--domain-file", f"all={unlabelled}", "--domains", f"auto:{count}", "--out", bundle
             )
-        prompts = ["--prompts", asked, "--full", "--max-new-tokens", arguments.max_new_tokens]
         print(f"{count} domains found:", flush=True)
-        _run(
-            *("-m", "bench.compare", "--artifact", bundle, *prompts),
-            *("--contenders", "knn", "--out", arguments.out / f"compare-{count}"),
-        )
+        _run(COMPARE, "--artifact", bundle, *asking, "--out", arguments.out / f"compare-{count}")
 
 
-def _run(*options: object) -> None:
-    if code := subprocess.run([sys.executable, *map(str, options)], check=False).returncode:
+def _run(command: list[str], *options: object) -> None:
+    if code := subprocess.run([*command, *map(str, options)], check=False).returncode:
         sys.exit(code)
 
 

@@ -50,7 +50,7 @@ def main() -> None:
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
     engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
-    loaded, decoder = engine.loaded, engine.decoder
+    loaded, decoder, fingerprint = engine.loaded, engine.decoder, engine.loaded.fingerprint()
     sampling = read_sampling(
         *(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p, 1.0, 0, arguments.rejection)
     )
@@ -62,7 +62,7 @@ def main() -> None:
         "prompts": [str(arguments.prompts.name), len(prompts)],
         "max_new_tokens": limits.max_new_tokens,
         "contenders": list(contenders),
-        "model": loaded.fingerprint().weights_sample_sha256,
+        "model": fingerprint.weights_sample_sha256,
         "device": dataclasses.asdict(device_key(decoder)),
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "system": platform.platform(),
@@ -74,7 +74,7 @@ def main() -> None:
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
     (arguments.out / "summary.json").write_text(json.dumps({"settings": settings, "standings": found}, indent=1))
     show(found, PLAIN, BASELINES, console)
-    for path in draw(found, PLAIN, f"{loaded.fingerprint().name}, {settings['device']['device']}", arguments.out):
+    for path in draw(found, PLAIN, f"{fingerprint.name}, {settings['device']['device']}", arguments.out):
         console.print(f"picture: {path}")
 
 

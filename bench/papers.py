@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.prompt_files import POOLS, SPEC_BENCH
 from bench.streams import mixed_stream, read_pool, write_stream
 from ssd_artifacts.bundle import EXITS
 from ssd_runtime.command import run_guarded
 
-DATA = Path("../shared/data")
-PROMPTS = DATA / "spec_bench" / "dev.jsonl"
 PAGE = Path("docs/papers.md")
 ALL = (
     "auto",
@@ -146,14 +145,13 @@ def _run(case: Case, out: Path, full: bool) -> None:
     if case.ratio is None:
         options += [
             "--prompts",
-            str(PROMPTS),
+            str(SPEC_BENCH),
             *(["--full"] if full else ["--count", str(case.count), "--max-new-tokens", str(case.tokens)]),
         ]
     else:
         stream = out / f"stream-{case.ratio:g}.jsonl"
         count = 40 if full else case.count // 2
-        files = {"gsm8k": DATA / "gsm8k" / "test.jsonl", "humaneval": DATA / "humaneval" / "HumanEval.jsonl"}
-        pools = {name: read_pool(path)[-count:] for name, path in files.items()}
+        pools = {name: read_pool(path)[-count:] for name, path in POOLS.items()}
         write_stream(mixed_stream(pools, case.ratio, seed=1), stream)
         options += ["--prompts", str(stream), "--full", "--max-new-tokens", "64" if full else str(case.tokens)]
     if code := subprocess.run([sys.executable, "-m", "bench.compare", *options], check=False).returncode:

@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.progress import track
 from torch import Tensor
 
+from bench.prompt_files import POOLS, SPEC_BENCH
 from bench.stratified import stratified
 from bench.streams import read_pool, write_stream
 from ssd_artifacts.domain_record import MIXTURE
@@ -33,8 +34,7 @@ from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill, Session
 from ssd_runtime.states import drafted_as
 
-DATA = Path("../shared/data")
-KINDS = ("spec_bench", "gsm8k", "humaneval")
+KINDS = ("spec_bench", *POOLS)
 KEPT = 8
 """Candidates of each place."""
 BLOCK = 6
@@ -79,10 +79,10 @@ class Watching(PlainPlanner):
 
 def prompts(kinds: Sequence[str]) -> list[Prompt]:
     """The fixed set, kind by kind in turn: every other one serves tuning, the rest never does."""
-    found = stratified(DATA / "spec_bench" / "dev.jsonl", 26) if "spec_bench" in kinds else []
-    for name in ("gsm8k/test.jsonl", "humaneval/HumanEval.jsonl"):
-        if (kind := name.partition("/")[0]) in kinds:
-            found += [replace(prompt, category=kind) for prompt in read_pool(DATA / name)[:17]]
+    found = stratified(SPEC_BENCH, 26) if "spec_bench" in kinds else []
+    for kind, path in POOLS.items():
+        if kind in kinds:
+            found += [replace(prompt, category=kind) for prompt in read_pool(path)[:17]]
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,17 @@ from bench.simulate import Replay, controller, replay
 from bench.traces import Trace
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.extended import Extended
+from ssd_runtime.drafting.lookup import Lookup, LookupRecord
 from ssd_runtime.planning.budget import MOST, PER_TOKEN, Budget
 from ssd_runtime.planning.controller import Stream
+from ssd_runtime.planning.draft_record import DraftRecord
+from ssd_runtime.planning.exit_drafts import ExitDrafts
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.lookup import MOST_ROWS
+from ssd_runtime.planning.lookup import MOST_ROWS, row_costs
+from ssd_runtime.planning.masked_drafts import MaskedDrafts
+from ssd_runtime.planning.offer import Source
+from ssd_runtime.planning.plan import Cycle
 from ssd_runtime.planning.throughput import Entry
 from tests.tables import latency_table, profile
 
@@ -168,6 +176,36 @@ def test_an_empty_purse_says_nothing_against_a_mask() -> None:
         assert planner.plan(40, trace.answer[0]).mask is None
     stream.budget.credit = MOST
     assert planner.plan(40, trace.answer[0]).mask is not None
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.2, 2.0])
+def test_no_draft_is_promised_more_than_its_tokens_and_one(factor: float) -> None:
+    """Where draft steps and rows are free, a speed-up is tokens a cycle."""
+    for agreement in (0.5, 0.8, 0.95):
+        frontier = Frontier((Entry("half", SkipMask.of(LAYERS, range(2, 10)), profile(agreement)),))
+        source = MaskedDrafts(frontier, TABLE, DraftRecord(got=factor, predicted=1.0, pace=0.0), Lookup(LookupRecord()))
+        offer = source.offer(100, [1.0] * 32, 9.0)
+        assert offer is not None
+        assert isinstance(offer.plan.drafter, Extended)
+        assert 1.0 < offer.speedup <= offer.plan.drafter.chain + 1
+
+
+@pytest.mark.parametrize("exiting", [False, True])
+def test_what_lies_behind_an_answers_end_says_nothing_of_drafts(exiting: bool) -> None:
+    record, costs = DraftRecord(), row_costs(TABLE).at(100)
+    source: Source = (
+        ExitDrafts(None, EXITS[1], TABLE, record)  # type: ignore[arg-type]
+        if exiting
+        else MaskedDrafts(HALF, TABLE, record, Lookup(LookupRecord()))
+    )
+    offer = source.offer(100, costs, 9.0)
+    assert offer is not None
+    whole = Cycle(offer.plan, 100, 3, 1, [5, 6], 4, 0.01, 0.01, 3, begun=exiting)
+    before = replace(record)
+    source.learn(replace(whole, tokens=[5]), costs, 0.01)
+    assert record == before
+    source.learn(whole, costs, 0.01)
+    assert record != before
 
 
 def test_candidates_of_earlier_requests_make_a_story_faster() -> None:

@@ -30,7 +30,7 @@ def cycle(source: ExitDrafts, accepted: int, slowness: float = 1.0) -> Cycle | N
         return None
     length = offer.plan.draft_length
     tokens = [0] * (min(accepted, length) + 1)
-    seconds = source._cost(CONTEXT, length, COSTS) / source.record.pace * slowness * PLAIN
+    seconds = source._cost(CONTEXT, length, COSTS) * slowness * PLAIN
     return Cycle(offer.plan, CONTEXT, length, len(tokens) - 1, tokens, length + 1, seconds, 0.0, length, 0.0, True)
 
 

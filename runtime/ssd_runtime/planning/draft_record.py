@@ -34,10 +34,13 @@ class DraftRecord:
         """Tokens ÷ those predicted."""
         return self.got / self.predicted
 
-    def trusts(self, speedup: float) -> bool:
-        """Whether drafts from which this speed-up is expected now are worth their risk."""
-        self.trusted = speedup >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
-        return self.trusted
+    def trusts(self, best: float, affordable: float) -> bool:
+        """Whether drafts are worth their risk, going by the speed-up expected of the best and of those affordable now.
+
+        What cannot be afforded says nothing against the way to draft: whether it is trusted goes by the best.
+        """
+        self.trusted = best >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
+        return self.trusted and affordable >= MIN_GAIN
 
     def see(self, tokens: int, predicted: float, pace: float) -> None:
         """One more cycle."""

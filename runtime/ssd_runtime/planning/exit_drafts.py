@@ -10,7 +10,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.planning.by_context import ByContext
-from ssd_runtime.planning.draft_record import MIN_GAIN, DraftRecord
+from ssd_runtime.planning.draft_record import DraftRecord
 from ssd_runtime.planning.offer import Offer
 from ssd_runtime.planning.plan import Cycle, Plan
 
@@ -39,25 +39,23 @@ class ExitDrafts:
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
         """Drafts up to the domain's width, as far as the budget covers."""
-        lengths = (length for length in range(self._width, 0, -1) if self._cost(context, length, costs) <= most_cost)
+        most = most_cost / self.record.pace
+        lengths = (length for length in range(self._width, 0, -1) if self._cost(context, length, costs) <= most)
         length = next(lengths, 0)
-        if not (self.record.trusts(self._expected(self._width)) and length):
-            return None
-        expected = self._expected(length)
-        if expected < MIN_GAIN:
+        expected = self._expected(length) if length else 0.0
+        if not self.record.trusts(self._expected(self._width), expected):
             return None
         plan = Plan("draft by early exit", self._drafter, length, detail=f"{length} tokens, {expected:.2f}x")
         return Offer(self, plan, expected)
 
     def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Take in the cycle's tokens against those that so much work was to bring, and its time."""
-        cost = self._cost(cycle.context, cycle.steps, costs)
-        if len(cycle.tokens) > cycle.accepted:
-            by_table = cost / self.record.pace
+        cost, pace = self._cost(cycle.context, cycle.steps, costs), self.record.pace
+        if not cycle.is_cut:
             spent = cycle.seconds + cycle.plan_seconds  # as `plain_seconds` counts it
-            pace = spent / (by_table * plain_seconds) if plain_seconds else self.record.pace
-            self.record.see(len(cycle.tokens), self._promised(cycle.plan.draft_length) * by_table, pace)
-        return cost
+            seen = spent / (cost * plain_seconds) if plain_seconds else pace
+            self.record.see(len(cycle.tokens), self._promised(cycle.plan.draft_length) * cost, seen)
+        return cost * pace
 
     def _promised(self, length: int) -> float:
         """Of the compiler's promise, a shorter draft keeps its share."""
@@ -68,7 +66,6 @@ class ExitDrafts:
         return self._promised(length) * self.record.factor / self.record.pace
 
     def _cost(self, context: int, length: int, costs: Sequence[float]) -> float:
-        """Of a cycle of so many drafts, in plain steps: the pending token goes to the depth bound, too."""
+        """Of a cycle of so many drafts by the table, in plain steps: the pending token goes to the depth bound, too."""
         begun, step = self._prefixes.at(context)
-        by_table = (length + 1) * step + max(0.0, costs[min(length, len(costs) - 1)] - begun[length])
-        return by_table * self.record.pace
+        return (length + 1) * step + max(0.0, costs[min(length, len(costs) - 1)] - begun[length])

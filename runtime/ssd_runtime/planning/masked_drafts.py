@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.extended import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.planning.draft_record import MIN_GAIN, DraftRecord
+from ssd_runtime.planning.draft_record import DraftRecord
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.offer import Offer
 from ssd_runtime.planning.plan import Cycle, Plan
@@ -61,9 +62,9 @@ class MaskedDrafts:
         if option is not self._option:
             self._option, self._ladder = option, _ladder(option)
         chains = self._chains(option, costs)
-        affordable = max((chain for chain in chains if chain.cost <= most_cost), key=_speedup, default=_Chain())
-        # What the budget does not cover says nothing against the mask.
-        if not self.record.trusts(max(chains, key=_speedup).speedup) or affordable.speedup < MIN_GAIN:
+        speedup = attrgetter("speedup")
+        affordable = max((chain for chain in chains if chain.cost <= most_cost), key=speedup, default=_Chain())
+        if not self.record.trusts(max(chains, key=speedup).speedup, affordable.speedup):
             return None
         return Offer(self, self._plan(option, affordable, costs, most_cost), affordable.speedup)
 
@@ -73,8 +74,7 @@ class MaskedDrafts:
         assert option is not None, "there was an offer"
         verification, steps = costs[min(cycle.verified, len(costs)) - 1], cycle.steps * option.draft_cost
         spent = cycle.draft_seconds / cycle.verify_seconds * verification if cycle.verify_seconds else steps
-        # What lies behind the answer's end says nothing of the mask.
-        if len(cycle.tokens) > cycle.accepted:
+        if not cycle.is_cut:
             # Guesses behind a chain are none of its doing.
             right = min(cycle.accepted, cycle.steps)
             tested = right + (right < cycle.steps)
@@ -118,7 +118,3 @@ def _ladder(option: Option) -> list[_Rung]:
         rungs.append(_Rung(length, float(profile.steps[row, column]), max(0.0, tokens - before), depth))
         shorter, before = length, max(before, tokens)
     return rungs
-
-
-def _speedup(chain: _Chain) -> float:
-    return chain.speedup

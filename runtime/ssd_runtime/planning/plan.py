@@ -72,6 +72,11 @@ class Cycle:
     """Whether verification went on from layers that drafting had been through."""
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the answer ended within what was accepted: what lies behind its end says nothing of the drafts."""
+        return len(self.tokens) <= self.accepted
+
+    @property
     def seconds(self) -> float:
         """Drafting and verification together."""
         return self.draft_seconds + self.verify_seconds
