@@ -21,9 +21,9 @@ reference: $(READY)
 	$(BIN)/ssd-compile --model demo@wheel --evaluations 16 --out artifacts/ssd_artifacts/reference/demo \
 		--domains cnn,gsm8k,wmt16,tinystories,spider,humaneval,xsum,math,alpaca
 
-## All tests; those of the real model too.
+## All tests; those of the real model too. Two at a time: most of them wait for imports and for small steps.
 test: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 ## What hangs on transformers, with the oldest one that is supported.
 OLDEST_TESTS = $(addprefix tests/runtime/test_,$(addsuffix .py,families models placement decoder_parts sampling text))

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 
 from bench.traces import Trace, read_traces
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import MIXTURE, ExitChoice
+from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.acceptance import accept
@@ -26,12 +27,11 @@ from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
+from ssd_runtime.exits import ExitHeads
 from ssd_runtime.followers import RANKS, Followers
+from ssd_runtime.planning.auto import draft_sources
 from ssd_runtime.planning.controller import Controller, Stream
-from ssd_runtime.planning.exit_drafts import ExitDrafts
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.masked_drafts import MaskedDrafts
-from ssd_runtime.planning.offer import Source
 from ssd_runtime.planning.plan import Cycle, Plan
 from ssd_runtime.session import Session
 
@@ -67,17 +67,14 @@ def controller(
     latency: LatencyTable,
     stream: Stream,
     trace: Trace,
-    frontier: Frontier | None = None,
-    exits: ExitChoice | None = None,
+    frontiers: Mapping[str, Frontier] = MappingProxyType({}),
+    exits: Mapping[str, ExitChoice] = MappingProxyType({}),
 ) -> Controller:
-    """One that has taken in the trace's prompt, with the masks and exits of one domain."""
-    lookup, sources, domain = Lookup(stream.lookup), list[Source](), trace.domain or MIXTURE
+    """One that has taken in the trace's prompt, with a bundle's masks and exits."""
+    lookup = Lookup(stream.lookup)
     lookup.open(trace.prompt)
-    if frontier is not None:
-        sources.append(MaskedDrafts(frontier, latency, stream.masks[domain], lookup))
-    if exits is not None:
-        # Heads that nobody asks: drafts are made by `_Oracle`.
-        sources.append(ExitDrafts(None, exits, latency, stream.exits[domain]))  # type: ignore[arg-type]
+    heads: ExitHeads = None  # type: ignore[assignment] # that nobody asks: drafts are made by `_Oracle`
+    sources = draft_sources(trace.domain, frontiers, exits, heads, latency, stream, lookup)
     return Controller(latency, stream, lookup, sources)
 
 
@@ -174,13 +171,13 @@ def main() -> None:
     def begin() -> Stream:
         return Stream(LookupRecord(Followers(followers)))
 
+    frontiers = Frontier.of_all(bundle.domains, bundle.model.num_layers) if arguments.artifact is not None else {}
     stream, planning, found = begin(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
     for number, trace in enumerate(read_traces(arguments.traces)):
         stream = begin() if arguments.alone else stream
         began = perf_counter()
-        record = bundle.domains.get(trace.domain or MIXTURE) if trace.drafts and arguments.artifact else None
-        frontier = Frontier.of(record, bundle.model.num_layers) if record is not None else None
-        done = replay(controller(latency, stream, trace, frontier), stream, trace, latency, _as_traced(trace))
+        masks = frontiers if trace.drafts else {}
+        done = replay(controller(latency, stream, trace, masks), stream, trace, latency, _as_traced(trace))
         planning += perf_counter() - began
         for group in ("all", trace.category, "held back" if number % 2 else "tuned on"):
             found[group].append((done.tokens, sum(done.costs)))

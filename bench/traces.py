@@ -3,7 +3,7 @@
 `python -m bench.traces --out build/traces/demo.json` decodes a fixed stratified set plainly and keeps for each prompt
 its tokens, the answer, and the target's most probable tokens at every place of the answer. `bench.simulate` replays
 them. The prompts are written beside, for `bench.compare --prompts`. With `--artifact` the model is the bundle's, and
-what each mask of the prompt's domain would draft at every place is kept, too.
+what each mask of the prompt's domain and of the mixture would draft at every place is kept, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from rich.progress import track
@@ -89,14 +90,14 @@ def prompts(kinds: Sequence[str]) -> list[Prompt]:
 def drafts(
     engine: Engine, domain: str | None, ids: list[int], answer: list[int]
 ) -> dict[str, list[tuple[bool, float]]]:
-    """What each mask of a domain makes of an answer, as `Trace.drafts` has it."""
+    """What each mask of a domain and of the mixture makes of an answer, as `Trace.drafts` has it."""
     assert engine.bundle is not None, "masks are a bundle's"
-    record = engine.bundle.domains.get(domain or MIXTURE)
-    if record is None or len(answer) < 2:
+    if len(answer) < 2:
         return {}
     reference = reference_states(engine.decoder, [Sample(ids, answer, {}, [])])
     found = {}
-    for entry in Frontier.of(record, engine.decoder.shape.num_layers).entries:
+    frontiers = Frontier.of_all(engine.bundle.domains, engine.decoder.shape.num_layers)
+    for entry in chain(*(frontiers[name].entries for name in {domain or MIXTURE, MIXTURE} if name in frontiers)):
         [trace] = drafted_as(engine.decoder, reference, entry.mask, BLOCK)
         found[entry.name] = list(zip(trace.matches.tolist(), trace.confidence.round(3).tolist(), strict=True))
     return found

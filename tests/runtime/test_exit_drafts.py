@@ -26,7 +26,7 @@ def drafts(stop: int = 4, width: int = 4, promised: float = 1.5) -> ExitDrafts:
 def cycle(source: ExitDrafts, accepted: int, slowness: float = 1.0) -> Cycle | None:
     """What comes of the next offer when so many of its drafts stand, in so many times what the table says."""
     offer = source.offer(CONTEXT, COSTS, 9.0)
-    if offer is None:
+    if offer is None or offer.plan is None:
         return None
     length = offer.plan.draft_length
     tokens = [0] * (min(accepted, length) + 1)
@@ -47,12 +47,10 @@ def test_a_cycle_costs_its_prefixes_its_looks_and_the_rest_of_the_verification(s
 def test_no_more_is_offered_than_the_budget_covers_and_a_short_draft_promises_less() -> None:
     source = drafts()
     offers = [source.offer(CONTEXT, COSTS, most) for most in (9.0, 2.0, 1.0)]
-    assert offers[0] is not None
-    assert offers[1] is not None
-    assert offers[0].plan.draft_length == 4
-    assert offers[1].plan.draft_length < 4
-    assert offers[1].speedup < offers[0].speedup == pytest.approx(1.5)
-    assert offers[2] is None
+    plans = [offer.plan for offer in offers if offer is not None]
+    assert [plan.draft_length if plan is not None else 0 for plan in plans] == [4, 1, 0]
+    assert [offer.speedup for offer in offers if offer is not None] == pytest.approx([1.5, 1.125, 0.0])
+    assert {offer.best for offer in offers if offer is not None} == {1.5}
 
 
 def test_exits_that_hold_are_kept_and_those_that_fail_left_until_they_were_forgotten() -> None:

@@ -32,7 +32,7 @@ HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
 
 
 def frontiers(given: Bundle) -> dict[str, Frontier]:
-    return {name: Frontier.of(record, LAYERS) for name, record in given.domains.items()}
+    return Frontier.of_all(given.domains, LAYERS)
 
 
 def prompt(axis: int, width: int = 32) -> Prefill:
@@ -91,8 +91,15 @@ def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
         assert str(planner.plan(100, 1).entry).startswith(domain)
 
 
+def test_what_nobody_timed_is_expected_to_come_out_as_the_timed_domains_did() -> None:
+    given = {"one": record("one", {(2, 3): 0.9}, 1.2), "two": record("two", {(2, 3): 0.9}, 1.08)}
+    found = Frontier.of_all(given | {"mix": record("mix", {(2, 3): 0.9})}, LAYERS)
+    assert [found[name].correction for name in ("one", "two", "mix")] == pytest.approx([1.0, 0.9, 0.95])
+    assert Frontier.of_all({"mix": record("mix", {(2, 3): 0.9})}, LAYERS)["mix"].correction == 1.0
+
+
 def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
-    empty, one = (Frontier.of(record("x", masks), LAYERS) for masks in ({}, {(2, 3): 0.9}))
+    empty, one = (Frontier.of_all({"x": record("x", masks)}, LAYERS)["x"] for masks in ({}, {(2, 3): 0.9}))
     assert FixedPlanner(empty, latency_table(LAYERS)).plan(10, 1) is PLAIN
     assert FixedPlanner(one, latency_table(LAYERS)).plan(10, 1).mask is not None
 

@@ -20,6 +20,24 @@ from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill, Session
 
 
+def draft_sources(
+    domain: str | None,
+    frontiers: Mapping[str, Frontier],
+    exits: Mapping[str, ExitChoice],
+    heads: ExitHeads,
+    latency: LatencyTable,
+    stream: Stream,
+    lookup: Lookup,
+) -> list[Source]:
+    """The model's ways to draft for a prompt of a domain; the mixture's for one of none."""
+    name, sources = domain or MIXTURE, list[Source]()
+    if name in frontiers:
+        sources.append(MaskedDrafts(frontiers[name], latency, stream.masks[name], lookup))
+    if name in exits:
+        sources.append(ExitDrafts(heads, exits[name], latency, stream.exits[name]))
+    return sources
+
+
 class AutoPlanner(BasePlanner):
     """Guesses, the nearest domain's masks, its early exits, or a plain step (`Controller`).
 
@@ -44,14 +62,12 @@ class AutoPlanner(BasePlanner):
         """Route the prompt."""
         route = self._router.route(prompt) if self._router is not None else None
         self.domain = route.domain if route is not None and route.known else None
-        name, stream, lookup = self.domain or MIXTURE, self._stream, Lookup(self._stream.lookup)
+        lookup = Lookup(self._stream.lookup)
         lookup.open(session.ids)
-        sources: list[Source] = []
-        if (frontier := self._frontiers.get(name)) is not None:
-            sources.append(MaskedDrafts(frontier, self._latency, stream.masks[name], lookup))
-        if (choice := self._exits.get(name)) is not None:
-            sources.append(ExitDrafts(self._heads, choice, self._latency, stream.exits[name]))
-        self._controller = Controller(self._latency, stream, lookup, sources)
+        sources = draft_sources(
+            self.domain, self._frontiers, self._exits, self._heads, self._latency, self._stream, lookup
+        )
+        self._controller = Controller(self._latency, self._stream, lookup, sources)
 
     def plan(self, context: int, pending: int) -> Plan:
         """The controller's choice."""

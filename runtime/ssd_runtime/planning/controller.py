@@ -61,11 +61,14 @@ class Controller:
         # What steps of the model take is judged by verifications: a stream begins with one.
         sources = self._sources if self._stream.verify.plain_seconds is not None else ()
         offers = [offer for source in sources if (offer := source.offer(context, costs, most_cost)) is not None]
-        best = max(offers, key=lambda offer: offer.speedup, default=None)
-        self._chosen = best if best is not None and best.speedup >= guess.speedup else None
-        self._costs = costs
-        if self._chosen is not None:
-            return self._chosen.plan
+        # What promises most and fails is tried only as often as the budget allows, and learned as slowly: a way to
+        # draft that has cost something gives way to one that has not. What the budget does not cover yet is saved
+        # for: spent on the second best, it would never come together.
+        best = max(offers, key=lambda offer: (offer.source.record.balance >= 0.0, offer.best), default=None)
+        self._chosen, self._costs = None, costs
+        if best is not None and best.plan is not None and best.speedup >= guess.speedup:
+            self._chosen = best
+            return best.plan
         if guess.tree:
             detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
             return Plan("lookup", Ready(guess.tree), MOST_ROWS, detail=detail)
@@ -83,6 +86,8 @@ class Controller:
         for source in self._sources:
             if chosen is None or source is not chosen.source:
                 source.record.rest(tokens)
+            else:
+                source.record.settle(tokens, cost)
         if not cycle.begun:
             spent = cycle.verify_seconds + cycle.plan_seconds
             verify.see(row + 1, spent, self._table.at(cycle.context)[row])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ssd_runtime.planning.budget import MOST, PER_TOKEN
+
 PRIOR_TOKENS = 48.0
 """Tokens that a prediction counts for."""
 KEEP = 0.98
@@ -28,19 +30,23 @@ class DraftRecord:
     """Time of draft steps, of exits that of whole cycles, ÷ what the latency table says of it."""
     trusted: bool = True
     """Whether it was last expected to gain."""
+    balance: float = 0.0
+    """Plain steps that it has won (at most `MOST`) or lost. A loss is forgotten in twice the time in which the
+    stream's budget makes up for it: another way to draft gets its turn before."""
 
     @property
     def factor(self) -> float:
         """Tokens ÷ those predicted."""
         return self.got / self.predicted
 
-    def trusts(self, best: float, affordable: float) -> bool:
-        """Whether drafts are worth their risk, going by the speed-up expected of the best and of those affordable now.
+    def trusts(self, speedup: float) -> bool:
+        """Whether drafts that promise this speed-up at best are worth their risk, however much the budget covers."""
+        self.trusted = speedup >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
+        return self.trusted
 
-        What cannot be afforded says nothing against the way to draft: whether it is trusted goes by the best.
-        """
-        self.trusted = best >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
-        return self.trusted and affordable >= MIN_GAIN
+    def settle(self, tokens: int, cost: float) -> None:
+        """Take in what a cycle yielded and what it cost, in plain steps."""
+        self.balance = min(MOST, self.balance + tokens - cost)
 
     def see(self, tokens: int, predicted: float, pace: float) -> None:
         """One more cycle."""
@@ -49,6 +55,7 @@ class DraftRecord:
 
     def rest(self, tokens: int) -> None:
         """So many tokens came without it."""
+        self.balance = max(self.balance, min(0.0, self.balance + tokens * PER_TOKEN / 2))
         share = min(1.0, tokens * FORGET)
         self.got += share * (self.predicted - self.got)
         self.pace += share * (1.0 - self.pace)

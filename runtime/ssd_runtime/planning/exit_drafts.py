@@ -10,7 +10,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.planning.by_context import ByContext
-from ssd_runtime.planning.draft_record import DraftRecord
+from ssd_runtime.planning.draft_record import MIN_GAIN, DraftRecord
 from ssd_runtime.planning.offer import Offer
 from ssd_runtime.planning.plan import Cycle, Plan
 
@@ -39,14 +39,16 @@ class ExitDrafts:
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
         """Drafts up to the domain's width, as far as the budget covers."""
-        most = most_cost / self.record.pace
+        best, most = self._expected(self._width), most_cost / self.record.pace
+        if not self.record.trusts(best):
+            return None
         lengths = (length for length in range(self._width, 0, -1) if self._cost(context, length, costs) <= most)
         length = next(lengths, 0)
-        expected = self._expected(length) if length else 0.0
-        if not self.record.trusts(self._expected(self._width), expected):
-            return None
+        expected = self._expected(length)
+        if not length or expected < MIN_GAIN:
+            return Offer(self, best)
         plan = Plan("draft by early exit", self._drafter, length, detail=f"{length} tokens, {expected:.2f}x")
-        return Offer(self, plan, expected)
+        return Offer(self, best, plan, expected)
 
     def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Take in the cycle's tokens against those that so much work was to bring, and its time."""

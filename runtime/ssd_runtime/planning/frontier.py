@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from ssd_artifacts.domain_record import MIXTURE, DomainRecord
 from ssd_profiles.latency import LatencyTable
@@ -24,18 +25,16 @@ class Frontier:
 
     entries: tuple[Entry, ...]
     correction: float = 1.0
-    """Measured ÷ predicted speed-up when the bundle was validated."""
+    """Measured ÷ predicted speed-up when the bundle was validated; the mixture, which is not, has the domains' mean."""
 
     @classmethod
-    def of(cls, record: DomainRecord, num_layers: int) -> Frontier:
-        """The frontier of a bundle's record."""
-        entries = tuple(
-            Entry(f"{record.name}[{index}]", entry.skip_mask(num_layers), entry.profile())
-            for index, entry in enumerate(record.frontier)
-        )
-        if record.validation is None or record.choice is None or record.choice.predicted_speedup <= 0.0:
-            return cls(entries)
-        return cls(entries, record.validation.speedup / record.choice.predicted_speedup)
+    def of_all(cls, records: Mapping[str, DomainRecord], num_layers: int) -> dict[str, Frontier]:
+        """The frontiers of a bundle's domains."""
+        corrections = {name: found for name, record in records.items() if (found := _correction(record)) is not None}
+        usual = fmean(corrections.values()) if corrections else 1.0
+        return {
+            name: cls(_entries(record, num_layers), corrections.get(name, usual)) for name, record in records.items()
+        }
 
     def best(self, latency: LatencyTable) -> ByContext[Option | None]:
         """The entry, draft length and threshold of most tokens a second; None without entries."""
@@ -75,6 +74,19 @@ class NearestAnchorPlanner(BasePlanner):
     def plan(self, context: int, pending: int) -> Plan:
         """The best of that domain's frontier."""
         return self._chosen.plan(context, pending)
+
+
+def _entries(record: DomainRecord, num_layers: int) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(f"{record.name}[{index}]", entry.skip_mask(num_layers), entry.profile())
+        for index, entry in enumerate(record.frontier)
+    )
+
+
+def _correction(record: DomainRecord) -> float | None:
+    if record.validation is None or record.choice is None or record.choice.predicted_speedup <= 0.0:
+        return None
+    return record.validation.speedup / record.choice.predicted_speedup
 
 
 def _speculate(option: Option) -> Plan:

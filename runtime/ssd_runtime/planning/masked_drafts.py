@@ -10,7 +10,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.extended import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.planning.draft_record import DraftRecord
+from ssd_runtime.planning.draft_record import MIN_GAIN, DraftRecord
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.offer import Offer
 from ssd_runtime.planning.plan import Cycle, Plan
@@ -34,9 +34,9 @@ class _Rung:
 class _Chain:
     """A draft of some length, and what it is worth now."""
 
-    speedup: float = 0.0
-    length: int = 0
-    cost: float = 0.0
+    speedup: float
+    length: int
+    cost: float
     """If everything fails, in plain steps."""
 
 
@@ -62,11 +62,14 @@ class MaskedDrafts:
         if option is not self._option:
             self._option, self._ladder = option, _ladder(option)
         chains = self._chains(option, costs)
-        speedup = attrgetter("speedup")
-        affordable = max((chain for chain in chains if chain.cost <= most_cost), key=speedup, default=_Chain())
-        if not self.record.trusts(max(chains, key=speedup).speedup, affordable.speedup):
+        best = max(chain.speedup for chain in chains)
+        if not self.record.trusts(best):
             return None
-        return Offer(self, self._plan(option, affordable, costs, most_cost), affordable.speedup)
+        covered = [chain for chain in chains if chain.cost <= most_cost and chain.speedup >= MIN_GAIN]
+        if not covered:
+            return Offer(self, best)
+        chain = max(covered, key=attrgetter("speedup"))
+        return Offer(self, best, self._plan(option, chain, costs, most_cost), chain.speedup)
 
     def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Take in which tokens were right, and the time of the draft steps against the verification's."""

@@ -15,9 +15,12 @@ class Offer:
     """Drafts that the model could make now."""
 
     source: Source
-    plan: Plan
-    speedup: float
-    """Expected against plain decoding, by the compiler's measurements and the record."""
+    best: float
+    """The speed-up expected against plain decoding, by the compiler's measurements and the record, at any length."""
+    plan: Plan | None = None
+    """The best that the budget covers; None where it covers nothing that gains."""
+    speedup: float = 0.0
+    """The plan's."""
 
 
 class Source(Protocol):
@@ -29,7 +32,7 @@ class Source(Protocol):
         ...
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
-        """The best that it can do with `context` cached tokens; None where that is not expected to gain.
+        """The best that it can do with `context` cached tokens; None where no length is expected to gain.
 
         costs[n] is what verifying n drafts costs; `most_cost` what the cycle may cost. Both in plain steps.
         """
