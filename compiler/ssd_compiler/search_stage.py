@@ -63,10 +63,8 @@ class SearchStage:
     def _search(self, name: str, samples: Sequence[Sample]) -> SearchResult:
         settings, context = self.settings, middle_context(samples)
         timed = settings.budget_seconds is not None
-        # The mixture is the fallback for prompts of no domain: half the effort.
-        evaluations = settings.evaluations // 2 if name == MIXTURE else settings.evaluations
         bounds = SearchBounds(
-            10_000 if timed else evaluations,
+            10_000 if timed else settings.evaluations,
             settings.budget_seconds / self.searches if settings.budget_seconds is not None else float("inf"),
             settings.seed,
             settings.block,
