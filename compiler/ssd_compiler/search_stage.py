@@ -82,7 +82,7 @@ class SearchStage:
             )
 
         def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: search", None if timed else evaluations) as tick:
+            with self.reporter.stage(f"{name}: search", None if timed else settings.evaluations) as tick:
                 reference = reference_states(self.decoder, samples)
                 found = search(self.decoder, reference, self.latency, context, bounds, tick, announce)
             return {
