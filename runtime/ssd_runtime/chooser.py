@@ -32,7 +32,7 @@ class Proposal:
     scores: Tensor
     """[vocabulary]: the next best candidates are those of the next greatest scores."""
     surprise: float
-    """Minus log of the greatest share in the scores' softmax; 0 where nobody asked."""
+    """Minus log of the greatest share in the softmax of the scores in units of logits; 0 where nobody asked."""
     probs: Tensor | None = None
     """draft_probs [vocabulary], where the token was drawn from them by itself."""
 
@@ -50,7 +50,9 @@ class Chooser:
     """
 
     def __init__(self, sampling: Sampling = GREEDY, device: torch.device | str = "cpu") -> None:
-        self._random, self._temperature = sampling.random, sampling.temperature
+        self._random = sampling.random
+        self._unit = sampling.temperature if sampling.random else 1.0
+        """Logits a unit of the scores."""
         self._tests = sampling.tests_drafts
         self._by_context, self._by_row = _processors(sampling)
         self._by_logits = not self._random and not self._by_context
@@ -94,22 +96,31 @@ class Chooser:
     def propose(
         self, logits: Tensor, known: list[int], path: Callable[[], list[int]], temperature: float | None = None
     ) -> Proposal:
-        """A token to draft by a draft's `logits` [vocabulary]; its surprise at a temperature, where one is given."""
+        """A token to draft by a draft's `logits` [vocabulary]; its surprise at a temperature, where one is given.
+
+        How far the target's logits may lie from the draft's does not depend on the temperature of sampling, so the
+        margins of the choice are taken in units of logits: of processed logits z / T + noise, of z + T noise. Near
+        temperature 0 drafts end where greedy ones do.
+        """
 
         def paths() -> list[list[int]]:
             return [path()]
 
+        def surprise(scores: Tensor, most_probable: int) -> float:
+            if temperature is None:
+                return 0.0
+            margins = scores.float() * (self._unit / temperature)
+            return float(margins.logsumexp(-1) - margins[most_probable])
+
         if self._tests:
-            probs = self._processed(logits[None], known, paths()).softmax(-1)
-            # Not the drawn token's probability: what a draft does next must not depend on which token was drawn.
-            surprise = -math.log(float(probs.max()))
-            return Proposal(int(draw(probs, self._generator)), probs[0], surprise, probs[0])
+            scores = self._processed(logits[None], known, paths())
+            probs = scores.softmax(-1)
+            # Not the drawn token's share: what a draft does next must not depend on which token was drawn.
+            sure = surprise(scores[0], int(highest(scores)))
+            return Proposal(int(draw(probs, self._generator)), probs[0], sure, probs[0])
         scores = self._scores(logits[None], known, paths)
-        best, scores = int(highest(scores)), scores[0]
-        surprise = 0.0
-        if temperature is not None:
-            surprise = float((scores.float() / temperature).logsumexp(-1) - scores[best].float() / temperature)
-        return Proposal(best, scores, surprise)
+        best = int(highest(scores))
+        return Proposal(best, scores[0], surprise(scores[0], best))
 
     def lead(self, logits: Tensor, known: list[int], token: int) -> float:
         """How far the choice behind `known` lies before `token`, by `logits` [vocabulary] and in their units.
@@ -118,7 +129,7 @@ class Chooser:
         """
         scores = self._processed(logits[None], known, [[]])[0]
         plain = self._contextual(logits[None].float(), known, [[]])[0]
-        noise = self._noise_at(len(known), 0, scores) * self._temperature if self._random else torch.zeros_like(scores)
+        noise = self._noise_at(len(known), 0, scores) * self._unit if self._random else torch.zeros_like(scores)
         kept = scores > -math.inf
         lead = float((plain + noise)[kept].max() - (plain + noise)[token])
         edge = 0.0 if kept[token] else float(plain[kept].min() - plain[token])

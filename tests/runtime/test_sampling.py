@@ -32,7 +32,7 @@ from ssd_runtime.exits import ExitHeads
 from ssd_runtime.generate import Limits, decode, generate
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.sampling import Sampling, read_sampling
+from ssd_runtime.sampling import GREEDY, Sampling, read_sampling
 from ssd_runtime.session import Session
 from ssd_runtime.strategies import read_settings
 from tests.models import VOCABULARY, tiny_model
@@ -200,6 +200,19 @@ def test_a_choice_has_the_processed_distribution(sampling: Sampling) -> None:
         )
         counts += np.bincount([choose(row) for row in range(rows)], minlength=9)
     assert far(counts, expected * counts.sum()) > 1e-4
+
+
+@pytest.mark.parametrize("rejection", [False, True])
+@pytest.mark.parametrize("annealed", [1.0, 1.5])
+def test_near_temperature_zero_a_draft_is_as_sure_as_a_greedy_one(rejection: bool, annealed: float) -> None:
+    logits = 2 * torch.randn(50, generator=torch.Generator().manual_seed(1))
+    greedy, cold = (
+        Chooser(sampling).propose(logits, [], list, annealed)
+        for sampling in (GREEDY, Sampling(1e-3, rejection=rejection))
+    )
+    assert cold.token == greedy.token
+    assert cold.surprise == pytest.approx(greedy.surprise, abs=0.02)
+    assert greedy.surprise == pytest.approx(float((logits / annealed).log_softmax(-1).max().neg()))
 
 
 SMALL = 4

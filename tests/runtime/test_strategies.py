@@ -268,6 +268,27 @@ def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> Non
     assert search.score == 0.6
 
 
+def test_swift_keeps_what_it_has_learned_when_a_request_ends() -> None:
+    """Masks that skip few of some sub-layers are better; every request is harder or easier than the one before."""
+    found = []
+    for seed in range(6):
+        settings = SwiftSettings(steps=200, idle=200, enough=2.0, bayes_interval=5, skip=0.4, seed=seed)
+        search, random = SwiftSearch(30, settings), np.random.default_rng(seed)
+        while search.running:
+            if search.tried % 10 == 0:
+                ease = random.random()
+                search.rescored(ease - _wrong(search.best))
+            mask = search.suggest()
+            search.record(mask, ease - _wrong(mask))
+        found.append(_wrong(search.best))
+    assert np.mean(found) <= 0.12
+
+
+def _wrong(mask: SkipMask) -> float:
+    """Share of the skipped sub-layers that are even."""
+    return sum(index % 2 == 0 for index in mask) / len(list(mask))
+
+
 def test_swift_ends_by_steps_and_by_idleness() -> None:
     for settings, most in ((SwiftSettings(steps=7), 7), (SwiftSettings(idle=5), 5)):
         search = SwiftSearch(8, settings)
@@ -282,6 +303,10 @@ def test_swift_skips_less_while_acceptance_stays_low() -> None:
     search = SwiftSearch(20, SwiftSettings())
     sizes = [len(list(search.best))]
     for _ in range(5):
+        search.drafted(64, 20)
+        assert len(list(search.best)) == sizes[-1], "a mask that nobody chose says nothing"
+        for _ in range(SwiftSettings().bayes_interval):
+            search.record(search.suggest(), 0.1)
         search.drafted(64, 20)
         sizes.append(len(list(search.best)))
     assert sizes[:3] == [20, 18, 16]

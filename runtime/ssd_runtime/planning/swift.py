@@ -32,8 +32,8 @@ POOL = 256
 class SwiftSearch:
     """What one stream of requests has found out so far. It outlives a request: this planner's declared state.
 
-    The first and last layer are never skipped. Scores are compared on one request's tokens only: with a new request
-    the best mask is scored again, so that an easy prompt cannot block later ones.
+    The first and last layer are never skipped. With a new request the best mask is scored again, so that an easy
+    prompt cannot block later ones; the others are taken to lie as far from it as they did.
     """
 
     num_layers: int
@@ -87,13 +87,19 @@ class SwiftSearch:
             self.finished_at = self.score
 
     def rescored(self, score: float) -> None:
-        """Take in the best mask's matchness on a new request; what others had on an earlier one counts no more."""
-        self.score, self._seen = score, [(self.best, score)]
+        """Take in the best mask's matchness on a new request; those of others are moved by as much."""
+        self._seen = [(mask, seen + score - self.score) for mask, seen in self._seen]
+        self.score = score
         if self.finished_at is not None and score < min(self.finished_at - FALLEN, self.settings.enough):
             self._begin(self.best, score)
 
     def drafted(self, steps: int, accepted: int) -> None:
-        """Take in a cycle; where too little is accepted for long, skip less and search again."""
+        """Take in a cycle; where too little is accepted for long, skip less and search again.
+
+        Not before an interval's candidates have been compared: a uniform mask says nothing of what a search can find.
+        """
+        if self.running and self.tried < self.settings.bayes_interval:
+            return
         self._drafted, self._accepted = self._drafted + steps, self._accepted + accepted
         if self._drafted < JUDGED:
             return
