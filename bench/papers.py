@@ -22,6 +22,8 @@ from ssd_artifacts.bundle import EXITS
 from ssd_runtime.command import run_guarded
 
 PAGE = Path("docs/papers.md")
+SPECBOUND = "depth=0.3125+width=8+threshold=0.55+annealing=0.2"
+"""Its paper's own figures, in place of what the compiler tuned."""
 ALL = (
     "auto",
     "knn",
@@ -31,6 +33,7 @@ ALL = (
     "clasp",
     "swift",
     "exit",
+    f"exit+{SPECBOUND}",
     "del",
     "lookup",
 )
@@ -77,7 +80,10 @@ ABLATIONS = {
         "warm_start=0",
         *(f"warm_start=0+{change}" for change in ("share=1", "similarity=0.9", "refresh=16", "confidence=0")),
     ),
-    "exit": ("annealing=0", "depth=0.9", "width=25", "threshold=0.9"),
+    "exit": (
+        SPECBOUND,
+        *(f"{SPECBOUND}+{change}" for change in ("annealing=0", "depth=0.9", "width=25", "threshold=0.9")),
+    ),
 }
 """What each strategy is without a part of it, or with another value of a parameter."""
 

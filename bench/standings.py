@@ -82,6 +82,8 @@ def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
     step = sum(row.cycles.get("plain_seconds", 0.0) for row in plain) / steps
     m, alpha = total["draft_tokens"] / total["drafts"], total["accepted"] / total["drafted"]
     c, v = total["draft_seconds"] / total["drafted"] / step, total["verify_seconds"] / total["drafts"] / step
+    # The formulas' alpha stands for draft steps a cycle; accepted siblings of a tree, which M counts, are in it.
+    a = (m - 1.0) * total["drafts"] / total["drafted"]
     return {
         "mean_acceptance_length": m,
         "draft_acceptance_rate": alpha,
@@ -91,6 +93,6 @@ def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
         "skipped_attention": total["skipped_attention"] / total["drafts"],
         "skipped_mlp": total["skipped_mlp"] / total["drafts"],
         "share_of_tokens_drafted": total["draft_tokens"] / sum(row.tokens for row in rows),
-        "expected_speedup": expected_speedup(m, alpha, c),
-        "expected_speedup_with_verification": expected_speedup(m, alpha, c, v),
+        "expected_speedup": expected_speedup(m, a, c),
+        "expected_speedup_with_verification": expected_speedup(m, a, c, v),
     }

@@ -16,7 +16,7 @@ from ssd_artifacts.domain_record import MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report import domain_summary
-from ssd_compiler.settings import CompileSettings
+from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
@@ -54,6 +54,10 @@ def compile_(
     exit_epochs: Annotated[
         int, typer.Option(min=0, max=1000, help="Passes that train the exit heads on; SpecBound makes 20.")
     ] = 0,
+    anchors: Annotated[int, typer.Option(min=1, max=32, help="Anchors a domain; KNN-SSD has 10.")] = 16,
+    anchor_rule: Annotated[
+        str, typer.Option(help=f"How they are chosen: {', '.join(ANCHOR_RULES)} (K-means in the latter two).")
+    ] = "central",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
     ] = False,
@@ -81,6 +85,8 @@ def compile_(
         seed=seed,
         exits=exits,
         exit_epochs=exit_epochs,
+        anchors=anchors,
+        anchor_rule=anchor_rule,
     )
     _check(settings, joined, out)
 
@@ -116,6 +122,8 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
         raise UserError(f"--exits: {settings.base} has exit heads, which stay as they are; leave --exits away")
     if settings.exit_epochs and not settings.exits:
         raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
+    if settings.anchor_rule not in ANCHOR_RULES:
+        raise UserError(f"--anchor-rule {settings.anchor_rule}: expected one of {', '.join(ANCHOR_RULES)}")
     if settings.clusters is not None and len(settings.domain_files) != 1:
         raise UserError(
             "--domains auto: finds domains in one file of prompts; give one --domain-file NAME=prompts.jsonl"

@@ -81,7 +81,7 @@ class _Costs:
     """Seconds at one context length."""
 
     prefix: list[float]
-    """One token through the first layers, by their number."""
+    """A step of one token through the first layers, by their number."""
     look: float
     """One token through the head."""
     plain: float
@@ -92,9 +92,15 @@ class _Costs:
 
     @classmethod
     def at(cls, latency: LatencyTable, context: float) -> _Costs:
-        single = latency.sublayer_seconds(context, 1)
-        prefix = [0.0, *np.cumsum([a + b for a, b in zip(single[::2], single[1::2], strict=True)]).tolist()]
-        return cls(prefix, latency.head_seconds(1), latency.step_seconds(context, 1), latency, {}, context)
+        single, plain, look = (
+            latency.sublayer_seconds(context, 1),
+            latency.step_seconds(context),
+            latency.head_seconds(1),
+        )
+        layers = np.cumsum([0.0, *(a + b for a, b in zip(single[::2], single[1::2], strict=True))])
+        # What a step takes beside its layers and the head, it takes however deep it goes.
+        overhead = max(0.0, plain - sum(single) - look)
+        return cls((layers + overhead).tolist(), look, plain, latency, {}, context)
 
     def verification(self, depth: int, rows: int) -> float:
         if (depth, rows) not in self.rest:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 from ssd_artifacts.bundle import MANIFEST
 
+ANCHOR_RULES = ("central", "joint", "per_domain")
+"""How a domain's anchors are chosen: the prompts nearest to its mean, those nearest to its centre of a K-means over all
+domains (KNN-SSD §4.1), or those nearest to the centres of a K-means within it (§5.1)."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompileSettings:
@@ -35,7 +39,9 @@ class CompileSettings:
     anchor_prompts: int = 32
     validation_prompts: int = 6
     anchors: int = 16
-    """k: anchors a domain. KNN-SSD has 10; this, and the feature, are what routed best (docs/results.md)."""
+    """k: anchors a domain. KNN-SSD has 10; this, the rule and the feature are what routed best (docs/results.md)."""
+    anchor_rule: str = "central"
+    """Of `ANCHOR_RULES`."""
     feature: str = "last"
     max_new_tokens: int = 128
     """Longer continuations, which some domains have, are cut to this: they would only repeat what these show."""

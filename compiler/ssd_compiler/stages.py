@@ -166,7 +166,8 @@ class Stages:
             feature,
             self.settings.anchors,
             self.settings.seed,
-            base=self.base.anchors if self.base is not None else None,
+            self.settings.anchor_rule,
+            self.base.anchors if self.base is not None else None,
         )
 
     def followers(self, samples: dict[str, list[Sample]]) -> FollowerSet:

@@ -22,10 +22,10 @@ class Weights:
     items: tuple[int, ...]
 
     @classmethod
-    def of(cls, latency: LatencyTable, context: float, resolution: int = 1) -> Weights:
-        """Sub-layers' rounded latencies, in units of the fastest one's ÷ `resolution` (KnapSpec §3.4)."""
+    def of(cls, latency: LatencyTable, context: float) -> Weights:
+        """Sub-layers' rounded latencies, in units of the fastest one's (KnapSpec §3.4)."""
         seconds = latency.sublayer_seconds(context, 1)
-        unit = min(seconds) / resolution
+        unit = min(seconds)
         return cls(tuple(max(1, round(each / unit)) for each in seconds))
 
 

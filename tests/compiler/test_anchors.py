@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ssd_compiler.anchors import build_anchors
+from ssd_compiler.anchors import RULES, build_anchors
+from ssd_compiler.settings import ANCHOR_RULES
 from ssd_runtime.routing import Router
 
 
@@ -52,6 +53,10 @@ def test_a_domain_that_joins_gives_what_compiling_all_gives() -> None:
     assert np.array_equal(joined.others, whole.others)
     np.testing.assert_allclose(joined.center, whole.center, rtol=1e-5, atol=1e-5)
     assert joined.threshold == pytest.approx(whole.threshold, abs=1e-3)
+
+
+def test_every_rule_has_a_name_for_the_command() -> None:
+    assert tuple(sorted(RULES)) == ANCHOR_RULES
 
 
 def test_anchors_nearest_their_joint_centre() -> None:

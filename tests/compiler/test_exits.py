@@ -150,12 +150,13 @@ def test_tuning_drafts_far_where_exits_are_right_and_not_where_they_are_wrong() 
 
 
 def test_tuning_predicts_what_the_pieces_cost() -> None:
-    """All exits right: width + 1 tokens for the draft's layers and looks, and a verification from there on."""
+    """All exits right: width + 1 steps of the draft's layers, looks, and a verification from there on."""
     table, depth = latency_table(8), 3
     choice = tune_exits([chain([True] * 130, 0.99)], (depth,), table, 50)
     width = choice.width
-    layer = table.step_seconds(50) - table.head_seconds(1) - float(table.overhead[0])
-    draft = (width + 1) * layer * depth / 8 + width * table.head_seconds(1)
+    overhead = float(table.overhead[0])
+    layers = table.step_seconds(50) - table.head_seconds(1) - overhead
+    draft = (width + 1) * (layers * depth / 8 + overhead) + width * table.head_seconds(1)
     rest = table.step_seconds(50, width + 1) - sum(table.sublayer_seconds(50, width + 1)[: 2 * depth])
     predicted = expected_tokens(1.0, width) / (draft + rest) * table.step_seconds(50)
     assert choice.predicted_speedup == pytest.approx(predicted, rel=1e-3)

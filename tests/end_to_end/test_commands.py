@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -136,9 +137,11 @@ def test_domains_are_found_in_unlabelled_prompts(room: Path) -> None:
     both = (room / "rivers.jsonl").read_text() + "\n" + (room / "apples.jsonl").read_text()
     (room / "both.jsonl").write_text(both)
     options = ["--model", "model", "--domain-file", "both=both.jsonl", "--evaluations", "8", "--device", "cpu"]
-    done = command(room, COMPILE, *options, "--domains", "auto:2", "--out", "found", "--json")
+    anchors = ["--anchors", "3", "--anchor-rule", "joint"]
+    done = command(room, COMPILE, *options, *anchors, "--domains", "auto:2", "--out", "found", "--json")
     assert done.returncode == 0, done.stderr
     bundle = Bundle.load(room / "found")
+    assert np.bincount(bundle.anchors.labels).tolist() == [3, 3]
     assert set(bundle.domains) == {"both-1", "both-2", "mix"}
     assert bundle.exits is None
     for wrong, files in (("auto:0", 1), ("auto:x", 1), ("auto", 2)):
@@ -334,6 +337,7 @@ BAD_COMPILES = {
         "give --dtype",
     ),
     "not a model": (["--model", "empty", "--domains", "cnn"], "config.json"),
+    "unknown rule": (["--model", "model", "--domains", "cnn", "--anchor-rule", "any"], "central, joint"),
 }
 
 

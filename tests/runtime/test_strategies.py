@@ -49,7 +49,7 @@ FAST: dict[str, list[str]] = {
     "clasp": ["refresh=4"],
     "swift": ["window=8", "steps=60", "bayes_interval=5"],
     "exit": ["threshold=0.1", "depth=0.8"],
-    "del": ["every=1", "refresh=3"],
+    "del": ["every=1", "refresh=3", "confidence=0.1"],
     "lookup": [],
 }
 
@@ -341,7 +341,7 @@ def test_del_drafts_from_one_exit_for_a_cycle() -> None:
     generate(Session(DECODER), [2, 7, 1], planner, Limits(80))
     exits = [plan.drafter for plan in plans if isinstance(plan.drafter, EarlyExit)]
     assert exits
-    assert all(len(drafter.stops) == 1 and drafter.threshold == 0.0 for drafter in exits)
+    assert all(len(drafter.stops) == 1 and drafter.threshold == 0.7 for drafter in exits)
 
 
 def speeds(got: Generation) -> float:

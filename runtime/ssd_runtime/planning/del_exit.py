@@ -42,7 +42,7 @@ class DelPlanner(BasePlanner):
             for length in range(1, self._settings.max_draft + 1)
         )
         reason = f"exit behind layer {layer} of {self._layers}: {rate * self._layers:.2f}x in layers"
-        return Plan(reason, EarlyExit(self._heads, (layer,), 0.0), length)
+        return Plan(reason, EarlyExit(self._heads, (layer,), self._settings.confidence), length)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Look at what the exits would have said, where it is time to."""

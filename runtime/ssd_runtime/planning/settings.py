@@ -22,7 +22,7 @@ class KnapsackSettings:
     """KnapSpec's parameters with its published defaults."""
 
     refresh: int = field(default=64, metadata=POSITIVE)
-    """T: draft-verify cycles between searches."""
+    """T: draft-verify cycles between searches; the paper has 128 for models of 10B and more."""
     window: int = field(default=5, metadata=POSITIVE)
     """m: cycles whose tokens' hidden states a search looks at."""
     similarity: float = 0.5
@@ -34,7 +34,8 @@ class KnapsackSettings:
     confidence: float = 0.7
     """Drafting ends behind a token less probable than this; 0 for the length of most tokens a second instead."""
     share: float = 0.05
-    """Most of the time that searches may take; they look at fewer of the window's tokens to keep to it, 1 for all."""
+    """Most of the time until the next search that one may take; it looks at fewer of the window's tokens to keep to
+    it, but at no fewer than four; 1 for all."""
     warm_start: int = 1
     """1 to take a bundle's masks for those of the first search; 0 to search as soon as there are states."""
 
@@ -110,7 +111,7 @@ class LookupSettings:
 
 @dataclass(frozen=True, slots=True)
 class DelSettings:
-    """DEL's parameters as KnapSpec describes it; the intervals are ours."""
+    """DEL's parameters as KnapSpec describes it, the confidence being KnapSpec's own; the intervals are ours."""
 
     every: int = field(default=4, metadata=POSITIVE)
     """Layers between possible exits."""
@@ -120,3 +121,5 @@ class DelSettings:
     """Longest draft."""
     memory: float = 0.9
     """What share of an exit's record a new look leaves."""
+    confidence: float = 0.7
+    """A token less probable than this is not drafted: verification goes on with it; 0 to draft to the end."""
