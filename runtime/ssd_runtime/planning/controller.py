@@ -61,10 +61,8 @@ class Controller:
         # What steps of the model take is judged by verifications: a stream begins with one.
         sources = self._sources if self._stream.verify.plain_seconds is not None else ()
         offers = [offer for source in sources if (offer := source.offer(context, costs, most_cost)) is not None]
-        # What promises most and fails is tried only as often as the budget allows, and learned as slowly: a way to
-        # draft that has cost something gives way to one that has not. What the budget does not cover yet is saved
-        # for: spent on the second best, it would never come together.
-        best = max(offers, key=lambda offer: (offer.source.record.balance >= 0.0, offer.best), default=None)
+        # What the budget does not cover yet is saved for: spent on the second best, it would never come together.
+        best = max(offers, key=lambda offer: offer.source.record.discounted(offer.best), default=None)
         self._chosen, self._costs = None, costs
         if best is not None and best.plan is not None and best.speedup >= guess.speedup:
             self._chosen = best

@@ -14,6 +14,8 @@ FORGET = 1 / 512
 """How much nearer to the prediction a record gets with every token that came without: such drafts are tried again."""
 FORGIVEN = 0.01
 """A record this near to the prediction is as good as none."""
+PER_DEBT = 0.25
+"""What a lost plain step takes off a promise."""
 MIN_GAIN = 1.02
 """Expected speed-up below which drafts of the model are not worth their risk."""
 HYSTERESIS = 1.03
@@ -43,6 +45,14 @@ class DraftRecord:
         """Whether drafts that promise this speed-up at best are worth their risk, however much the budget covers."""
         self.trusted = speedup >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
         return self.trusted
+
+    def discounted(self, speedup: float) -> float:
+        """A promise, by what has been lost on such lately.
+
+        What promises most and fails is tried only as often as the budget allows, and the record learns as slowly: so
+        that it does not keep the budget for itself, debts count at once.
+        """
+        return speedup + PER_DEBT * min(0.0, self.balance)
 
     def settle(self, tokens: int, cost: float) -> None:
         """Take in what a cycle yielded and what it cost, in plain steps."""
