@@ -130,8 +130,7 @@ def _drafted(plan: Plan, trace: Trace, place: int, predict: Predict) -> Draft:
 def _exit_seconds(latency: LatencyTable, context: int, stops: Sequence[int], rows: int) -> tuple[float, float]:
     """Of taking so many rows to the depth bound one by one, with a look behind each stop; and of doing so at once."""
     one, at_once = (sum(latency.sublayer_seconds(context, n)[: 2 * stops[-1]]) for n in (1, rows))
-    glue = latency.step_seconds(context) - sum(latency.sublayer_seconds(context, 1)) - latency.head_seconds(1)
-    return rows * (one + len(stops) * latency.head_seconds(1) + glue), at_once
+    return rows * (one + len(stops) * latency.head_seconds(1) + latency.overhead_seconds(1)), at_once
 
 
 @dataclass(frozen=True, slots=True)

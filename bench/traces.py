@@ -3,7 +3,7 @@
 `python -m bench.traces --out build/traces/demo.json` decodes a fixed stratified set plainly and keeps for each prompt
 its tokens, the answer, and the target's most probable tokens at every place of the answer. `bench.simulate` replays
 them. The prompts are written beside, for `bench.compare --prompts`. With `--artifact` the model is the bundle's, and
-what each mask of the prompt's domain and of the mixture would draft at every place is kept, too.
+what each mask of the prompt's domain would draft at every place is kept, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 
 from rich.progress import track
@@ -88,17 +87,15 @@ def prompts(kinds: Sequence[str]) -> list[Prompt]:
 
 
 def drafts(
-    engine: Engine, domain: str | None, ids: list[int], answer: list[int]
+    decoder: Decoder, frontier: Frontier, ids: list[int], answer: list[int]
 ) -> dict[str, list[tuple[bool, float]]]:
-    """What each mask of a domain and of the mixture makes of an answer, as `Trace.drafts` has it."""
-    assert engine.bundle is not None, "masks are a bundle's"
-    if len(answer) < 2:
+    """What each mask of a frontier makes of an answer, as `Trace.drafts` has it."""
+    if len(answer) < 2 or not frontier.entries:
         return {}
-    reference = reference_states(engine.decoder, [Sample(ids, answer, {}, [])])
+    reference = reference_states(decoder, [Sample(ids, answer, {}, [])])
     found = {}
-    frontiers = Frontier.of_all(engine.bundle.domains, engine.decoder.shape.num_layers)
-    for entry in chain(*(frontiers[name].entries for name in {domain or MIXTURE, MIXTURE} if name in frontiers)):
-        [trace] = drafted_as(engine.decoder, reference, entry.mask, BLOCK)
+    for entry in frontier.entries:
+        [trace] = drafted_as(decoder, reference, entry.mask, BLOCK)
         found[entry.name] = list(zip(trace.matches.tolist(), trace.confidence.round(3).tolist(), strict=True))
     return found
 
@@ -120,14 +117,16 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_stream(chosen, arguments.out.with_suffix(".jsonl"))
     engine = Engine.open(arguments.artifact, None if arguments.artifact else arguments.model, "cpu", "fp32")
-    router = Router(engine.bundle.anchors) if engine.bundle is not None else None
+    bundle, decoder = engine.bundle, engine.decoder
+    router = Router(bundle.anchors) if bundle is not None else None
+    frontiers = Frontier.of_all(bundle.domains, decoder.shape.num_layers) if bundle is not None else {}
     loaded, limits, traces = engine.loaded, Limits(arguments.max_new_tokens, engine.loaded.eos_ids), []
     for prompt in track(chosen, "decoding"):
-        planner, ids = Watching(engine.decoder), loaded.encode(conversation(prompt))
-        answer = generate(Session(engine.decoder), ids, planner, limits).token_ids
+        planner, ids = Watching(decoder), loaded.encode(conversation(prompt))
+        answer = generate(Session(decoder), ids, planner, limits).token_ids
         route = router.route(planner.prompt) if router is not None and planner.prompt is not None else None
         domain = route.domain if route is not None and route.known else None
-        masked = drafts(engine, domain, ids, answer) if router is not None else {}
+        masked = drafts(decoder, frontiers.get(domain or MIXTURE, Frontier(())), ids, answer)
         traces.append(Trace(prompt.id, prompt.category or "", ids, answer, planner.candidates, domain, masked))
     arguments.out.write_text(json.dumps([asdict(trace) for trace in traces]))
     print(f"{arguments.out}: {len(traces)} prompts, {sum(len(trace.answer) for trace in traces)} tokens")

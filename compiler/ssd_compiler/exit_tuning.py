@@ -92,15 +92,10 @@ class _Costs:
 
     @classmethod
     def at(cls, latency: LatencyTable, context: float) -> _Costs:
-        single, plain, look = (
-            latency.sublayer_seconds(context, 1),
-            latency.step_seconds(context),
-            latency.head_seconds(1),
-        )
+        single = latency.sublayer_seconds(context, 1)
         layers = np.cumsum([0.0, *(a + b for a, b in zip(single[::2], single[1::2], strict=True))])
-        # What a step takes beside its layers and the head, it takes however deep it goes.
-        overhead = max(0.0, plain - sum(single) - look)
-        return cls((layers + overhead).tolist(), look, plain, latency, {}, context)
+        prefix = (layers + max(0.0, latency.overhead_seconds(1))).tolist()
+        return cls(prefix, latency.head_seconds(1), latency.step_seconds(context), latency, {}, context)
 
     def verification(self, depth: int, rows: int) -> float:
         if (depth, rows) not in self.rest:

@@ -78,6 +78,10 @@ class LatencyTable:
         """Final norm, LM head and arg max of `queries` tokens."""
         return _interpolate(queries, self.queries, self.head)
 
+    def overhead_seconds(self, queries: float) -> float:
+        """What a step of `queries` tokens takes beside its sub-layers and the head, however deep it goes."""
+        return _interpolate(queries, self.queries, self.overhead)
+
     def step_seconds(self, context: float, queries: float = 1, mask: SkipMask | None = None) -> float:
         """A whole forward of `queries` tokens over `context` cached ones, without the sub-layers of `mask`.
 
@@ -93,7 +97,7 @@ class LatencyTable:
         attention = sum(
             count * self.attention_seconds(context, queries, kind) for kind, count in kept_attention.items() if count
         )
-        fixed = self.head_seconds(queries) + _interpolate(queries, self.queries, self.overhead)
+        fixed = self.head_seconds(queries) + self.overhead_seconds(queries)
         return attention + kept_mlp * self.mlp_seconds(queries) + fixed
 
     def draft_cost(self, mask: SkipMask, context: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,16 @@ def test_speed_is_total_tokens_over_total_seconds_of_the_same_prompts() -> None:
     assert found["fast"]["overall"]["tokens_per_second"] == 20 / 3.0
     assert found["fast"]["overall"]["against"]["plain"]["speedup"] == 2.0
     assert set(found["plain"]["categories"]) == {"a", "b"}
+
+
+def test_with_the_measured_verification_the_formula_accounts_for_every_second_of_drafting() -> None:
+    """Chains, and trees whose accepted siblings are no draft steps."""
+    plain = replace(row("1", "plain", 10.0), cycles={"plain_steps": 10, "plain_seconds": 10.0})
+    for tokens in (7, 9):
+        spent = {"draft_seconds": 2.0, "verify_seconds": 3.0, "skipped_attention": 0, "skipped_mlp": 0}
+        cycles = {"drafts": 2, "drafted": 6, "accepted": 5, "draft_tokens": tokens, **spent}
+        found = standings([plain, replace(row("1", "drafting", 5.0, counted=tokens), cycles=cycles)], ["plain"])
+        assert found["drafting"]["overall"]["expected_speedup_with_verification"] == pytest.approx(tokens / 5.0)
 
 
 def test_an_output_of_another_length_counts_by_its_own_tokens() -> None:

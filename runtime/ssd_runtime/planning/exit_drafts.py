@@ -30,8 +30,7 @@ class ExitDrafts:
             """What 1, 2, … rows take up to the depth bound, and one row with its looks; in plain steps."""
             plain, layers = latency.step_seconds(context), 2 * choice.stops[-1]
             rows = [sum(latency.sublayer_seconds(context, n)[:layers]) / plain for n in range(1, choice.width + 2)]
-            overhead = plain - sum(latency.sublayer_seconds(context, 1)) - latency.head_seconds(1)
-            looks = (len(choice.stops) * latency.head_seconds(1) + max(0.0, overhead)) / plain
+            looks = (len(choice.stops) * latency.head_seconds(1) + max(0.0, latency.overhead_seconds(1))) / plain
             # More rows never take less: what looks like it is noise.
             return list(accumulate(rows, max)), rows[0] + looks
 
