@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,38 +55,53 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
 
 def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: str, up: str, path: Path) -> list[Path]:
     """Scatter plots on one pair of axes with the diagonal, as `path`.png and .svg; nothing without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return []
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for number, (name, (x, y)) in enumerate(series.items()):
-        axes.scatter(x, y, s=18, color=COLOURS[number % len(COLOURS)], label=name, alpha=0.8)
     values = [value for x, y in series.values() for value in (*x, *y)]
-    axes.plot([min(values), max(values)], [min(values), max(values)], color="#57606a", linewidth=1)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    return saved(figure, path)
+
+    def paint(axes: Any) -> None:
+        for number, (name, (x, y)) in enumerate(series.items()):
+            axes.scatter(x, y, s=18, color=COLOURS[number % len(COLOURS)], label=name, alpha=0.8)
+        axes.plot([min(values), max(values)], [min(values), max(values)], color="#57606a", linewidth=1)
+
+    return _painted(paint, 6, 5, across, up, path)
+
+
+def stairs(series: dict[str, Sequence[tuple[float, float]]], across: str, up: str, path: Path) -> list[Path]:
+    """Values [(x, y), ...] that hold until the next, as `path`.png and .svg; nothing without matplotlib."""
+    last = max(x for steps in series.values() for x, _ in steps)
+
+    def paint(axes: Any) -> None:
+        for number, (name, steps) in enumerate(series.items()):
+            # Drawn on to the right end: what was best stays best.
+            x, y = [*(x for x, _ in steps), last], [*(y for _, y in steps), steps[-1][1]]
+            axes.step(x, y, where="post", color=COLOURS[number % len(COLOURS)], label=name)
+        axes.axhline(1.0, color="#57606a", linewidth=1)
+
+    return _painted(paint, 7, 3.6, across, up, path)
 
 
 def histogram(series: dict[str, Sequence[float]], across: str, up: str, path: Path) -> list[Path]:
     """How often each value occurs, as `path`.png and .svg; nothing without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return []
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    axes = figure.add_subplot()
     values = [value for each in series.values() for value in each]
     width = 0.1
     first, last = int(min(values) / width), int(max(values) / width) + 1
     edges = [width * step for step in range(first, last + 1)]
-    for number, (name, each) in enumerate(series.items()):
-        axes.hist(each, edges, color=COLOURS[number % len(COLOURS)], label=name, alpha=0.6)
-    axes.axvline(1.0, color="#57606a", linewidth=1)
+
+    def paint(axes: Any) -> None:
+        for number, (name, each) in enumerate(series.items()):
+            axes.hist(each, edges, color=COLOURS[number % len(COLOURS)], label=name, alpha=0.6)
+        axes.axvline(1.0, color="#57606a", linewidth=1)
+
+    return _painted(paint, 7, 3.2, across, up, path)
+
+
+def _painted(paint: Callable[[Any], None], width: float, height: float, across: str, up: str, path: Path) -> list[Path]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    paint(axes)
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,24 +1,20 @@
 """Every strategy on every model and stream: writes docs/papers.md, the page of the five papers side by side.
 
-`python -m bench.papers` is the quick mode (13 prompts, one of each category, 48 tokens; under an hour once the bundles
-are there); `--full` takes all prompts and 128 tokens. Killed, it goes on where it was. Needs `build/bundle05`,
-`build/bundle02` and `build/bundle-domains`, whose commands it names where they are missing.
+`python -m bench.papers` is the quick mode (13 prompts of Spec-Bench, one of each category, or two, 48 tokens); `--full`
+takes all prompts and 128 tokens. Killed, it goes on where it was. Needs `build/bundle05`, `build/bundle02` and
+`build/bundle-domains`, whose commands it names where they are missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.prompt_files import POOLS, SPEC_BENCH
-from bench.streams import mixed_stream, read_pool, write_stream
-from ssd_artifacts.bundle import EXITS
+from bench.bundles import DOMAINS, PLANTED02, PLANTED05, REFERENCE
+from bench.comparison import Comparison
+from bench.measurement import Measurement
+from bench.prompt_files import SPEC_BENCH
 from ssd_runtime.command import run_guarded
 
 PAGE = Path("docs/papers.md")
@@ -29,6 +25,7 @@ ALL = (
     "knn",
     "fixed:{first}",
     "fixed:mix",
+    "knapsack",
     "knapsack+warm_start=0",
     "clasp",
     "swift",
@@ -39,30 +36,6 @@ ALL = (
 )
 ROUTED = ("auto", "knn", "fixed:{first}", "fixed:mix", "swift")
 RATIOS = (0.0, 0.3, 0.7, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One comparison."""
-
-    name: str
-    title: str
-    artifact: str
-    first: str
-    """The domain that Self-SD (Fix) is searched on: the first of the stream."""
-    contenders: Sequence[str]
-    make: str
-    """What compiles the bundle."""
-    ratio: float | None = None
-    """A mixed stream's; None for Spec-Bench prompts by category."""
-    optional: bool = False
-    """Left out unless asked for by `--only`."""
-    count: int = 13
-    """Prompts in the quick mode, half of them of either domain in a stream."""
-    tokens: int = 48
-    """New tokens in the quick mode."""
-
-
 ABLATIONS = {
     "knn": ("strangers=mix", "strangers=plain"),
     "swift": ("confidence=0", "tree=0", "steps=0", "window=16", "window=64", "steps=100", "bayes_interval=5"),
@@ -87,32 +60,19 @@ ABLATIONS = {
 }
 """What each strategy is without a part of it, or with another value of a parameter."""
 
-PLANT = "python -m bench.planted --epsilon {0} --out build/{1} && ssd-compile --model build/{1} --domains cnn,gsm8k"
-DOMAINS = "python -m bench.domain_planted --out build/domain-planted && ssd-compile --model build/domain-planted"
-CASES = (
-    Case(
-        *("planted05", "Planted, ε = 0.05", "build/bundle05", "cnn", ALL),
-        PLANT.format("0.05", "planted") + " --evaluations 24 --exits 8 --out build/bundle05",
-    ),
-    Case(
-        *("planted02", "Planted, ε = 0.02", "build/bundle02", "cnn", ALL),
-        PLANT.format("0.02", "planted02") + " --evaluations 24 --exits 8 --out build/bundle02",
-    ),
-    Case("demo", "SmolLM2-135M-Instruct", "demo", "cnn", ALL, "it comes with the repository"),
+COMPARISONS = (
+    # Two prompts of a category: what is said of single categories is said of these.
+    Comparison("planted05", "Planted, ε = 0.05", PLANTED05, ALL, count=26),
+    Comparison("planted02", "Planted, ε = 0.02", PLANTED02, ALL),
+    Comparison("demo", "SmolLM2-135M-Instruct", REFERENCE, ALL),
     *(
-        Case(
-            *(f"domains-{ratio:g}", f"Domain-planted, mix ratio {ratio:g}", "build/bundle-domains", "gsm8k", ROUTED),
-            f"{DOMAINS} --domains gsm8k,humaneval --evaluations 24 --out build/bundle-domains",
-            ratio,
-            count=12,
-        )
+        Comparison(f"domains-{ratio:g}", f"Domain-planted, mix ratio {ratio:g}", DOMAINS, ROUTED, ratio, count=12)
         for ratio in RATIOS
     ),
     *(
-        Case(
-            *(f"ablation-{name}", f"{name} with parts changed; planted, ε = 0.05", "build/bundle05", "cnn"),
+        Comparison(
+            *(f"ablation-{name}", f"{name} with parts changed; planted, ε = 0.05", PLANTED05),
             (name, *(f"{name}+{change}" for change in changes)),
-            PLANT.format("0.05", "planted") + " --evaluations 24 --exits 8 --out build/bundle05",
             optional=True,
             count=6,
             # KnapSpec searches again behind 64 cycles only.
@@ -121,103 +81,65 @@ CASES = (
         for name, changes in ABLATIONS.items()
     ),
 )
+FROM_PLANTED, FROM_DOMAINS = ("--artifact", PLANTED05.path), ("--artifact", DOMAINS.path)
+PLANTED_MODEL, PROMPTS = ("--model", "build/planted"), ("--prompts", str(SPEC_BENCH))
+MEASUREMENTS = (
+    Measurement("planning-cost", "What deciding costs", "bench.planning_cost", FROM_PLANTED, PLANTED05),
+    Measurement(
+        *("tpt", "Predicted against measured speed", "bench.tpt"),
+        (*FROM_PLANTED, "--masks", "10", "--prompts", "3"),
+        PLANTED05,
+    ),
+    Measurement("transfer", "Masks of one domain on prompts of another", "bench.transfer", FROM_DOMAINS, DOMAINS),
+    Measurement(
+        *("clasp", "CLaSp's programme against brute force", "bench.clasp", ("--model", "demo", *PROMPTS), REFERENCE)
+    ),
+    Measurement(
+        *("context-sweep", "What KnapSpec skips as the context grows", "bench.context_sweep"),
+        (*PLANTED_MODEL, *PROMPTS),
+        PLANTED05,
+    ),
+    Measurement("search-cost", "Speed against seconds of search", "bench.search_cost", PLANTED_MODEL, PLANTED05),
+    Measurement(
+        *("cluster-counts", "Domains found in unlabelled prompts", "bench.cluster_counts"),
+        ("--model", "build/domain-planted"),
+        DOMAINS,
+        optional=True,
+    ),
+)
+HEAD = """# The five papers, side by side
+
+Written by `python -m bench.papers`; what follows from it stands in [results.md](results.md#the-five-papers). One
+engine, one process a table, everything in turn; speed is decoding only, ÷ plain decoding of the same engine; intervals
+are 95% bootstrap over prompts. M: tokens a verification of drafts. α: accepted ÷ drafted. c, v: draft step and
+verification ÷ a plain step, measured. E(Spd) takes v as 1; the next column takes v as measured. Skipped: attention and
+MLP blocks on average.
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    everything = {part.name: part for part in (*COMPARISONS, *MEASUREMENTS)}
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--only", default="", help=f"of {', '.join(case.name for case in CASES)}; comma-separated")
+    parser.add_argument("--only", default="", help=f"of {', '.join(everything)}; comma-separated")
     parser.add_argument("--out", type=Path, default=Path("build/papers"))
     arguments = parser.parse_args()
-    known = [case.name for case in CASES]
-    names = arguments.only.split(",") if arguments.only else [case.name for case in CASES if not case.optional]
-    if unknown := set(names) - set(known):
-        parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
-    wanted = [case for case in CASES if case.name in names]
-    for case in wanted:
-        exits = "--exits" not in case.make or (Path(case.artifact) / EXITS).is_file()
-        if case.artifact != "demo" and not (Path(case.artifact).is_dir() and exits):
-            sys.exit(f"error: {case.artifact} is missing, or made in another way; make it with: {case.make}")
-    for case in wanted:
-        _run(case, arguments.out, arguments.full)
-    found = {case: _summary(arguments.out / case.name) for case in CASES}
-    PAGE.write_text(page({case: summary for case, summary in found.items() if summary}), encoding="utf-8")
+    names = arguments.only.split(",") if arguments.only else [n for n, part in everything.items() if not part.optional]
+    if unknown := set(names) - set(everything):
+        parser.error(f"--only: no such part: {', '.join(sorted(unknown))}")
+    wanted = [everything[name] for name in names]
+    if missing := dict.fromkeys(part.bundle.missing for part in wanted if part.bundle.missing):
+        sys.exit("\n".join(f"error: {each}" for each in missing))
+    for part in wanted:
+        part.run(arguments.out, arguments.full)
+    PAGE.write_text(page(arguments.out), encoding="utf-8")
     print(f"written: {PAGE}")
 
 
-def _run(case: Case, out: Path, full: bool) -> None:
-    contenders = ",".join(name.format(first=case.first) for name in case.contenders)
-    options = ["--artifact", case.artifact, "--contenders", contenders, "--out", str(out / case.name)]
-    if case.ratio is None:
-        options += [
-            "--prompts",
-            str(SPEC_BENCH),
-            *(["--full"] if full else ["--count", str(case.count), "--max-new-tokens", str(case.tokens)]),
-        ]
-    else:
-        stream = out / f"stream-{case.ratio:g}.jsonl"
-        count = 40 if full else case.count // 2
-        pools = {name: read_pool(path)[-count:] for name, path in POOLS.items()}
-        write_stream(mixed_stream(pools, case.ratio, seed=1), stream)
-        options += ["--prompts", str(stream), "--full", "--max-new-tokens", "64" if full else str(case.tokens)]
-    if code := subprocess.run([sys.executable, "-m", "bench.compare", *options], check=False).returncode:
-        sys.exit(code)
-
-
-def _summary(folder: Path) -> dict[str, Any] | None:
-    path = folder / "summary.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def page(found: dict[Case, dict[str, Any]]) -> str:
-    """The page, in Markdown."""
-    parts = [
-        "# The five papers, side by side\n\nWritten by `python -m bench.papers`; what follows from it stands in "
-        "[results.md](results.md#the-five-papers). One engine, one process a table, everything in turn; speed is "
-        "decoding only, ÷ plain decoding of the same engine; intervals are 95% bootstrap over prompts. M: tokens a "
-        "verification of drafts. α: accepted ÷ drafted. c, v: draft step and verification ÷ a plain step, measured. "
-        "E(Spd) takes v as 1; the next column takes v as measured. Skipped: attention and MLP blocks on average.\n"
-    ]
-    for case, summary in found.items():
-        settings, standings = summary["settings"], summary["standings"]
-        parts.append(
-            f"## {case.title}\n\n{settings['device']['device']}, {settings['device']['threads']} threads, "
-            f"torch {settings['device']['torch']}, {settings['device']['dtype']}; {settings['prompts'][1]} prompts of "
-            f"{settings['prompts'][0]}, {settings['max_new_tokens']} new tokens. Bundle: `{case.make}`.\n"
-        )
-        parts.append(_table(standings))
-    return "\n".join(parts)
-
-
-def _table(standings: dict[str, Any]) -> str:
-    lines = [
-        "| strategy | ÷ plain | M | α | c | v | E(Spd) | with v | skipped | drafted | planning | output |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, figures in standings.items():
-        each = figures["overall"]
-        ratio = each["against"]["plain"]
-        drafting = ["–"] * 8
-        if "draft_cost" in each:
-            drafting = [
-                f"{each['mean_acceptance_length']:.2f}",
-                f"{each['draft_acceptance_rate']:.2f}",
-                f"{each['draft_cost']:.2f}",
-                f"{each['verify_cost']:.2f}",
-                f"{each['expected_speedup']:.2f}",
-                f"{each['expected_speedup_with_verification']:.2f}",
-                f"{each['skipped_attention']:.0f} + {each['skipped_mlp']:.0f}",
-                f"{each['share_of_tokens_drafted']:.0%}",
-            ]
-        same = f"{each['identical']} of {each['prompts']} identical" + (
-            f", {each['error']} WRONG" if each["error"] else ""
-        )
-        cells = [
-            *(f"`{name}`", f"**{ratio['speedup']:.2f}** ({ratio['low']:.2f}–{ratio['high']:.2f})", *drafting),
-            *(f"{each.get('share_planning', 0.0):.1%}", same),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+def page(folder: Path) -> str:
+    """The page, in Markdown, of everything that `folder` has the outcome of."""
+    sections = [part.section(folder) for part in (*COMPARISONS, *MEASUREMENTS)]
+    return "\n".join([HEAD, *filter(None, sections)])
 
 
 if __name__ == "__main__":

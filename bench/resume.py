@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
-TIMED = {"created", "validation", "choice", "pays", "seconds", "total_seconds"}
+TIMED = {"created", "validation", "choice", "pays", "seconds", "total_seconds", "progress"}
 """Fields that hold times, or were chosen by timing."""
 
 

@@ -1,6 +1,6 @@
 """What our search costs and finds, against Self-SD's, and what Bayesian optimisation adds to the knapsack.
 
-`python -m bench.search_cost --model build/planted --domain cnn`
+`python -m bench.search_cost --model build/planted --domain cnn --out build/pictures` draws speed against seconds, too.
 Self-SD rates a mask by a timed generation of 8 prompts x 32 tokens and does so 1000 times; a few such evaluations are
 timed here and multiplied. The masks it would find are estimated generously: its Bayesian optimisation over 2L
 thresholded variables runs on our objective, which is free of timing noise, for `--self-sd-evaluations` masks.
@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 from bayes_opt import BayesianOptimization
 
+from bench.chart import stairs
 from bench.planted import WEAK_FILE
 from ssd_compiler.bayesian import VertexImprovement
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=48)
     parser.add_argument("--self-sd-evaluations", type=int, default=150)
     parser.add_argument("--timed", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()
     settings = CompileSettings(arguments.model, (arguments.domain,))
     loaded = load_model(arguments.model)
@@ -88,8 +90,13 @@ def main() -> None:
         f"{whole:.0f} s for {SELF_SD_EVALUATIONS}: {whole / ours:.0f} times our search"
     )
     began = perf_counter()
-    theirs = self_sd_search(evaluator(arguments.self_sd_evaluations), decoder.shape.num_layers)
-    show("Self-SD's search on our objective", *theirs, perf_counter() - began, f"{arguments.self_sd_evaluations} masks")
+    theirs = evaluator(arguments.self_sd_evaluations)
+    self_sd_search(theirs, decoder.shape.num_layers)
+    taken, work = perf_counter() - began, f"{arguments.self_sd_evaluations} masks"
+    show("Self-SD's search on our objective", theirs.best().mask, theirs.best().speedup, taken, work)
+    series = {"the compiler's": found.cost.progress, "knapsack alone": alone.progress, "Self-SD's": theirs.progress}
+    for path in stairs(series, "seconds of search", "best speed-up predicted so far", arguments.out / "search"):
+        print(f"picture: {path}")
 
 
 def self_sd_evaluation(decoder: Decoder, samples: list[Sample], seed: int) -> float:
@@ -103,7 +110,7 @@ def self_sd_evaluation(decoder: Decoder, samples: list[Sample], seed: int) -> fl
     return perf_counter() - began
 
 
-def self_sd_search(evaluator: Evaluator, layers: int) -> tuple[SkipMask, float]:
+def self_sd_search(evaluator: Evaluator, layers: int) -> None:
     """Bayesian optimisation over 2L variables in [0, 1], skipped above one half."""
     process = BayesianOptimization(
         f=None,
@@ -116,7 +123,6 @@ def self_sd_search(evaluator: Evaluator, layers: int) -> tuple[SkipMask, float]:
         point = process.suggest()
         rated = evaluator.rate(SkipMask.of(layers, (int(i) for i, value in point.items() if value > 0.5)), "Self-SD")
         process.register(point, rated.speedup)
-    return evaluator.best().mask, evaluator.best().speedup
 
 
 if __name__ == "__main__":

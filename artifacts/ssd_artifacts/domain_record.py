@@ -12,7 +12,7 @@ from ssd_profiles.mask import SkipMask
 
 MIXTURE = "mix"
 """The domain that is all domains together."""
-MAX_FRONTIER = 256
+MAX_FRONTIER, MAX_PROGRESS = 256, 4096
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -107,6 +107,8 @@ class SearchCost(BaseModel):
     evaluations: int
     target_forwards: Finite
     """Work in full forwards of the calibration rows: a mask that skips half the model counts half."""
+    progress: list[tuple[Finite, Finite]] = Field(default=[], max_length=MAX_PROGRESS)
+    """Seconds since the search began and the best speed-up predicted until then, whenever that rose."""
 
 
 class ExitChoice(BaseModel):

@@ -40,7 +40,8 @@ class Evaluator:
     """Predicted tokens a second of masks, from one parallel pass of each over the calibration rows.
 
     A mask is evaluated once. `most` bounds the evaluations and `deadline` (of `perf_counter`) the time; `forwards`
-    counts work in full forwards of all calibration rows.
+    counts work in full forwards of all calibration rows, `progress` the seconds since `began` and the best predicted
+    speed-up, whenever that rose.
     """
 
     decoder: Decoder
@@ -51,8 +52,10 @@ class Evaluator:
     most: int
     deadline: float
     tick: Callable[[], None]
+    began: float = field(default_factory=perf_counter)
     rated: dict[SkipMask, Rated] = field(default_factory=dict)
     forwards: float = 0.0
+    progress: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def exhausted(self) -> bool:
@@ -72,6 +75,8 @@ class Evaluator:
         if not self.rated or rated.speedup >= FAR_BEHIND * self.best().speedup:
             rated = self._rate(mask, origin, self.reference, True)
         self.rated[mask] = rated
+        if not self.progress or (rated.complete and rated.speedup > self.progress[-1][1]):
+            self.progress.append((perf_counter() - self.began, rated.speedup))
         self.tick()
         return rated
 

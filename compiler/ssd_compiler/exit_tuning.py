@@ -56,52 +56,74 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
     """The exits, annealing, threshold and width of most tokens a second.
 
     Every run of neighbouring `layers` is tried as the layers to leave behind, its last one being the depth bound. A
-    cycle costs what its tokens' own depths cost, the looks at the head, and a verification through the layers
-    behind the deepest; it yields the accepted tokens and the one behind them.
+    cycle costs what its tokens' depths cost, those that have to come along deeper than they left included, the looks
+    at the head, and a verification through the layers behind the deepest; it yields the accepted tokens and the one
+    behind them. What is predicted of the choice is what each trace shows of the way that the others would choose: of
+    many ways the best one always looks better than it is.
     """
     costs = _Costs.at(latency, context)
-    best: ExitChoice | None = None
+    ways, totals = list[ExitChoice](), list[list[tuple[int, float]]]()
     runs = [(first, last) for first in range(len(layers)) for last in range(first, len(layers))]
     for (first, last), annealing, threshold in product(runs, ANNEALINGS, THRESHOLDS):
         columns, stops = slice(first, last + 1), list(layers[first : last + 1])
         chains = [_Chain.of(trace, columns, annealing, threshold) for trace in traces]
         for width in WIDTHS:
-            totals = [_replay(chain, stops, width, costs) for chain in chains]
-            speed = sum(tokens for tokens, _ in totals) / sum(seconds for _, seconds in totals) * costs.plain
-            if best is None or speed > best.predicted_speedup:
-                best = ExitChoice(
-                    stops=stops, width=width, threshold=threshold, annealing=annealing, predicted_speedup=speed
-                )
-    assert best is not None, "there are exits to choose from"
-    return best.model_copy(update={"predicted_speedup": round(best.predicted_speedup, 4)})
+            ways.append(
+                ExitChoice(stops=stops, width=width, threshold=threshold, annealing=annealing, predicted_speedup=0.0)
+            )
+            totals.append([_replay(chain, stops, width, costs) for chain in chains])
+    tokens, seconds = np.moveaxis(np.asarray(totals, float), -1, 0)
+    best = int((tokens.sum(1) / seconds.sum(1)).argmax())
+    speed = _held_out(tokens, seconds) if len(traces) > 1 else tokens[best].sum() / seconds[best].sum()
+    return ways[best].model_copy(update={"predicted_speedup": round(float(speed * costs.plain), 4)})
+
+
+def _held_out(tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:
+    """Tokens a second where each trace is decoded the way that is best for all others; both [ways, traces]."""
+    others = (tokens.sum(1, keepdims=True) - tokens) / (seconds.sum(1, keepdims=True) - seconds)
+    chosen, each = others.argmax(0), np.arange(tokens.shape[1])
+    return float(tokens[chosen, each].sum() / seconds[chosen, each].sum())
 
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
     """Seconds at one context length."""
 
-    prefix: list[float]
-    """A step of one token through the first layers, by their number."""
+    latency: LatencyTable
+    context: float
+    overhead: float
+    """What a step takes beside its layers."""
     look: float
     """One token through the head."""
     plain: float
-    latency: LatencyTable
-    rest: dict[tuple[int, int], float]
-    """Verification of so many rows from behind so many layers on."""
-    context: float
+    depth: dict[int, NDArray[np.float64]]
+    """By the number of rows: their way through the first layers, [layers + 1]."""
 
     @classmethod
     def at(cls, latency: LatencyTable, context: float) -> _Costs:
-        single = latency.sublayer_seconds(context, 1)
-        layers = np.cumsum([0.0, *(a + b for a, b in zip(single[::2], single[1::2], strict=True))])
-        prefix = (layers + max(0.0, latency.overhead_seconds(1))).tolist()
-        return cls(prefix, latency.head_seconds(1), latency.step_seconds(context), latency, {}, context)
+        overhead = max(0.0, latency.overhead_seconds(1))
+        return cls(latency, context, overhead, latency.head_seconds(1), latency.step_seconds(context), {})
+
+    def layers(self, first: int, last: int, rows: int) -> float:
+        """So many rows together through layers `first` to `last`, the last one left out."""
+        if rows not in self.depth:
+            single = np.reshape(self.latency.sublayer_seconds(self.context, rows), (-1, 2)).sum(1)
+            self.depth[rows] = np.concatenate([[0.0], single.cumsum()])
+        return float(self.depth[rows][last] - self.depth[rows][first])
+
+    def advance(self, depths: list[int], depth: int) -> float:
+        """Bring the last token to `depth` as drafting does: those before it that are not as deep come along."""
+        taken = 0.0
+        while (level := depths[-1]) < depth:
+            begin = depths.index(level)
+            until = min(depth, depths[begin - 1]) if begin else depth
+            taken += self.layers(level, until, len(depths) - begin)
+            depths[begin:] = [until] * (len(depths) - begin)
+        return taken
 
     def verification(self, depth: int, rows: int) -> float:
-        if (depth, rows) not in self.rest:
-            skipped = sum(self.latency.sublayer_seconds(self.context, rows)[: 2 * depth])
-            self.rest[depth, rows] = self.latency.step_seconds(self.context, rows) - skipped
-        return self.rest[depth, rows]
+        """From behind layer `depth` on."""
+        return self.latency.step_seconds(self.context, rows) - self.layers(0, depth, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +150,15 @@ def _replay(chain: _Chain, stops: Sequence[int], width: int, costs: _Costs) -> t
         leaving = chain.stop[position:limit]
         stuck = np.flatnonzero(leaving == len(stops))
         drafted = int(stuck[0]) if stuck.size else limit - position
-        left = leaving[:drafted]
-        deepest = stops[-1] if stuck.size else stops[int(left.max())]
-        seconds += sum(costs.prefix[stops[stop]] + (stop + 1) * costs.look for stop in left.tolist())
+        depths = list[int]()
+        for stop in leaving[:drafted].tolist():
+            depths.append(0)
+            seconds += costs.overhead + costs.advance(depths, stops[stop]) + (stop + 1) * costs.look
         # The token that ends the draft goes to the depth of the verification, looked at on its way where it was stuck.
-        seconds += costs.prefix[deepest] + (len(stops) * costs.look if stuck.size else 0.0)
-        seconds += costs.verification(deepest, drafted + 1)
+        depths.append(0)
+        seconds += costs.overhead + costs.advance(depths, stops[-1] if stuck.size else depths[0])
+        seconds += len(stops) * costs.look if stuck.size else 0.0
+        seconds += costs.verification(depths[0], drafted + 1)
         wrong = np.flatnonzero(~chain.matches[position : position + drafted])
         position += (int(wrong[0]) if wrong.size else drafted) + 1
     return position, seconds

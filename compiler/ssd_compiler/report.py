@@ -90,6 +90,8 @@ def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[st
         *(_mask_picture(record, model.num_layers) for record in records.values()),
         "<h2>Frontiers</h2><p>Draft cost (left is cheaper) against token agreement (up is better).</p>",
         *(_frontier_picture(record) for record in records.values()),
+        "<h2>Search</h2><p>The best speed-up predicted so far (up) against seconds (right).</p>",
+        *(_progress_picture(record) for record in records.values()),
         "<h2>Latency</h2>",
         _latency_table(latency),
     ]
@@ -164,8 +166,33 @@ def _frontier_picture(record: DomainRecord) -> str:
         f"{entry.token_agreement:.3f}, cost {entry.draft_cost:.3f}</title></circle>"
         for i, entry in enumerate(record.frontier)
     ]
+    return _framed(record.name, width, height, "".join(dots))
+
+
+def _progress_picture(record: DomainRecord) -> str:
+    progress, whole = record.search.progress, max(record.search.seconds, 1e-6)
+    if not progress:
+        return ""
+    width, height, best = 360, 120, progress[-1][1]
+    low = min(1.0, progress[0][1])
+    span = max(best - low, 1e-6)
+    # A staircase: what is known holds until something better is found, the last of it until the search ends.
+    ends = [seconds for seconds, _ in progress[1:]] + [whole]
+    corners = [
+        f"{20 + second / whole * (width - 40):.1f},{20 + (best - speedup) / span * (height - 40):.1f}"
+        for (began, speedup), end in zip(progress, ends, strict=True)
+        for second in (began, end)
+    ]
+    line = f'<polyline points="{" ".join(corners)}" fill="none" stroke="#2e6f9e" stroke-width="2"/>'
+    told = (
+        f"{_times(progress[0][1])} in {progress[0][0]:.0f} s, {_times(best)} in {progress[-1][0]:.0f} of {whole:.0f} s"
+    )
+    return _framed(f"{record.name}: {told}", width, height, line)
+
+
+def _framed(title: str, width: int, height: int, drawn: str) -> str:
     frame = f'<rect width="{width}" height="{height}" fill="none" stroke="#d5dbe3"/>'
-    return f'<div>{escape(record.name)}<svg width="{width}" height="{height}">{frame}{"".join(dots)}</svg></div>'
+    return f'<div>{escape(title)}<svg width="{width}" height="{height}">{frame}{drawn}</svg></div>'
 
 
 def _mask_text(mask: SkipMask) -> str:

@@ -74,7 +74,7 @@ def search(
     """
     began = perf_counter()
     evaluator = Evaluator(
-        decoder, reference, latency, context, bounds.block, bounds.evaluations, began + bounds.seconds, tick
+        decoder, reference, latency, context, bounds.block, bounds.evaluations, began + bounds.seconds, tick, began
     )
     forwards = _rate_knapsack(evaluator)
     layers = decoder.shape.num_layers
@@ -101,6 +101,7 @@ def search(
             seconds=round(perf_counter() - began, 2),
             evaluations=len(evaluator.rated),
             target_forwards=round(evaluator.forwards + forwards, 2),
+            progress=[(round(seconds, 2), round(speedup, 4)) for seconds, speedup in evaluator.progress],
         ),
     )
 

@@ -32,7 +32,7 @@ class Proposal:
     scores: Tensor
     """[vocabulary]: the next best candidates are those of the next greatest scores."""
     surprise: float
-    """Minus log of the greatest share in the softmax of the scores in units of logits; 0 where nobody asked."""
+    """How open the choice was: minus log of the share of its leads' softmax; 0 where nobody asked."""
     probs: Tensor | None = None
     """draft_probs [vocabulary], where the token was drawn from them by itself."""
 
@@ -98,42 +98,52 @@ class Chooser:
     ) -> Proposal:
         """A token to draft by a draft's `logits` [vocabulary]; its surprise at a temperature, where one is given.
 
-        How far the target's logits may lie from the draft's does not depend on the temperature of sampling, so the
-        margins of the choice are taken in units of logits: of processed logits z / T + noise, of z + T noise. Near
-        temperature 0 drafts end where greedy ones do.
+        How far the target's logits may lie from the draft's depends neither on the temperature of sampling nor on a
+        filter, so surprise is of how far the choice lies before every token, in logits. Near temperature 0, and where
+        a filter leaves one token, drafts end where greedy ones do.
         """
-
-        def paths() -> list[list[int]]:
-            return [path()]
-
-        def surprise(scores: Tensor, most_probable: int) -> float:
-            if temperature is None:
-                return 0.0
-            margins = scores.float() * (self._unit / temperature)
-            return float(margins.logsumexp(-1) - margins[most_probable])
-
+        if self._by_logits:
+            best = int(highest(logits[None]))
+            return Proposal(best, logits, _surprise(lambda: logits[best] - logits, temperature))
+        behind = path()
+        plain = self._contextual(logits[None].float(), known, [behind])
+        scores = self._filtered(plain)
         if self._tests:
-            scores = self._processed(logits[None], known, paths())
             probs = scores.softmax(-1)
-            # Not the drawn token's share: what a draft does next must not depend on which token was drawn.
-            sure = surprise(scores[0], int(highest(scores)))
-            return Proposal(int(draw(probs, self._generator)), probs[0], sure, probs[0])
-        scores = self._scores(logits[None], known, paths)
-        best = int(highest(scores))
-        return Proposal(best, scores[0], surprise(scores[0], best))
+            # Not the drawn token's lead: what a draft does next must not depend on which token was drawn.
+            surprise = _surprise(lambda: plain.max() - plain[0], temperature)
+            return Proposal(int(draw(probs, self._generator)), probs[0], surprise, probs[0])
+        noise = self._noise_at(len(known), len(behind), scores) if self._random else torch.zeros_like(scores[0])
+        noisy = scores[0] + noise
+        surprise = _surprise(lambda: self._leads(plain[0], scores[0], noise)[0], temperature)
+        return Proposal(int(highest(noisy[None])), noisy, surprise)
 
     def lead(self, logits: Tensor, known: list[int], token: int) -> float:
-        """How far the choice behind `known` lies before `token`, by `logits` [vocabulary] and in their units.
+        """How far logits have to move from `logits` [vocabulary] before `token` can be the choice behind `known`.
 
-        Of a token that a filter has left out, as far as it lies behind the last that was kept, where that is more.
+        That is how far the choice lies before it, or before the first that a filter leaves out, which may take its
+        place; and a token that is left out has to reach the last that is kept.
         """
-        scores = self._processed(logits[None], known, [[]])[0]
-        plain = self._contextual(logits[None].float(), known, [[]])[0]
-        noise = self._noise_at(len(known), 0, scores) * self._unit if self._random else torch.zeros_like(scores)
-        kept = scores > -math.inf
-        lead = float((plain + noise)[kept].max() - (plain + noise)[token])
-        edge = 0.0 if kept[token] else float(plain[kept].min() - plain[token])
-        return max(lead, edge, 0.0)
+        plain = self._contextual(logits[None].float(), known, [[]])
+        scores = self._filtered(plain)
+        noise = self._noise_at(len(known), 0, scores) if self._random else torch.zeros_like(scores[0])
+        before, place = self._leads(plain[0], scores[0], noise)
+        left_out = float(scores[0, token]) == -math.inf
+        return float(before[token]) if left_out else min(float(before[token]), place)
+
+    def _leads(self, plain: Tensor, scores: Tensor, noise: Tensor) -> tuple[Tensor, float]:
+        """How far the choice lies before every token [vocabulary], and before the first that filters leave out.
+
+        By logits, what filters leave of them ÷ temperature and the noise of the place, all [vocabulary]; in logits.
+        """
+        noisy, left_out = plain + noise * self._unit, scores == -math.inf
+        choice = int(highest(noisy.masked_fill(left_out, -math.inf)[None]))
+        before = noisy[choice] - noisy
+        if not bool(left_out.any()):
+            return before, math.inf
+        place = float(plain[choice] - plain[left_out].max())
+        reach = plain[~left_out].min() - plain
+        return torch.where(left_out, torch.maximum(reach, before.clamp(max=place)), before), place
 
     def _scores(self, logits: Tensor, known: list[int], paths: Paths) -> Tensor:
         """What the choice is the arg max of."""
@@ -147,8 +157,10 @@ class Chooser:
 
     def _processed(self, logits: Tensor, known: list[int], paths: list[list[int]]) -> Tensor:
         """Logits as the processors leave them, fp32."""
-        scores = self._contextual(logits.float(), known, paths)
-        # These look at nothing but the scores.
+        return self._filtered(self._contextual(logits.float(), known, paths))
+
+    def _filtered(self, scores: Tensor) -> Tensor:
+        # These processors look at nothing but the scores.
         return self._by_row(torch.empty(0), scores) if self._by_row else scores
 
     def _contextual(self, scores: Tensor, known: list[int], paths: list[list[int]]) -> Tensor:
@@ -168,6 +180,11 @@ class Chooser:
         del self._noise[: known - self._first]
         self._first = known
         return self._noise[ahead]
+
+
+def _surprise(leads: Callable[[], Tensor], temperature: float | None) -> float:
+    """Minus log of the choice's share in a softmax of minus `leads` ÷ temperature; 0 where none is given."""
+    return 0.0 if temperature is None else float((leads().float() / -temperature).logsumexp(-1))
 
 
 def gumbel(shape: Sequence[int], generator: torch.Generator) -> Tensor:

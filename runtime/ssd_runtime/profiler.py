@@ -33,12 +33,10 @@ Progress = Callable[[float], None]
 
 def device_key(decoder: Decoder) -> DeviceKey:
     """What latencies on the decoder's device depend on."""
-    if decoder.device.type == "cuda":
-        name = torch.cuda.get_device_name(decoder.device)
-    else:
-        name = _processor()
     dtype = str(decoder.dtype).removeprefix("torch.")
-    return DeviceKey(name, torch.get_num_threads(), torch.__version__, dtype, decoder.kernels, ENGINE)
+    return DeviceKey(
+        device_name(decoder.device), torch.get_num_threads(), torch.__version__, dtype, decoder.kernels, ENGINE
+    )
 
 
 @torch.inference_mode()
@@ -229,7 +227,10 @@ def rising(values: Array) -> Array:
     return np.repeat([mean for mean, _ in pools], [count for _, count in pools])
 
 
-def _processor() -> str:
+def device_name(device: torch.device) -> str:
+    """The card, or the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from bench.bundles import MadeBundle
 from bench.ledger import Row
-from bench.papers import CASES, page
+from bench.measurement import Measurement
+from bench.papers import COMPARISONS, MEASUREMENTS, page
 from bench.standings import standings
 from ssd_runtime.strategies import check_strategy, read_settings
 
 
-def test_every_case_names_strategies_and_parameters_that_there_are() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
-    for case in CASES:
-        for contender in case.contenders:
-            name, *assignments = contender.format(first=case.first).split("+")
+def test_every_comparison_names_strategies_and_parameters_that_there_are() -> None:
+    assert len({part.name for part in (*COMPARISONS, *MEASUREMENTS)}) == len(COMPARISONS) + len(MEASUREMENTS)
+    for comparison in COMPARISONS:
+        for contender in comparison.contenders:
+            name, *assignments = contender.format(first=comparison.bundle.first).split("+")
             check_strategy(name, has_bundle=True)
             read_settings(name, assignments)
 
 
-def test_the_page_states_speed_interval_and_wrong_outputs() -> None:
+def test_the_page_states_speed_interval_and_wrong_outputs(tmp_path: Path) -> None:
     cycles = {
         "forwards": 5,
         "drafts": 4,
@@ -40,8 +45,34 @@ def test_the_page_states_speed_interval_and_wrong_outputs() -> None:
     ]
     device = {"device": "A CPU", "threads": 2, "torch": "2.13", "dtype": "float32"}
     settings = {"device": device, "prompts": ["some.jsonl", 4], "max_new_tokens": 21}
-    text = page({CASES[0]: {"settings": settings, "standings": standings(rows, ["plain"])}})
-    assert CASES[0].make in text
+    summary = {"settings": settings, "standings": standings(rows, ["plain"])}
+    (tmp_path / COMPARISONS[0].name).mkdir()
+    (tmp_path / COMPARISONS[0].name / "summary.json").write_text(json.dumps(summary))
+    text = page(tmp_path)
+    assert COMPARISONS[0].bundle.make in text
+    assert COMPARISONS[1].title not in text
     assert "| `swift` | **2.00** (2.00–2.00) | 5.00 | 0.80 | 0.25 | 1.00 |" in text
     assert "10 + 5" in text
     assert "4 WRONG" in text
+    assert "| ÷ plain | a |\n|---|---|\n| `plain` | 1.00 |\n| `swift` | 2.00 |" in text
+
+
+def test_what_a_tool_prints_is_kept_and_shown(tmp_path: Path) -> None:
+    measurement = Measurement("zen", "The Zen", "this", (), MadeBundle("demo", "cnn"))
+    assert measurement.section(tmp_path) is None
+    measurement.run(tmp_path, full=False)
+    shown = measurement.section(tmp_path)
+    assert shown is not None
+    assert "Beautiful is better than ugly." in shown
+    (tmp_path / "zen.txt").write_text("here\nanother")
+    measurement.run(tmp_path, full=False)
+    assert "another" in (measurement.section(tmp_path) or "")
+
+
+def test_a_bundle_that_is_missing_says_how_it_is_made(tmp_path: Path) -> None:
+    assert MadeBundle("demo", "cnn").missing is None
+    assert MadeBundle(str(tmp_path), "cnn", "make it").missing is None
+    exits = MadeBundle(str(tmp_path), "cnn", "make it --exits 8")
+    assert "make it --exits 8" in (exits.missing or "")
+    (tmp_path / "exits.safetensors").touch()
+    assert exits.missing is None

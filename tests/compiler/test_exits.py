@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from ssd_artifacts.exits import ExitSet
 from ssd_compiler import exit_training
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
 from ssd_compiler.exit_training import cache_features, train_exits
-from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, exit_traces, tune_exits
+from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, _Costs, exit_traces, tune_exits
 from ssd_compiler.exits import Regression, exit_layers, fit_exits
 from ssd_profiles.errors import UserError
 from ssd_profiles.formulas import expected_tokens
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.drafting.early_exit import EarlyExit, _Rows
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
@@ -147,6 +148,43 @@ def test_tuning_drafts_far_where_exits_are_right_and_not_where_they_are_wrong() 
     early = tune_exits([chain([True] * 60, 0.99, layers=3)], (2, 4, 6), table, 100)
     assert early.stops == [2], "nothing is gained by going deeper"
     assert good.threshold in THRESHOLDS
+
+
+def test_a_promise_is_of_text_that_the_choice_was_not_made_on() -> None:
+    """Two traces whose exits are right behind one layer each: what is best for the one is wrong for the other."""
+    table = latency_table(8)
+    right, wrong = np.ones((60, 1), bool), np.zeros((60, 1), bool)
+    sure = {annealing: np.full((60, 2), 0.99) for annealing in (0.0, 0.2, 0.5)}
+    traces = [ExitTrace(np.hstack(pair), sure) for pair in ((right, wrong), (wrong, right))]
+    alone = [tune_exits([trace], (2, 3), table, 100) for trace in traces]
+    both = tune_exits(traces, (2, 3), table, 100)
+    assert [choice.stops for choice in alone] == [[2], [3]]
+    assert both.predicted_speedup < 0.8 < 1.3 < min(choice.predicted_speedup for choice in alone)
+
+
+def test_tuning_counts_the_rows_that_drafting_runs() -> None:
+    """Where a row costs the same in any company, all rows together cost what drafting runs: rows times layers."""
+    table = latency_table(8)
+    costs = _Costs(table, 0.0, 0.0, 0.0, 0.0, {rows: np.arange(9.0) * rows for rows in range(1, 20)})
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        work = list[float]()
+
+        class Counted:
+            decoder = DECODER
+
+            def run(self, x: torch.Tensor, ahead: int, first: int, last: int, work: list[float] = work) -> torch.Tensor:
+                work.append(len(x) * (last - first) / 2)
+                return x
+
+        rows, depths, counted = _Rows(cast(Session, Counted())), list[int](), 0.0
+        for layer in rng.integers(1, 9, size=8).tolist():
+            rows.add(1)
+            rows.advance(layer)
+            depths.append(0)
+            counted += costs.advance(depths, layer)
+        assert depths == rows.depths
+        assert counted == sum(work)
 
 
 def test_tuning_predicts_what_the_pieces_cost() -> None:

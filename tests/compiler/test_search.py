@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from ssd_compiler.search import SearchBounds, SearchResult, _perfect_runs, searc
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.planning.throughput import Entry, best_option
 from ssd_runtime.states import ReferenceStates
 from tests.models import tiny_model
 from tests.tables import latency_table
@@ -47,6 +50,18 @@ def test_the_planted_layers_are_found(reference: ReferenceStates) -> None:
     assert result.potential >= 1.2
     assert result.cost.evaluations <= 40
     assert 0 < result.cost.target_forwards < 40
+
+
+def test_progress_rises_to_what_was_found(reference: ReferenceStates) -> None:
+    result, _ = run(reference)
+    seconds, speedups = zip(*result.cost.progress, strict=True)
+    assert sorted(seconds) == list(seconds)
+    assert 0 <= seconds[0] <= seconds[-1] <= result.cost.seconds
+    assert all(later > earlier for earlier, later in pairwise(speedups))
+    entry = result.frontier[result.finalists[0]]
+    found = best_option([Entry(entry.mask, entry.skip_mask(8), entry.profile())], TABLE, 60)
+    assert found is not None
+    assert speedups[-1] == pytest.approx(found.speedup, rel=2e-3)
 
 
 def test_equal_seeds_give_equal_frontiers(reference: ReferenceStates) -> None:

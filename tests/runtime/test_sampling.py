@@ -215,6 +215,41 @@ def test_near_temperature_zero_a_draft_is_as_sure_as_a_greedy_one(rejection: boo
     assert greedy.surprise == pytest.approx(float((logits / annealed).log_softmax(-1).max().neg()))
 
 
+@pytest.mark.parametrize("sampling", [Sampling(1.0, top_k=1), Sampling(0.7, top_p=1e-6), Sampling(1.0, min_p=1.0)])
+@pytest.mark.parametrize("rejection", [False, True])
+def test_where_a_filter_leaves_one_token_a_draft_is_as_sure_as_a_greedy_one(
+    sampling: Sampling, rejection: bool
+) -> None:
+    logits = 2 * torch.randn(50, generator=torch.Generator().manual_seed(1))
+    greedy = Chooser(GREEDY).propose(logits, [], list, 1.5)
+    alone = Chooser(replace(sampling, rejection=rejection)).propose(logits, [], list, 1.5)
+    assert alone.token == greedy.token
+    assert alone.surprise == pytest.approx(greedy.surprise, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(0.8), Sampling(1.0, top_k=1), Sampling(1.3, top_k=3), Sampling(1.0, top_k=6)]
+)
+def test_the_choice_changes_behind_its_least_lead_and_not_before(sampling: Sampling) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for seed in range(40):
+        chooser = Chooser(replace(sampling, seed=seed))
+
+        def chosen(logits: Tensor, chooser: Chooser = chooser) -> int:
+            return chooser.propose(logits, [], list).token
+
+        logits = torch.randn(8, generator=generator)
+        choice = chosen(logits)
+        leads = [chooser.lead(logits, [], token) for token in range(8)]
+        assert leads[choice] == 0.0
+        least = min(lead for token, lead in enumerate(leads) if token != choice)
+        for _ in range(50):
+            # A logit that rises by half of it and one that falls by as much come closer by less than all of it.
+            assert chosen(logits + 0.499 * least * (2 * torch.rand(8, generator=generator) - 1)) == choice
+        further = (least + 1e-3) * torch.eye(8)
+        assert any(chosen(other) != choice for other in (*(logits + further), logits - further[choice]))
+
+
 SMALL = 4
 """Words of the model that whole outputs are enumerated of."""
 TINY = Decoder(tiny_model("llama", seed=9, vocab_size=SMALL, num_hidden_layers=2), weight_memory=0)

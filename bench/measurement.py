@@ -1,0 +1,52 @@
+"""What `bench.papers` measures beside its comparisons: other tools of this folder, with what they print."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bench.bundles import MadeBundle
+from ssd_artifacts.files import write_atomically
+from ssd_runtime.profiler import device_name
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A tool and the arguments it is run with."""
+
+    name: str
+    title: str
+    tool: str
+    arguments: Sequence[str]
+    bundle: MadeBundle
+    """What it looks at, or that from whose model it starts."""
+    optional: bool = False
+    """Left out unless asked for by `--only`: it takes half an hour or more."""
+
+    def run(self, folder: Path, full: bool) -> None:
+        """Keep what it prints in `folder`/NAME.txt, unless that is there; as much in either mode."""
+        if self._path(folder).is_file():
+            return
+        command = [sys.executable, "-m", self.tool, *self.arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.returncode)
+        device = f"{device_name(torch.device('cpu'))}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path(folder), f"{device}\n{done.stdout}")
+
+    def section(self, folder: Path) -> str | None:
+        """Its part of the page; None where it has not been run."""
+        if not self._path(folder).is_file():
+            return None
+        device, _, printed = self._path(folder).read_text(encoding="utf-8").partition("\n")
+        command = " ".join(("python -m", self.tool, *self.arguments))
+        return f"## {self.title}\n\n{device}. Command: `{command}`.\n\n```text\n{printed.rstrip()}\n```\n"
+
+    def _path(self, folder: Path) -> Path:
+        return folder / f"{self.name}.txt"
