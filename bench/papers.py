@@ -74,9 +74,9 @@ COMPARISONS = (
             *(f"ablation-{name}", f"{name} with parts changed; planted, ε = 0.05", PLANTED05),
             (name, *(f"{name}+{change}" for change in changes)),
             optional=True,
-            count=6,
             # KnapSpec searches again behind 64 cycles only.
-            tokens=256 if name == "knapsack" else 128,
+            count=3 if name == "knapsack" else 6,
+            tokens=256 if name == "knapsack" else 64,
         )
         for name, changes in ABLATIONS.items()
     ),

@@ -170,7 +170,8 @@ def main() -> None:
     def begin() -> Stream:
         return Stream(LookupRecord(Followers(followers)))
 
-    frontiers = Frontier.of_all(bundle.domains, bundle.model.num_layers) if arguments.artifact is not None else {}
+    domains = bundle.domains if arguments.artifact is not None else {}
+    frontiers = Frontier.of_all(domains, bundle.model.num_layers, latency)
     stream, planning, found = begin(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
     for number, trace in enumerate(read_traces(arguments.traces)):
         stream = begin() if arguments.alone else stream

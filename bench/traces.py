@@ -119,7 +119,8 @@ def main() -> None:
     engine = Engine.open(arguments.artifact, None if arguments.artifact else arguments.model, "cpu", "fp32")
     bundle, decoder = engine.bundle, engine.decoder
     router = Router(bundle.anchors) if bundle is not None else None
-    frontiers = Frontier.of_all(bundle.domains, decoder.shape.num_layers) if bundle is not None else {}
+    domains = bundle.domains if bundle is not None else {}
+    frontiers = Frontier.of_all(domains, decoder.shape.num_layers, engine.latency)
     loaded, limits, traces = engine.loaded, Limits(arguments.max_new_tokens, engine.loaded.eos_ids), []
     for prompt in track(chosen, "decoding"):
         planner, ids = Watching(decoder), loaded.encode(conversation(prompt))

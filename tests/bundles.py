@@ -29,8 +29,13 @@ def fingerprint(**changes: str) -> ModelFingerprint:
     )
 
 
-def record(name: str, agreements: dict[tuple[int, ...], float], measured: float | None = None) -> DomainRecord:
-    """A domain whose frontier has these masks with these token agreements."""
+def record(
+    name: str,
+    agreements: dict[tuple[int, ...], float],
+    measured: float | None = None,
+    accepted: tuple[float, float] = (2.5, 0.8),
+) -> DomainRecord:
+    """A domain whose frontier has these masks with these token agreements; the speed-up, M and α of its validation."""
     table = latency_table(LAYERS)
     masks = [(SkipMask.of(LAYERS, skipped), agreement) for skipped, agreement in agreements.items()]
     validation = (
@@ -39,8 +44,8 @@ def record(name: str, agreements: dict[tuple[int, ...], float], measured: float 
             new_tokens=99,
             speedup=measured,
             speedup_interval=(measured - 0.1, measured + 0.1),
-            mean_acceptance_length=2.5,
-            draft_acceptance_rate=0.8,
+            mean_acceptance_length=accepted[0],
+            draft_acceptance_rate=accepted[1],
             identical=True,
         )
         if measured is not None

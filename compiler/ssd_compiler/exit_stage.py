@@ -10,7 +10,7 @@ from ssd_artifacts.bundle import EXITS
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
-from ssd_compiler.exit_training import cache_features, train_exits
+from ssd_compiler.exit_training import CachedFeatures, cache_features, train_exits
 from ssd_compiler.exit_tuning import exit_traces, tune_exits
 from ssd_compiler.exits import exit_layers, fit_exits, held_back
 from ssd_compiler.progress import Reporter
@@ -18,6 +18,8 @@ from ssd_compiler.workspace import Workspace
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.exits import ExitHeads
+
+FEATURES = "exit-features.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,13 @@ class ExitStage:
         if not epochs:
             return fitted
 
+        def cache() -> bytes:
+            with self.reporter.stage("exit features", len(samples)) as tick:
+                return cache_features(decoder, samples, layers, tick).to_bytes()
+
         def train() -> bytes:
-            with self.reporter.stage("train exits", len(samples) + epochs * len(layers)) as tick:
-                features = cache_features(decoder, samples, layers, tick)
+            features = CachedFeatures.from_file(self.work.file(FEATURES, cache), decoder.device)
+            with self.reporter.stage("train exits", epochs * len(layers)) as tick:
                 return train_exits(decoder, fitted, features, epochs, tick).to_bytes()
 
         return ExitSet.from_file(str(self.work.file(EXITS, train)), total)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -19,6 +21,7 @@ from ssd_runtime.states import HEAD_ROWS
 
 LEARNING_RATE, BATCH = 3e-5, 128
 """SpecBound §3.1 trains by AdamW at this rate, for 20 epochs."""
+TARGETS = "targets"
 
 Tick = Callable[[], None]
 
@@ -31,6 +34,18 @@ class CachedFeatures:
     """By layer, behind the final norm: [tokens, hidden]."""
     targets: Tensor
     """[tokens]: the full model's own choice behind each."""
+
+    def to_bytes(self) -> bytes:
+        """As safetensors."""
+        named = {str(layer): states.contiguous() for layer, states in self.states.items()}
+        return safetensors.torch.save(named | {TARGETS: self.targets})
+
+    @classmethod
+    def from_file(cls, path: Path, device: torch.device) -> CachedFeatures:
+        """What `to_bytes` wrote."""
+        named = safetensors.torch.load_file(path, device=str(device))
+        targets = named.pop(TARGETS)
+        return cls({int(layer): states for layer, states in named.items()}, targets)
 
 
 def cache_features(decoder: Decoder, samples: Sequence[Sample], layers: Sequence[int], tick: Tick) -> CachedFeatures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from bench.planted import plant
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler import exit_training
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
-from ssd_compiler.exit_training import cache_features, train_exits
+from ssd_compiler.exit_training import CachedFeatures, cache_features, train_exits
 from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, _Costs, exit_traces, tune_exits
 from ssd_compiler.exits import Regression, exit_layers, fit_exits
 from ssd_profiles.errors import UserError
@@ -114,13 +115,15 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
 
 
 def test_training_lowers_the_loss_on_its_features_and_leaves_the_model_alone(
-    samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+    samples: list[Sample], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(exit_training, "LEARNING_RATE", 1e-3)
     fitted = fit_exits(DECODER, samples, samples, LAYERS, lambda: None)
     features = cache_features(DECODER, samples, LAYERS, lambda: None)
     before = {name: value.clone() for name, value in DECODER.model.state_dict().items()}
-    trained = train_exits(DECODER, fitted, features, 6, lambda: None)
+    (tmp_path / "features").write_bytes(features.to_bytes())
+    kept = CachedFeatures.from_file(tmp_path / "features", DECODER.device)
+    trained = train_exits(DECODER, fitted, kept, 6, lambda: None)
 
     def loss(exits: ExitSet, layer: int) -> float:
         place = exits.layers.index(layer)

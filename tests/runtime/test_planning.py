@@ -32,7 +32,7 @@ HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
 
 
 def frontiers(given: Bundle) -> dict[str, Frontier]:
-    return Frontier.of_all(given.domains, LAYERS)
+    return Frontier.of_all(given.domains, LAYERS, latency_table(LAYERS))
 
 
 def prompt(axis: int, width: int = 32) -> Prefill:
@@ -91,15 +91,25 @@ def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
         assert str(planner.plan(100, 1).entry).startswith(domain)
 
 
-def test_what_nobody_timed_is_expected_to_come_out_as_the_timed_domains_did() -> None:
-    given = {"one": record("one", {(2, 3): 0.9}, 1.2), "two": record("two", {(2, 3): 0.9}, 1.08)}
-    found = Frontier.of_all(given | {"mix": record("mix", {(2, 3): 0.9})}, LAYERS)
-    assert [found[name].correction for name in ("one", "two", "mix")] == pytest.approx([1.0, 0.9, 0.95])
-    assert Frontier.of_all({"mix": record("mix", {(2, 3): 0.9})}, LAYERS)["mix"].correction == 1.0
+def test_promises_are_corrected_by_what_was_accepted_in_validation_and_not_by_its_times() -> None:
+    table, some = latency_table(LAYERS), profile(0.9)
+    row, column = some.draft_lengths.index(4), some.thresholds.index(0.0)
+    tokens, steps = float(some.tokens[row, column]), float(some.steps[row, column])
+    as_promised, less = (tokens, (tokens - 1) / steps), (1 + (tokens - 1) / 2, (tokens - 1) / 2 / steps)
+    for time in (0.5, 1.2):
+        given = {
+            "one": record("one", {(2, 3): 0.9}, time, as_promised),
+            "two": record("two", {(2, 3): 0.9}, time, less),
+            "mix": record("mix", {(2, 3): 0.9}),
+        }
+        found = [each.correction for each in Frontier.of_all(given, LAYERS, table).values()]
+        fewer = less[0] / tokens
+        assert found == pytest.approx([1.0, fewer, (1.0 + fewer) / 2], rel=1e-3)
+    assert Frontier.of_all({"mix": record("mix", {(2, 3): 0.9})}, LAYERS, table)["mix"].correction == 1.0
 
 
 def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
-    empty, one = (Frontier.of_all({"x": record("x", masks)}, LAYERS)["x"] for masks in ({}, {(2, 3): 0.9}))
+    empty, one = (frontiers(bundle(x=record("x", masks)))["x"] for masks in ({}, {(2, 3): 0.9}))
     assert FixedPlanner(empty, latency_table(LAYERS)).plan(10, 1) is PLAIN
     assert FixedPlanner(one, latency_table(LAYERS)).plan(10, 1).mask is not None
 

@@ -11,7 +11,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.settings import NearestSettings
-from ssd_runtime.planning.throughput import Entry, Option, best_option
+from ssd_runtime.planning.throughput import Entry, Option, StepCosts, best_option
 from ssd_runtime.routing import Router
 from ssd_runtime.session import Prefill, Session
 
@@ -25,12 +25,17 @@ class Frontier:
 
     entries: tuple[Entry, ...]
     correction: float = 1.0
-    """Measured ÷ predicted speed-up when the bundle was validated; the mixture, which is not, has the domains' mean."""
+    """Speed by what was accepted in validation ÷ by what calibration had promised; the mixture, which nobody
+    validates, has the domains' mean."""
 
     @classmethod
-    def of_all(cls, records: Mapping[str, DomainRecord], num_layers: int) -> dict[str, Frontier]:
+    def of_all(cls, records: Mapping[str, DomainRecord], num_layers: int, latency: LatencyTable) -> dict[str, Frontier]:
         """The frontiers of a bundle's domains."""
-        corrections = {name: found for name, record in records.items() if (found := _correction(record)) is not None}
+        corrections = {
+            name: found
+            for name, record in records.items()
+            if (found := _correction(record, num_layers, latency)) is not None
+        }
         usual = fmean(corrections.values()) if corrections else 1.0
         return {
             name: cls(_entries(record, num_layers), corrections.get(name, usual)) for name, record in records.items()
@@ -83,10 +88,22 @@ def _entries(record: DomainRecord, num_layers: int) -> tuple[Entry, ...]:
     )
 
 
-def _correction(record: DomainRecord) -> float | None:
-    if record.validation is None or record.choice is None or record.choice.predicted_speedup <= 0.0:
+def _correction(record: DomainRecord, num_layers: int, latency: LatencyTable) -> float | None:
+    """By acceptance alone: that is the model's, while times of validation are another machine's, and of one moment."""
+    choice, validation = record.choice, record.validation
+    if validation is None or choice is None or not validation.draft_acceptance_rate:
         return None
-    return record.validation.speedup / record.choice.predicted_speedup
+    entry = record.frontier[choice.entry]
+    draft = latency.step_seconds(record.context, 1, entry.skip_mask(num_layers))
+    costs, profile = StepCosts.at(latency, record.context), entry.profile()
+    row, column = profile.draft_lengths.index(choice.draft_length), profile.thresholds.index(choice.threshold)
+
+    def rate(tokens: float, steps: float) -> float:
+        return tokens / (steps * draft + float(costs.verification(steps)))
+
+    tokens = validation.mean_acceptance_length
+    found = rate(tokens, (tokens - 1.0) / validation.draft_acceptance_rate)
+    return found / rate(float(profile.tokens[row, column]), float(profile.steps[row, column]))
 
 
 def _speculate(option: Option) -> Plan:

@@ -53,7 +53,7 @@ def make_strategy(
     if name == "lookup":
         lookup = _lookup_record(decoder, bundle)
         return lambda: LookupPlanner(latency, settings, lookup)
-    frontiers = Frontier.of_all(domains, layers)
+    frontiers = Frontier.of_all(domains, layers, latency)
     if name == "auto":
         stream = Stream(_lookup_record(decoder, bundle))
         heads = ExitHeads(decoder, bundle.exits if bundle is not None and tuned else None)
