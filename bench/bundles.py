@@ -13,6 +13,7 @@ class MadeBundle:
     """A bundle and how it comes to be."""
 
     path: str
+    model: str
     first: str
     """The domain that Self-SD (Fix) is searched on: the first of a stream."""
     make: str = ""
@@ -35,16 +36,17 @@ class MadeBundle:
 
 
 def _planted(epsilon: str, model: str, path: str) -> MadeBundle:
-    plant = f"python -m bench.planted --epsilon {epsilon} --out build/{model}"
-    search = f"ssd-compile --model build/{model} --domains cnn,gsm8k --evaluations 24 --exits 8 --out {path}"
-    return MadeBundle(path, "cnn", f"{plant} && {search}")
+    plant = f"python -m bench.planted --epsilon {epsilon} --out {model}"
+    search = f"ssd-compile --model {model} --domains cnn,gsm8k --evaluations 24 --exits 8 --out {path}"
+    return MadeBundle(path, model, "cnn", f"{plant} && {search}")
 
 
-REFERENCE = MadeBundle("demo", "cnn")
-PLANTED05 = _planted("0.05", "planted", "build/bundle05")
-PLANTED02 = _planted("0.02", "planted02", "build/bundle02")
+REFERENCE = MadeBundle("demo", "demo", "cnn")
+PLANTED05 = _planted("0.05", "build/planted", "build/bundle05")
+PLANTED02 = _planted("0.02", "build/planted02", "build/bundle02")
 DOMAINS = MadeBundle(
     "build/bundle-domains",
+    "build/domain-planted",
     "gsm8k",
     "python -m bench.domain_planted --out build/domain-planted && ssd-compile --model build/domain-planted "
     "--domains gsm8k,humaneval --evaluations 24 --out build/bundle-domains",

@@ -67,13 +67,10 @@ def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: s
 
 def stairs(series: dict[str, Sequence[tuple[float, float]]], across: str, up: str, path: Path) -> list[Path]:
     """Values [(x, y), ...] that hold until the next, as `path`.png and .svg; nothing without matplotlib."""
-    last = max(x for steps in series.values() for x, _ in steps)
 
     def paint(axes: Any) -> None:
         for number, (name, steps) in enumerate(series.items()):
-            # Drawn on to the right end: what was best stays best.
-            x, y = [*(x for x, _ in steps), last], [*(y for _, y in steps), steps[-1][1]]
-            axes.step(x, y, where="post", color=COLOURS[number % len(COLOURS)], label=name)
+            axes.step(*zip(*steps, strict=True), where="post", color=COLOURS[number % len(COLOURS)], label=name)
         axes.axhline(1.0, color="#57606a", linewidth=1)
 
     return _painted(paint, 7, 3.6, across, up, path)

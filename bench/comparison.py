@@ -88,12 +88,13 @@ def _table(standings: dict[str, Any]) -> str:
                 f"{each['skipped_attention']:.0f} + {each['skipped_mlp']:.0f}",
                 f"{each['share_of_tokens_drafted']:.0%}",
             ]
-        same = f"{each['identical']} of {each['prompts']} identical" + (
-            f", {each['error']} WRONG" if each["error"] else ""
-        )
+        wrong = f", {each['error']} WRONG" if each["error"] else ""
         cells = [
-            *(f"`{name}`", f"**{ratio['speedup']:.2f}** ({ratio['low']:.2f}–{ratio['high']:.2f})", *drafting),
-            *(f"{each.get('share_planning', 0.0):.1%}", same),
+            f"`{name}`",
+            f"**{ratio['speedup']:.2f}** ({ratio['low']:.2f}–{ratio['high']:.2f})",
+            *drafting,
+            f"{each.get('share_planning', 0.0):.1%}",
+            f"{each['identical']} of {each['prompts']} identical{wrong}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -28,25 +28,34 @@ class Measurement:
     optional: bool = False
     """Left out unless asked for by `--only`: it takes half an hour or more."""
 
+    @property
+    def command(self) -> str:
+        """As a user would type it."""
+        return " ".join(("python -m", self.tool, *self.arguments))
+
     def run(self, folder: Path, full: bool) -> None:
         """Keep what it prints in `folder`/NAME.txt, unless that is there; as much in either mode."""
-        if self._path(folder).is_file():
+        if self.section(folder) is not None:
             return
-        command = [sys.executable, "-m", self.tool, *self.arguments]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", self.tool, *self.arguments], stdout=subprocess.PIPE, text=True, check=False
+        )
         if done.returncode:
+            print(done.stdout, end="")
             sys.exit(done.returncode)
-        device = f"{device_name(torch.device('cpu'))}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        device = device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        head = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}. Command: `{self.command}`."
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(folder), f"{device}\n{done.stdout}")
+        write_atomically(self._path(folder), f"{head}\n{done.stdout}")
 
     def section(self, folder: Path) -> str | None:
-        """Its part of the page; None where it has not been run."""
+        """Its part of the page; None where it has not been run, or with other arguments."""
         if not self._path(folder).is_file():
             return None
-        device, _, printed = self._path(folder).read_text(encoding="utf-8").partition("\n")
-        command = " ".join(("python -m", self.tool, *self.arguments))
-        return f"## {self.title}\n\n{device}. Command: `{command}`.\n\n```text\n{printed.rstrip()}\n```\n"
+        head, _, printed = self._path(folder).read_text(encoding="utf-8").partition("\n")
+        if not head.endswith(f"`{self.command}`."):
+            return None
+        return f"## {self.title}\n\n{head}\n\n```text\n{printed.rstrip()}\n```\n"
 
     def _path(self, folder: Path) -> Path:
         return folder / f"{self.name}.txt"

@@ -9,6 +9,7 @@ thresholded variables runs on our objective, which is free of timing noise, for 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from time import perf_counter
 
@@ -71,7 +72,8 @@ def main() -> None:
     candidates = search_knapsack(decoder, reference.every(len(reference) // 24), Weights.of(latency, context))
     picks = np.unique(np.linspace(1, len(candidates) - 1, arguments.evaluations).round().astype(int))
     alone.rate_all((candidates[i].mask for i in picks), "knapsack")
-    show("knapsack alone", alone.best().mask, alone.best().speedup, perf_counter() - began, f"{len(picks)} masks")
+    alone_seconds = perf_counter() - began
+    show("knapsack alone", alone.best().mask, alone.best().speedup, alone_seconds, f"{len(picks)} masks")
 
     began = perf_counter()
     bounds = SearchBounds(arguments.evaluations, float("inf"), 0, settings.block)
@@ -95,8 +97,10 @@ def main() -> None:
     taken, work = perf_counter() - began, f"{arguments.self_sd_evaluations} masks"
     show("Self-SD's search on our objective", theirs.best().mask, theirs.best().speedup, taken, work)
     series = {"the compiler's": found.cost.progress, "knapsack alone": alone.progress, "Self-SD's": theirs.progress}
-    for path in stairs(series, "seconds of search", "best speed-up predicted so far", arguments.out / "search"):
-        print(f"picture: {path}")
+    ends = {"the compiler's": ours, "knapsack alone": alone_seconds, "Self-SD's": taken}
+    drawn = {name: [*steps, (ends[name], steps[-1][1])] for name, steps in series.items()}
+    for path in stairs(drawn, "seconds of search", "best speed-up predicted so far", arguments.out / "search"):
+        print(f"picture: {path}", file=sys.stderr)
 
 
 def self_sd_evaluation(decoder: Decoder, samples: list[Sample], seed: int) -> float:

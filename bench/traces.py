@@ -120,7 +120,7 @@ def main() -> None:
     bundle, decoder = engine.bundle, engine.decoder
     router = Router(bundle.anchors) if bundle is not None else None
     domains = bundle.domains if bundle is not None else {}
-    frontiers = Frontier.of_all(domains, decoder.shape.num_layers, engine.latency)
+    frontiers = Frontier.of_all(domains, decoder.shape.num_layers)
     loaded, limits, traces = engine.loaded, Limits(arguments.max_new_tokens, engine.loaded.eos_ids), []
     for prompt in track(chosen, "decoding"):
         planner, ids = Watching(decoder), loaded.encode(conversation(prompt))

@@ -37,7 +37,7 @@ def main() -> None:
     bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names), search_prompts=arguments.prompts)
-    frontiers = Frontier.of_all(bundle.domains, bundle.model.num_layers, latency)
+    frontiers = Frontier.of_all(bundle.domains, bundle.model.num_layers)
     print(f"{'prompts of':12}" + "".join(f"{name[:9]:>10}" for name in frontiers) + "   (columns: whose plan)")
     table = []
     for name in names:

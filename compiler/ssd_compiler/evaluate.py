@@ -75,7 +75,7 @@ class Evaluator:
         if not self.rated or rated.speedup >= FAR_BEHIND * self.best().speedup:
             rated = self._rate(mask, origin, self.reference, True)
         self.rated[mask] = rated
-        if not self.progress or (rated.complete and rated.speedup > self.progress[-1][1]):
+        if rated.complete and (not self.progress or rated.speedup > self.progress[-1][1]):
             self.progress.append((perf_counter() - self.began, rated.speedup))
         self.tick()
         return rated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_profiles.formulas import annealed_temperature
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime.drafting.early_exit import ways_down
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.highest import surest
 from ssd_runtime.states import HEAD_ROWS, ReferenceStates
@@ -59,7 +60,8 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
     cycle costs what its tokens' depths cost, those that have to come along deeper than they left included, the looks
     at the head, and a verification through the layers behind the deepest; it yields the accepted tokens and the one
     behind them. What is predicted of the choice is what each trace shows of the way that the others would choose: of
-    many ways the best one always looks better than it is.
+    many ways the best one always looks better than it is. Of two traces that is a low estimate, and of one nothing
+    can be held out.
     """
     costs = _Costs.at(latency, context)
     ways, totals = list[ExitChoice](), list[list[tuple[int, float]]]()
@@ -96,30 +98,26 @@ class _Costs:
     look: float
     """One token through the head."""
     plain: float
-    depth: dict[int, NDArray[np.float64]]
-    """By the number of rows: their way through the first layers, [layers + 1]."""
+    through: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    """By the number of rows: all of them through the first 0, 1, … layers, [layers + 1]."""
 
     @classmethod
     def at(cls, latency: LatencyTable, context: float) -> _Costs:
         overhead = max(0.0, latency.overhead_seconds(1))
-        return cls(latency, context, overhead, latency.head_seconds(1), latency.step_seconds(context), {})
+        return cls(latency, context, overhead, latency.head_seconds(1), latency.step_seconds(context))
 
     def layers(self, first: int, last: int, rows: int) -> float:
         """So many rows together through layers `first` to `last`, the last one left out."""
-        if rows not in self.depth:
+        if rows not in self.through:
             single = np.reshape(self.latency.sublayer_seconds(self.context, rows), (-1, 2)).sum(1)
-            self.depth[rows] = np.concatenate([[0.0], single.cumsum()])
-        return float(self.depth[rows][last] - self.depth[rows][first])
+            self.through[rows] = np.concatenate([[0.0], single.cumsum()])
+        return float(self.through[rows][last] - self.through[rows][first])
 
-    def advance(self, depths: list[int], depth: int) -> float:
-        """Bring the last token to `depth` as drafting does: those before it that are not as deep come along."""
-        taken = 0.0
-        while (level := depths[-1]) < depth:
-            begin = depths.index(level)
-            until = min(depth, depths[begin - 1]) if begin else depth
-            taken += self.layers(level, until, len(depths) - begin)
-            depths[begin:] = [until] * (len(depths) - begin)
-        return taken
+    def step(self, depths: list[int], depth: int) -> float:
+        """One token more, brought to `depth` as drafting does: those before it that are not as deep come along."""
+        depths.append(0)
+        ways = ways_down(depths, depth)
+        return self.overhead + sum(self.layers(first, last, len(depths) - begin) for begin, first, last in ways)
 
     def verification(self, depth: int, rows: int) -> float:
         """From behind layer `depth` on."""
@@ -152,11 +150,9 @@ def _replay(chain: _Chain, stops: Sequence[int], width: int, costs: _Costs) -> t
         drafted = int(stuck[0]) if stuck.size else limit - position
         depths = list[int]()
         for stop in leaving[:drafted].tolist():
-            depths.append(0)
-            seconds += costs.overhead + costs.advance(depths, stops[stop]) + (stop + 1) * costs.look
+            seconds += costs.step(depths, stops[stop]) + (stop + 1) * costs.look
         # The token that ends the draft goes to the depth of the verification, looked at on its way where it was stuck.
-        depths.append(0)
-        seconds += costs.overhead + costs.advance(depths, stops[-1] if stuck.size else depths[0])
+        seconds += costs.step(depths, stops[-1] if stuck.size else depths[0])
         seconds += len(stops) * costs.look if stuck.size else 0.0
         seconds += costs.verification(depths[0], drafted + 1)
         wrong = np.flatnonzero(~chain.matches[position : position + drafted])

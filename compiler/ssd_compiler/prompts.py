@@ -171,7 +171,7 @@ def _from_hub(definition: DomainDefinition, wanted: int) -> tuple[list[Record], 
     try:
         import datasets
     except ImportError:
-        raise _UnreachableError("install the extra ssd-decoding[datasets]") from None
+        raise _UnreachableError("pip install datasets brings what loads it") from None
     if not hub_reachable():
         raise _UnreachableError("no connection to the Hub")
     source, own = definition.dataset, definition.shots if definition.dataset.worked_examples else 0

@@ -90,7 +90,7 @@ def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[st
         *(_mask_picture(record, model.num_layers) for record in records.values()),
         "<h2>Frontiers</h2><p>Draft cost (left is cheaper) against token agreement (up is better).</p>",
         *(_frontier_picture(record) for record in records.values()),
-        "<h2>Search</h2><p>The best speed-up predicted so far (up) against seconds (right).</p>",
+        "<h2>Search</h2><p>The best speed-up predicted so far (up) against seconds (right), where it was kept.</p>",
         *(_progress_picture(record) for record in records.values()),
         "<h2>Latency</h2>",
         _latency_table(latency),

@@ -32,7 +32,8 @@ class Proposal:
     scores: Tensor
     """[vocabulary]: the next best candidates are those of the next greatest scores."""
     surprise: float
-    """How open the choice was: minus log of the share of its leads' softmax; 0 where nobody asked."""
+    """How open the choice was: minus log of its share in a softmax of minus its leads before all tokens, in logits;
+    of the most probable token's choice where tokens are tested by rejection; 0 where nobody asked."""
     probs: Tensor | None = None
     """draft_probs [vocabulary], where the token was drawn from them by itself."""
 
@@ -55,6 +56,7 @@ class Chooser:
         """Logits a unit of the scores."""
         self._tests = sampling.tests_drafts
         self._by_context, self._by_row = _processors(sampling)
+        self._leaves_out = bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
         self._by_logits = not self._random and not self._by_context
         """Whether the choice is the arg max of the logits as they are."""
         self._seed, self._generator = sampling.seed, torch.Generator(device)
@@ -81,10 +83,10 @@ class Chooser:
 
         def token(row: int) -> int:
             # Row by row: most rows behind a wrong draft are never asked for.
-            alone = logits[row, None]
+            _, scores = self._processed(logits[row], known, behind[row])
             if not self._tests:
-                return int(highest(self._scores(alone, known, lambda: [behind[row]])))
-            target_probs = self._processed(alone, known, [behind[row]]).softmax(-1)
+                return int(highest((scores + self._noise_at(len(known), len(behind[row]), scores))[None]))
+            target_probs = scores.softmax(-1)[None]
             if row >= len(drawn):
                 return int(draw(target_probs, self._generator))
             drafted, draft_probs = drawn[row]
@@ -94,9 +96,9 @@ class Chooser:
         return token
 
     def propose(
-        self, logits: Tensor, known: list[int], path: Callable[[], list[int]], temperature: float | None = None
+        self, logits: Tensor, known: list[int], path: Callable[[], list[int]], annealed: float | None = None
     ) -> Proposal:
-        """A token to draft by a draft's `logits` [vocabulary]; its surprise at a temperature, where one is given.
+        """A token to draft by a draft's `logits` [vocabulary]; its surprise, where a temperature for that is given.
 
         How far the target's logits may lie from the draft's depends neither on the temperature of sampling nor on a
         filter, so surprise is of how far the choice lies before every token, in logits. Near temperature 0, and where
@@ -104,73 +106,63 @@ class Chooser:
         """
         if self._by_logits:
             best = int(highest(logits[None]))
-            return Proposal(best, logits, _surprise(lambda: logits[best] - logits, temperature))
+            return Proposal(best, logits, _surprise(lambda: logits[best].float() - logits.float(), annealed))
         behind = path()
-        plain = self._contextual(logits[None].float(), known, [behind])
-        scores = self._filtered(plain)
+        plain, scores = self._processed(logits, known, behind)
         if self._tests:
             probs = scores.softmax(-1)
             # Not the drawn token's lead: what a draft does next must not depend on which token was drawn.
-            surprise = _surprise(lambda: plain.max() - plain[0], temperature)
-            return Proposal(int(draw(probs, self._generator)), probs[0], surprise, probs[0])
-        noise = self._noise_at(len(known), len(behind), scores) if self._random else torch.zeros_like(scores[0])
-        noisy = scores[0] + noise
-        surprise = _surprise(lambda: self._leads(plain[0], scores[0], noise)[0], temperature)
-        return Proposal(int(highest(noisy[None])), noisy, surprise)
+            surprise = _surprise(lambda: plain.max() - plain, annealed)
+            return Proposal(int(draw(probs[None], self._generator)), probs, surprise, probs)
+        noise = self._noise_at(len(known), len(behind), scores)
+        best = int(highest((scores + noise)[None]))
+        return Proposal(best, scores + noise, _surprise(lambda: self._leads(plain, scores, noise, best), annealed))
 
-    def lead(self, logits: Tensor, known: list[int], token: int) -> float:
-        """How far logits have to move from `logits` [vocabulary] before `token` can be the choice behind `known`.
+    def _leads(self, plain: Tensor, scores: Tensor, noise: Tensor, choice: int) -> Tensor:
+        """How far the choice lies before every token, in logits; all [vocabulary].
 
-        That is how far the choice lies before it, or before the first that a filter leaves out, which may take its
-        place; and a token that is left out has to reach the last that is kept.
+        `plain` are logits, `scores` what filters leave of them ÷ temperature. A token that is left out has to reach
+        the last one kept, and then either passes the choice or meets it pushed out itself: so it is with top-k, and
+        about so with the other filters.
         """
-        plain = self._contextual(logits[None].float(), known, [[]])
-        scores = self._filtered(plain)
-        noise = self._noise_at(len(known), 0, scores) if self._random else torch.zeros_like(scores[0])
-        before, place = self._leads(plain[0], scores[0], noise)
-        left_out = float(scores[0, token]) == -math.inf
-        return float(before[token]) if left_out else min(float(before[token]), place)
-
-    def _leads(self, plain: Tensor, scores: Tensor, noise: Tensor) -> tuple[Tensor, float]:
-        """How far the choice lies before every token [vocabulary], and before the first that filters leave out.
-
-        By logits, what filters leave of them ÷ temperature and the noise of the place, all [vocabulary]; in logits.
-        """
-        noisy, left_out = plain + noise * self._unit, scores == -math.inf
-        choice = int(highest(noisy.masked_fill(left_out, -math.inf)[None]))
+        noisy = plain + noise * self._unit
         before = noisy[choice] - noisy
-        if not bool(left_out.any()):
-            return before, math.inf
-        place = float(plain[choice] - plain[left_out].max())
-        reach = plain[~left_out].min() - plain
-        return torch.where(left_out, torch.maximum(reach, before.clamp(max=place)), before), place
+        if not self._leaves_out:
+            return before
+        left_out = scores == -math.inf
+        reach = plain.masked_fill(left_out, math.inf).min() - plain
+        place = plain[choice] - plain.masked_fill(~left_out, -math.inf).max()
+        return torch.where(left_out, torch.maximum(reach, torch.minimum(before, place)), before)
 
-    def _scores(self, logits: Tensor, known: list[int], paths: Paths) -> Tensor:
-        """What the choice is the arg max of."""
-        if self._by_logits:
-            return logits
-        behind = paths()
-        scores = self._processed(logits, known, behind)
-        if self._random:
-            scores = scores + torch.stack([self._noise_at(len(known), len(path), scores) for path in behind])
-        return scores
+    def gap(self, logits: Tensor, known: list[int], token: int, within: float) -> tuple[float, bool]:
+        """How far the choice behind `known` lies before `token`, and whether that may be rounding.
 
-    def _processed(self, logits: Tensor, known: list[int], paths: list[list[int]]) -> Tensor:
-        """Logits as the processors leave them, fp32."""
-        return self._filtered(self._contextual(logits.float(), known, paths))
+        By `logits` [vocabulary] and in their units, the place's noise included. It may be where `token` is the choice
+        once it rises by `within`, the choice falls by as much, or both, which may move either across a filter's edge.
+        """
+        plain, scores = self._processed(logits, known, [])
+        noise = self._noise_at(len(known), 0, scores)
+        choice, noisy = int(highest((scores + noise)[None])), plain + noise * self._unit
+        for rise, fall in ((within, 0.0), (0.0, within), (within, within)):
+            moved = logits.float().clone()
+            moved[token] += rise
+            moved[choice] -= fall
+            if int(highest((self._processed(moved, known, [])[1] + noise)[None])) == token:
+                return max(0.0, float(noisy[choice] - noisy[token])), True
+        return max(0.0, float(noisy[choice] - noisy[token])), False
 
-    def _filtered(self, scores: Tensor) -> Tensor:
-        # These processors look at nothing but the scores.
-        return self._by_row(torch.empty(0), scores) if self._by_row else scores
-
-    def _contextual(self, scores: Tensor, known: list[int], paths: list[list[int]]) -> Tensor:
-        if not self._by_context:
-            return scores
-        rows = [torch.tensor([known + path], device=scores.device) for path in paths]
-        return torch.cat([self._by_context(ids, row[None]) for ids, row in zip(rows, scores, strict=True)])
+    def _processed(self, logits: Tensor, known: list[int], behind: list[int]) -> tuple[Tensor, Tensor]:
+        """Logits [vocabulary] as the processors that look at tokens before leave them, and as all do; fp32."""
+        plain = logits.float()[None]
+        if self._by_context:
+            plain = self._by_context(torch.tensor([known + behind], device=plain.device), plain)
+        # The others look at nothing but the scores.
+        return plain[0], (self._by_row(torch.empty(0), plain) if self._by_row else plain)[0]
 
     def _noise_at(self, known: int, ahead: int, like: Tensor) -> Tensor:
-        """Of the place `ahead` of the first `known`: the same whoever asks, and however often."""
+        """Of the place `ahead` of the first `known`: the same whoever asks, and however often; none if greedy."""
+        if not self._random:
+            return torch.zeros_like(like)
         while self._first + len(self._noise) <= known + ahead:
             noise = gumbel(like.shape[-1:], self._generator)
             if self._first + len(self._noise) < known:
@@ -182,9 +174,9 @@ class Chooser:
         return self._noise[ahead]
 
 
-def _surprise(leads: Callable[[], Tensor], temperature: float | None) -> float:
-    """Minus log of the choice's share in a softmax of minus `leads` ÷ temperature; 0 where none is given."""
-    return 0.0 if temperature is None else float((leads().float() / -temperature).logsumexp(-1))
+def _surprise(leads: Callable[[], Tensor], annealed: float | None) -> float:
+    """Minus log of the choice's share in a softmax of minus `leads` ÷ `annealed`; 0 where that is not given."""
+    return 0.0 if annealed is None else float((leads() / -annealed).logsumexp(-1))
 
 
 def gumbel(shape: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -100,12 +100,12 @@ class LoadedModel:
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     def encode(self, messages: Sequence[tuple[str, str]], raw: bool = False) -> list[int]:
-        """Token ids of a conversation through the chat template, or of its last text as it is.
+        """Token ids of a conversation through the chat template, or of its texts as they are, a blank line between.
 
         Raises UserError when the template refuses the conversation.
         """
         if raw or not self.tokenizer.chat_template:
-            return list(self.tokenizer(messages[-1][1])["input_ids"])
+            return list(self.tokenizer("\n\n".join(text for _, text in messages))["input_ids"])
         turns = [{"role": role, "content": content} for role, content in messages]
         try:
             encoded = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)

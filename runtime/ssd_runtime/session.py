@@ -172,10 +172,11 @@ class Session:
         """A token to draft behind the committed ones and a path (`Chooser.propose`)."""
         return self._chooser.propose(logits, self.ids, path, temperature)
 
-    def lead(self, logits: Tensor, prompt: int, token: int) -> float:
-        """How far the choice behind the committed tokens lies before `token`, `prompt` of them being the prompt's."""
+    def gap(self, logits: Tensor, prompt: int, token: int, within: float) -> tuple[float, bool]:
+        """How far the choice behind the committed tokens, `prompt` of them the prompt's, lies before `token`, in
+        logits, and whether less than `within` makes it the choice."""
         self._chooser.restart(prompt)
-        return self._chooser.lead(logits, self.ids, token)
+        return self._chooser.gap(logits, self.ids, token, within)
 
     def draft_room(self, most: int) -> int:
         """How many of `most` drafts can be verified at once: all rows of a forward are rotated by the same angles."""

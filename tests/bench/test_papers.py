@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -20,6 +21,10 @@ def test_every_comparison_names_strategies_and_parameters_that_there_are() -> No
             name, *assignments = contender.format(first=comparison.bundle.first).split("+")
             check_strategy(name, has_bundle=True)
             read_settings(name, assignments)
+
+
+def test_every_measurement_is_a_tool_that_there_is() -> None:
+    assert all(importlib.util.find_spec(measurement.tool) for measurement in MEASUREMENTS)
 
 
 def test_the_page_states_speed_interval_and_wrong_outputs(tmp_path: Path) -> None:
@@ -58,21 +63,23 @@ def test_the_page_states_speed_interval_and_wrong_outputs(tmp_path: Path) -> Non
 
 
 def test_what_a_tool_prints_is_kept_and_shown(tmp_path: Path) -> None:
-    measurement = Measurement("zen", "The Zen", "this", (), MadeBundle("demo", "cnn"))
+    measurement = Measurement("zen", "The Zen", "this", (), MadeBundle("demo", "demo", "cnn"))
     assert measurement.section(tmp_path) is None
     measurement.run(tmp_path, full=False)
     shown = measurement.section(tmp_path)
     assert shown is not None
     assert "Beautiful is better than ugly." in shown
-    (tmp_path / "zen.txt").write_text("here\nanother")
+    (tmp_path / "zen.txt").write_text(f"here: `{measurement.command}`.\nanother")
     measurement.run(tmp_path, full=False)
     assert "another" in (measurement.section(tmp_path) or "")
+    (tmp_path / "zen.txt").write_text("here: `python -m that`.\nanother")
+    assert measurement.section(tmp_path) is None, "of other arguments"
 
 
 def test_a_bundle_that_is_missing_says_how_it_is_made(tmp_path: Path) -> None:
-    assert MadeBundle("demo", "cnn").missing is None
-    assert MadeBundle(str(tmp_path), "cnn", "make it").missing is None
-    exits = MadeBundle(str(tmp_path), "cnn", "make it --exits 8")
+    assert MadeBundle("demo", "demo", "cnn").missing is None
+    assert MadeBundle(str(tmp_path), "m", "cnn", "make it").missing is None
+    exits = MadeBundle(str(tmp_path), "m", "cnn", "make it --exits 8")
     assert "make it --exits 8" in (exits.missing or "")
     (tmp_path / "exits.safetensors").touch()
     assert exits.missing is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -15,12 +14,12 @@ from ssd_artifacts.exits import ExitSet
 from ssd_compiler import exit_training
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
 from ssd_compiler.exit_training import CachedFeatures, cache_features, train_exits
-from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, _Costs, exit_traces, tune_exits
+from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, _Chain, _Costs, _replay, exit_traces, tune_exits
 from ssd_compiler.exits import Regression, exit_layers, fit_exits
 from ssd_profiles.errors import UserError
 from ssd_profiles.formulas import expected_tokens
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.drafting.early_exit import EarlyExit, _Rows
+from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
@@ -165,29 +164,22 @@ def test_a_promise_is_of_text_that_the_choice_was_not_made_on() -> None:
     assert both.predicted_speedup < 0.8 < 1.3 < min(choice.predicted_speedup for choice in alone)
 
 
-def test_tuning_counts_the_rows_that_drafting_runs() -> None:
-    """Where a row costs the same in any company, all rows together cost what drafting runs: rows times layers."""
-    table = latency_table(8)
-    costs = _Costs(table, 0.0, 0.0, 0.0, 0.0, {rows: np.arange(9.0) * rows for rows in range(1, 20)})
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        work = list[float]()
+def test_tokens_that_come_along_deeper_are_paid_for() -> None:
+    """Of two drafted tokens the second goes deeper than the first, which comes along from where it left."""
+    table = latency_table(8, per_token=1e-4)
+    sure = np.asarray([[True, True], [False, True], [True, True]] * 20)
+    confidence = {annealing: np.where(sure, 0.99, 0.0) for annealing in (0.0, 0.2, 0.5)}
+    chain = _Chain.of(ExitTrace(np.ones((60, 2), bool), confidence), slice(0, 2), 0.0, 0.5)
+    tokens, seconds = _replay(chain, [2, 5], 2, _Costs.at(table, 100))
 
-        class Counted:
-            decoder = DECODER
+    def layers(count: int, rows: int) -> float:
+        return count * sum(table.sublayer_seconds(100, rows)[:2])
 
-            def run(self, x: torch.Tensor, ahead: int, first: int, last: int, work: list[float] = work) -> torch.Tensor:
-                work.append(len(x) * (last - first) / 2)
-                return x
-
-        rows, depths, counted = _Rows(cast(Session, Counted())), list[int](), 0.0
-        for layer in rng.integers(1, 9, size=8).tolist():
-            rows.add(1)
-            rows.advance(layer)
-            depths.append(0)
-            counted += costs.advance(depths, layer)
-        assert depths == rows.depths
-        assert counted == sum(work)
+    looks, overhead = 3 * table.head_seconds(1), 3 * float(table.overhead[0])
+    drafted = layers(2, 1) + layers(2, 1) + layers(3, 2) + layers(5, 1)
+    cycle = drafted + looks + overhead + table.step_seconds(100, 3) - layers(5, 3)
+    assert tokens == 60
+    assert seconds == pytest.approx(20 * cycle, rel=1e-6)
 
 
 def test_tuning_predicts_what_the_pieces_cost() -> None:

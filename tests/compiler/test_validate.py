@@ -7,7 +7,8 @@ from ssd_compiler.validate import validate
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.acceptance import Verdict
 from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits
+from ssd_runtime.generate import Generation, Limits
+from ssd_runtime.interleaved import Contenders
 from ssd_runtime.planning.throughput import Entry
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
@@ -34,6 +35,52 @@ def test_one_finalist_is_measured_on_all_prompts() -> None:
         DECODER, PROMPTS, [(0, Entry("weak", WEAK, profile(0.95)))], latency_table(8), 50, Limits(20), lambda: None
     )
     assert found.validation.prompts == 4
+
+
+def test_a_disturbed_round_is_repeated_and_the_quickest_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks are twice as fast; in the first round another program slows one prompt down, in the second another one."""
+    slow, rounds = [(0, "masked"), (2, "plain"), None], list[int]()
+
+    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object) -> dict[str, list[Generation]]:
+        hit = slow[len(rounds)]
+        rounds.append(len(prompts))
+        return {
+            name: [
+                Generation(
+                    3, None, [1] * 9, decode_seconds=(1.0 if name == "masked" else 2.0) * (9 if at == hit else 1)
+                )
+                for at in ((i, name) for i in range(len(prompts)))
+            ]
+            for name in contenders
+        }
+
+    monkeypatch.setattr("ssd_compiler.validate._timed", timed)
+    found = validate(
+        DECODER, PROMPTS, [(0, Entry("weak", WEAK, profile(0.95)))], latency_table(8), 50, Limits(20), lambda: None
+    )
+    assert rounds == [4, 4]
+    assert found.validation.speedup == 2.0
+    assert found.validation.speedup_interval == (2.0, 2.0)
+
+
+def test_prompts_that_differ_are_measured_once_more_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = list[int]()
+
+    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object) -> dict[str, list[Generation]]:
+        rounds.append(len(prompts))
+        return {
+            name: [
+                Generation(3, None, [1] * 9, decode_seconds=1.0 + (name == "plain") * number)
+                for number in range(len(prompts))
+            ]
+            for name in contenders
+        }
+
+    monkeypatch.setattr("ssd_compiler.validate._timed", timed)
+    validate(
+        DECODER, PROMPTS, [(0, Entry("weak", WEAK, profile(0.95)))], latency_table(8), 50, Limits(20), lambda: None
+    )
+    assert rounds == [4, 4]
 
 
 def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:

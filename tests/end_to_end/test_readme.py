@@ -1,16 +1,29 @@
-"""What the README shows must work."""
+"""What the README shows must work, and what the guide lists must be there."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_runtime import profiler
+from ssd_runtime.strategies import SETTINGS
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+
+
+def test_the_guide_has_every_parameter_with_its_default() -> None:
+    table = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8").partition("| strategy | parameters |")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table.partition("\n\n")[0], re.MULTILINE))
+    for strategy, kind in SETTINGS.items():
+        there = {each.name: each.default for each in fields(kind)}
+        written = {name: value if isinstance(value, str) else f"{value:g}" for name, value in there.items()}
+        told = dict(re.findall(r"`(\w+)=(\S+?)`", rows[strategy]))
+        assert told == written, strategy
 
 
 @pytest.mark.model

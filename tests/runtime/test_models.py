@@ -33,6 +33,13 @@ def test_a_template_that_refuses_a_conversation_is_a_users_error(loaded: LoadedM
         loaded.encode([("system", "be brief"), ("user", "hi")])
 
 
+def test_without_a_template_texts_follow_each_other(loaded: LoadedModel) -> None:
+    messages = [("system", "be brief"), ("user", "hi")]
+    assert loaded.encode(messages, raw=True) == loaded.tokenizer("be brief\n\nhi")["input_ids"]
+    loaded.tokenizer.chat_template = None
+    assert loaded.encode(messages) == loaded.encode(messages, raw=True)
+
+
 @pytest.mark.parametrize("value", [None, "x", "", -1, 0, 2.5, True, [], [None], {}, {"a": 1}], ids=repr)
 def test_a_damaged_config_is_a_users_error_or_none(folder: Path, tmp_path: Path, value: Any) -> None:
     """Whatever stands in any one field: the model loads, or one line says that it cannot."""

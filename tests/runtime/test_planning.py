@@ -103,9 +103,27 @@ def test_promises_are_corrected_by_what_was_accepted_in_validation_and_not_by_it
             "mix": record("mix", {(2, 3): 0.9}),
         }
         found = [each.correction for each in Frontier.of_all(given, LAYERS, table).values()]
+        # As many draft steps as promised, half of them right: as much time for fewer tokens.
         fewer = less[0] / tokens
         assert found == pytest.approx([1.0, fewer, (1.0 + fewer) / 2], rel=1e-3)
     assert Frontier.of_all({"mix": record("mix", {(2, 3): 0.9})}, LAYERS, table)["mix"].correction == 1.0
+
+
+def test_steps_in_vain_cost_what_the_table_says() -> None:
+    table, some = latency_table(LAYERS), profile(0.9)
+    row, column = some.draft_lengths.index(4), some.thresholds.index(0.0)
+    tokens, steps = float(some.tokens[row, column]), float(some.steps[row, column])
+
+    def correction(accepted: tuple[float, float]) -> float:
+        given = {"one": record("one", {(2, 3): 0.9}, 1.0, accepted)}
+        return Frontier.of_all(given, LAYERS, table)["one"].correction
+
+    def seconds(steps: float) -> float:
+        return steps * table.step_seconds(300, 1, SkipMask.of(LAYERS, {2, 3})) + table.step_seconds(300, steps + 1)
+
+    twice = correction((tokens, (tokens - 1) / (2 * steps)))
+    assert twice == pytest.approx(seconds(steps) / seconds(2 * steps), rel=2e-3)
+    assert correction((1.0, 0.0)) == pytest.approx(1 / tokens, rel=2e-3), "nothing stood: a token for the same time"
 
 
 def test_fixed_uses_one_domain_and_plain_without_masks() -> None:

@@ -127,8 +127,8 @@ def test_processors_are_those_of_generate_in_its_order(options: dict[str, Any]) 
         output_scores=True,
     )
     logits = DECODER.head(Session(DECODER).prefill(ids).last[None])
-    got = Chooser(Sampling(**options))._processed(logits, ids, [[]])
-    torch.testing.assert_close(got, done.scores[0], atol=1e-4, rtol=1e-4)
+    got = Chooser(Sampling(**options))._processed(logits[0], ids, [])[1]
+    torch.testing.assert_close(got, done.scores[0][0], atol=1e-4, rtol=1e-4)
 
 
 def test_noise_is_gumbels_and_never_out_of_all_proportion() -> None:
@@ -190,7 +190,7 @@ def test_an_argmax_tested_with_the_full_softmax_is_told_apart() -> None:
 def test_a_choice_has_the_processed_distribution(sampling: Sampling) -> None:
     """Place after place of one sequence, each with noise of its own."""
     logits, chooser = torch.randn(1, 9, generator=torch.Generator().manual_seed(3)), Chooser(sampling)
-    expected = chooser._processed(logits, [], [[]]).softmax(-1)[0].double().numpy()
+    expected = chooser._processed(logits[0], [], [])[1].softmax(-1).double().numpy()
     counts, rows = np.zeros(9), 250
     for start in range(0, 20_000, rows):
         choose = chooser.choose(
@@ -228,26 +228,35 @@ def test_where_a_filter_leaves_one_token_a_draft_is_as_sure_as_a_greedy_one(
 
 
 @pytest.mark.parametrize(
-    "sampling", [GREEDY, Sampling(0.8), Sampling(1.0, top_k=1), Sampling(1.3, top_k=3), Sampling(1.0, top_k=6)]
+    "sampling",
+    [
+        GREEDY,
+        Sampling(0.8),
+        Sampling(1.0, top_k=1),
+        Sampling(1.3, top_k=3),
+        Sampling(1.0, top_p=0.6),
+        Sampling(1.5, min_p=0.3),
+        Sampling(0.9, top_k=5, top_p=0.8, repetition_penalty=1.3),
+    ],
 )
-def test_the_choice_changes_behind_its_least_lead_and_not_before(sampling: Sampling) -> None:
-    generator = torch.Generator().manual_seed(5)
-    for seed in range(40):
+def test_what_logits_nearby_choose_is_a_near_tie_and_nothing_else_is(sampling: Sampling) -> None:
+    generator, others = torch.Generator().manual_seed(5), 0
+    for seed in range(60):
         chooser = Chooser(replace(sampling, seed=seed))
-
-        def chosen(logits: Tensor, chooser: Chooser = chooser) -> int:
-            return chooser.propose(logits, [], list).token
-
         logits = torch.randn(8, generator=generator)
-        choice = chosen(logits)
-        leads = [chooser.lead(logits, [], token) for token in range(8)]
-        assert leads[choice] == 0.0
-        least = min(lead for token, lead in enumerate(leads) if token != choice)
-        for _ in range(50):
-            # A logit that rises by half of it and one that falls by as much come closer by less than all of it.
-            assert chosen(logits + 0.499 * least * (2 * torch.rand(8, generator=generator) - 1)) == choice
-        further = (least + 1e-3) * torch.eye(8)
-        assert any(chosen(other) != choice for other in (*(logits + further), logits - further[choice]))
+        choice = chooser.propose(logits, [2, 3], list).token
+        for token in set(range(8)) - {choice}:
+            far, near = chooser.gap(logits, [2, 3], token, 1e-5)
+            assert far >= 0.0
+            assert not near
+            assert chooser.gap(logits, [2, 3], token, 100.0)[1]
+        for reach in (0.03, 0.3, 1.0):
+            moved = logits + reach * (2 * torch.rand(8, generator=generator) - 1)
+            other = chooser.propose(moved, [2, 3], list).token
+            others += other != choice
+            # A penalty scales what has been said before.
+            assert chooser.gap(logits, [2, 3], other, 2 * reach * sampling.repetition_penalty)[1]
+    assert others > 5
 
 
 SMALL = 4
@@ -288,8 +297,8 @@ def joint(sampling: Sampling) -> np.ndarray:
         for place in range(3):
             for before in itertools.product(range(SMALL), repeat=place):
                 ids = [*PROMPT, *before]
-                logits = TINY.head(Session(TINY).prefill(ids).last[None])
-                probs = chooser._processed(logits, ids, [[]]).softmax(-1)[0].double().numpy()
+                [logits] = TINY.head(Session(TINY).prefill(ids).last[None])
+                probs = chooser._processed(logits, ids, [])[1].softmax(-1).double().numpy()
                 found[before] *= probs.reshape(-1, *(1,) * (2 - place))
     return found.reshape(-1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -83,10 +84,19 @@ class _Rows:
 
     def advance(self, depth: int) -> None:
         """Bring the last token to `depth`, and with it all that are not as deep."""
-        while (level := self.depths[-1]) < depth:
-            begin = self.depths.index(level)
-            # Those just ahead are joined where they left.
-            until = min(depth, self.depths[begin - 1]) if begin else depth
-            x = self.session.run(torch.cat(self.states[begin:]), ahead=begin, first=2 * level, last=2 * until)
+        for begin, first, last in ways_down(self.depths, depth):
+            x = self.session.run(torch.cat(self.states[begin:]), ahead=begin, first=2 * first, last=2 * last)
             self.states[begin:] = x.split(1)
-            self.depths[begin:] = [until] * len(x)
+
+
+def ways_down(depths: list[int], depth: int) -> Iterator[tuple[int, int, int]]:
+    """What brings the last of some tokens to `depth`: (first of the rows, from layer, to layer), one behind the other.
+
+    Each runs the rows from that one to the last; `depths`, the layers that each token has been through, follow.
+    """
+    while (level := depths[-1]) < depth:
+        begin = depths.index(level)
+        # Those just ahead are joined where they left.
+        until = min(depth, depths[begin - 1]) if begin else depth
+        yield begin, level, until
+        depths[begin:] = [until] * (len(depths) - begin)

@@ -25,17 +25,16 @@ class Frontier:
 
     entries: tuple[Entry, ...]
     correction: float = 1.0
-    """Speed by what was accepted in validation ÷ by what calibration had promised; the mixture, which nobody
-    validates, has the domains' mean."""
+    """Speed by what was accepted in validation ÷ by what calibration had promised; where nobody validated, as with
+    the mixture, the mean of the others'."""
 
     @classmethod
-    def of_all(cls, records: Mapping[str, DomainRecord], num_layers: int, latency: LatencyTable) -> dict[str, Frontier]:
-        """The frontiers of a bundle's domains."""
-        corrections = {
-            name: found
-            for name, record in records.items()
-            if (found := _correction(record, num_layers, latency)) is not None
-        }
+    def of_all(
+        cls, records: Mapping[str, DomainRecord], num_layers: int, latency: LatencyTable | None = None
+    ) -> dict[str, Frontier]:
+        """The frontiers of a bundle's domains; corrected where there are latencies to correct with."""
+        found = {name: _correction(record, num_layers, latency) for name, record in records.items() if latency}
+        corrections = {name: correction for name, correction in found.items() if correction is not None}
         usual = fmean(corrections.values()) if corrections else 1.0
         return {
             name: cls(_entries(record, num_layers), corrections.get(name, usual)) for name, record in records.items()
@@ -89,9 +88,12 @@ def _entries(record: DomainRecord, num_layers: int) -> tuple[Entry, ...]:
 
 
 def _correction(record: DomainRecord, num_layers: int, latency: LatencyTable) -> float | None:
-    """By acceptance alone: that is the model's, while times of validation are another machine's, and of one moment."""
+    """Tokens a second by what was accepted ÷ by what was promised, at the record's context; None if nobody validated.
+
+    By acceptance alone: that is the model's, while times of validation are another machine's, and of one moment.
+    """
     choice, validation = record.choice, record.validation
-    if validation is None or choice is None or not validation.draft_acceptance_rate:
+    if validation is None or choice is None:
         return None
     entry = record.frontier[choice.entry]
     draft = latency.step_seconds(record.context, 1, entry.skip_mask(num_layers))
@@ -101,9 +103,10 @@ def _correction(record: DomainRecord, num_layers: int, latency: LatencyTable) ->
     def rate(tokens: float, steps: float) -> float:
         return tokens / (steps * draft + float(costs.verification(steps)))
 
-    tokens = validation.mean_acceptance_length
-    found = rate(tokens, (tokens - 1.0) / validation.draft_acceptance_rate)
-    return found / rate(float(profile.tokens[row, column]), float(profile.steps[row, column]))
+    promised = float(profile.steps[row, column])
+    tokens, accepted = max(1.0, validation.mean_acceptance_length), validation.draft_acceptance_rate
+    found = rate(tokens, (tokens - 1.0) / accepted if accepted else promised)
+    return found / rate(float(profile.tokens[row, column]), promised)
 
 
 def _speculate(option: Option) -> Plan:
