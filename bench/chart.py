@@ -42,7 +42,8 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
             label=name,
         )
     axes.axvline(1.0, color="#57606a", linewidth=1)
-    axes.set_yticks(range(len(rows)), rows)
+    # Parameters on a line of their own: a long name would take the room of the plot.
+    axes.set_yticks(range(len(rows)), [row.replace("+", "\n+", 1) for row in rows], fontsize=9)
     axes.invert_yaxis()
     axes.grid(axis="x", color="#d0d7de", linewidth=0.6)
     axes.spines[["top", "right", "left"]].set_visible(False)

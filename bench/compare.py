@@ -22,6 +22,7 @@ from bench.chart import draw
 from bench.contenders import Decode, Unavailable, ours
 from bench.ledger import Ledger, Row
 from bench.peers import PEERS
+from bench.provenance import commit
 from bench.standings import standings
 from bench.stratified import stratified
 from bench.tables import show
@@ -72,9 +73,10 @@ def main() -> None:
     ledger = Ledger(arguments.out / "rows.jsonl", settings)
     _measure(ledger, prompts, contenders, loaded, Session(decoder, sampling), limits, arguments.repeats, console)
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
-    (arguments.out / "summary.json").write_text(json.dumps({"settings": settings, "standings": found}, indent=1))
+    summary = {"settings": settings, "commit": commit(), "standings": found}
+    (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
     show(found, PLAIN, BASELINES, console)
-    for path in draw(found, PLAIN, f"{fingerprint.name}, {settings['device']['device']}", arguments.out):
+    for path in draw(found, PLAIN, f"{Path(fingerprint.name).name}, {settings['device']['device']}", arguments.out):
         console.print(f"picture: {path}")
 
 

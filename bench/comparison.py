@@ -55,12 +55,12 @@ class Comparison:
             return None
         summary = json.loads(path.read_text(encoding="utf-8"))
         settings, standings = summary["settings"], summary["standings"]
-        device = settings["device"]
+        device, commit = settings["device"], summary.get("commit")
         parts = [
             f"## {self.title}\n",
             f"{device['device']}, {device['threads']} threads, torch {device['torch']}, {device['dtype']}; "
             f"{settings['prompts'][1]} prompts of {settings['prompts'][0]}, {settings['max_new_tokens']} new tokens. "
-            f"Bundle: {self.bundle.origin}.\n",
+            f"Bundle: {self.bundle.origin}." + (f" Commit {commit}." if commit else "") + "\n",
             _table(standings),
         ]
         if self.ratio is None and not self.optional:

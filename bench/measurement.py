@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from bench.bundles import MadeBundle
+from bench.provenance import commit
 from ssd_artifacts.files import write_atomically
 from ssd_runtime.profiler import device_name
 
@@ -44,7 +45,8 @@ class Measurement:
             print(done.stdout, end="")
             sys.exit(done.returncode)
         device = device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        head = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}. Command: `{self.command}`."
+        machine = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        head = f"{machine}; commit {commit()}. Command: `{self.command}`."
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path(folder), f"{head}\n{done.stdout}")
 

@@ -50,12 +50,13 @@ def test_the_page_states_speed_interval_and_wrong_outputs(tmp_path: Path) -> Non
     ]
     device = {"device": "A CPU", "threads": 2, "torch": "2.13", "dtype": "float32"}
     settings = {"device": device, "prompts": ["some.jsonl", 4], "max_new_tokens": 21}
-    summary = {"settings": settings, "standings": standings(rows, ["plain"])}
+    summary = {"settings": settings, "commit": "abc1234", "standings": standings(rows, ["plain"])}
     (tmp_path / COMPARISONS[0].name).mkdir()
     (tmp_path / COMPARISONS[0].name / "summary.json").write_text(json.dumps(summary))
     text = page(tmp_path)
     assert COMPARISONS[0].bundle.make in text
     assert COMPARISONS[1].title not in text
+    assert "Commit abc1234." in text
     assert "| `swift` | **2.00** (2.00–2.00) | 5.00 | 0.80 | 0.25 | 1.00 |" in text
     assert "10 + 5" in text
     assert "4 WRONG" in text
