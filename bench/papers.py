@@ -94,6 +94,13 @@ MEASUREMENTS = (
         PLANTED05,
     ),
     Measurement(
+        "pruning",
+        "What KnapSpec drops on the way",
+        "bench.pruning",
+        ("--artifact", PLANTED05.path),
+        PLANTED05,
+    ),
+    Measurement(
         "tpt",
         "Predicted against measured speed",
         "bench.tpt",

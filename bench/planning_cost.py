@@ -26,7 +26,7 @@ from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.swift import SwiftSearch
 from ssd_runtime.routing import Router
-from ssd_runtime.session import Session
+from ssd_runtime.session import Prefill, Session
 from ssd_runtime.states import drafted_as
 
 ANSWER = 40
@@ -41,14 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
     bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
-    ids = loaded.encode([("user", PROMPT)])
-    answer = generate(Session(decoder), ids, PlainPlanner(), Limits(ANSWER)).token_ids
-    session, states = Session(decoder), list[Tensor]()
-    prompt = session.prefill(ids)
-    session.forward(answer, states=states)
-    session.commit(answer)
-    recent = RecentStates(1)
-    recent.add(states)
+    session, prompt, recent = behind_an_answer(engine)
     layers, context = decoder.shape.num_layers, session.committed
     last, twenty, window = (recent.reference(session, rows) for rows in (1, 20, 32))
     swift, router = SwiftSearch(layers, SwiftSettings()), Router(bundle.anchors)
@@ -57,7 +50,7 @@ def main() -> None:
     swift.tried = SwiftSettings().bayes_interval - 1
     weights = Weights.of(latency, context)
     work: dict[str, Callable[[], object]] = {
-        "plain step": lambda: highest(decoder.logits(session.forward([answer[-1]]))).tolist(),
+        "plain step": lambda: highest(decoder.logits(session.forward([session.ids[-1]]))).tolist(),
         "CLaSp, half of the layers": partial(
             search_knapsack, decoder, last, Weights((1,) * layers), threshold=-1.0, exactly=layers // 2
         ),
@@ -81,6 +74,19 @@ def main() -> None:
     for name, times in taken.items():
         middle = float(np.median(times))
         print(f"{name:42} {middle * 1e3:9.2f} ms  {middle / step:7.2f} plain steps")
+
+
+def behind_an_answer(engine: Engine) -> tuple[Session, Prefill, RecentStates]:
+    """A sequence of a prompt and its answer, with the answer's states."""
+    ids = engine.loaded.encode([("user", PROMPT)])
+    answer = generate(Session(engine.decoder), ids, PlainPlanner(), Limits(ANSWER)).token_ids
+    session, states = Session(engine.decoder), list[Tensor]()
+    prompt = session.prefill(ids)
+    session.forward(answer, states=states)
+    session.commit(answer)
+    recent = RecentStates(1)
+    recent.add(states)
+    return session, prompt, recent
 
 
 if __name__ == "__main__":

@@ -143,13 +143,15 @@ class Chooser:
         plain, scores = self._processed(logits, known, [])
         noise = self._noise_at(len(known), 0, scores)
         choice, noisy = int(highest((scores + noise)[None])), plain + noise * self._unit
-        for rise, fall in ((within, 0.0), (0.0, within), (within, within)):
+
+        def chooses(rise: float, fall: float) -> bool:
             moved = logits.float().clone()
             moved[token] += rise
             moved[choice] -= fall
-            if int(highest((self._processed(moved, known, [])[1] + noise)[None])) == token:
-                return max(0.0, float(noisy[choice] - noisy[token])), True
-        return max(0.0, float(noisy[choice] - noisy[token])), False
+            return int(highest((self._processed(moved, known, [])[1] + noise)[None])) == token
+
+        near = chooses(within, 0.0) or chooses(0.0, within) or chooses(within, within)
+        return max(0.0, float(noisy[choice] - noisy[token])), near
 
     def _processed(self, logits: Tensor, known: list[int], behind: list[int]) -> tuple[Tensor, Tensor]:
         """Logits [vocabulary] as the processors that look at tokens before leave them, and as all do; fp32."""
