@@ -22,12 +22,10 @@ class MadeBundle:
     @property
     def missing(self) -> str | None:
         """What to do, where it is not there or was made in another way."""
-        found = Path(self.path).is_dir() and ("--exits" not in self.make or (Path(self.path) / EXITS).is_file())
-        return (
-            f"{self.path} is missing, or made in another way; make it with: {self.make}"
-            if self.make and not found
-            else None
-        )
+        path, exits = Path(self.path), "--exits" in self.make
+        if not self.make or (path.is_dir() and (not exits or (path / EXITS).is_file())):
+            return None
+        return f"{self.path} is missing, or made in another way; make it with: {self.make}"
 
     @property
     def origin(self) -> str:

@@ -96,9 +96,13 @@ def main() -> None:
     self_sd_search(theirs, decoder.shape.num_layers)
     taken, work = perf_counter() - began, f"{arguments.self_sd_evaluations} masks"
     show("Self-SD's search on our objective", theirs.best().mask, theirs.best().speedup, taken, work)
-    series = {"the compiler's": found.cost.progress, "knapsack alone": alone.progress, "Self-SD's": theirs.progress}
-    ends = {"the compiler's": ours, "knapsack alone": alone_seconds, "Self-SD's": taken}
-    drawn = {name: [*steps, (ends[name], steps[-1][1])] for name, steps in series.items()}
+    searches = {
+        "the compiler's": (found.cost.progress, ours),
+        "knapsack alone": (alone.progress, alone_seconds),
+        "Self-SD's": (theirs.progress, taken),
+    }
+    # What was best holds until the search ends.
+    drawn = {name: [*steps, (end, steps[-1][1])] for name, (steps, end) in searches.items()}
     for path in stairs(drawn, "seconds of search", "best speed-up predicted so far", arguments.out / "search"):
         print(f"picture: {path}", file=sys.stderr)
 

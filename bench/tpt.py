@@ -116,9 +116,7 @@ def predicted(
         "TPT, verification as a plain step (KnapSpec)": tokens_per_time(agreement, length, draft, costs.plain)
         * costs.plain,
         "TPT, verification measured": tokens_per_time(agreement, length, draft, verification) * costs.plain,
-        "replayed drafts, verification measured (ours)": tokens
-        / (steps * draft + float(costs.verification(steps)))
-        * costs.plain,
+        "replayed drafts, verification measured (ours)": float(costs.rate(tokens, steps, draft)) * costs.plain,
     }
 
 

@@ -65,8 +65,7 @@ def _speed(decoder: Decoder, reference: ReferenceStates, option: Option, latency
     runs = [replay(trace, option.draft_length, option.threshold) for trace in traces]
     cycles, tokens, steps = (sum(getattr(run, part) for run in runs) for part in ("cycles", "tokens", "steps"))
     costs, draft = StepCosts.at(latency, context), latency.step_seconds(context, 1, option.entry.mask)
-    seconds = steps * draft + cycles * float(costs.verification(steps / cycles))
-    return tokens * costs.plain / seconds
+    return float(costs.rate(tokens / cycles, steps / cycles, draft)) * costs.plain
 
 
 if __name__ == "__main__":

@@ -152,10 +152,11 @@ class DomainRecord(BaseModel):
 
     @model_validator(mode="after")
     def _choice_exists(self) -> DomainRecord:
-        if self.choice is not None and self.choice.entry >= len(self.frontier):
+        if self.choice is None:
+            return self
+        if self.choice.entry >= len(self.frontier):
             raise ValueError(f"choice.entry: {self.choice.entry} of a frontier of {len(self.frontier)}")
-        if self.choice is not None:
-            entry = self.frontier[self.choice.entry]
-            if self.choice.draft_length not in entry.draft_lengths or self.choice.threshold not in entry.thresholds:
-                raise ValueError("choice: expected a draft length and a threshold of the entry's acceptance profile")
+        entry = self.frontier[self.choice.entry]
+        if self.choice.draft_length not in entry.draft_lengths or self.choice.threshold not in entry.thresholds:
+            raise ValueError("choice: expected a draft length and a threshold of the entry's acceptance profile")
         return self

@@ -152,6 +152,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "draft_length",
     ),
+    "a draft length that was not rated": (
+        lambda f: rewrite(
+            f, "domains/one.yaml", (f / "domains/one.yaml").read_text().replace("draft_length: 4", "draft_length: 7")
+        ),
+        "acceptance profile",
+    ),
     "anchors not a number": (lambda f: spoil_anchors(f, "features"), "damaged anchors"),
     "other prompts not a number": (lambda f: spoil_anchors(f, "others"), "damaged anchors"),
     "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),

@@ -99,14 +99,10 @@ def _correction(record: DomainRecord, num_layers: int, latency: LatencyTable) ->
     draft = latency.step_seconds(record.context, 1, entry.skip_mask(num_layers))
     costs, profile = StepCosts.at(latency, record.context), entry.profile()
     row, column = profile.draft_lengths.index(choice.draft_length), profile.thresholds.index(choice.threshold)
-
-    def rate(tokens: float, steps: float) -> float:
-        return tokens / (steps * draft + float(costs.verification(steps)))
-
     promised = float(profile.steps[row, column])
     tokens, accepted = max(1.0, validation.mean_acceptance_length), validation.draft_acceptance_rate
-    found = rate(tokens, (tokens - 1.0) / accepted if accepted else promised)
-    return found / rate(float(profile.tokens[row, column]), promised)
+    found = costs.rate(tokens, (tokens - 1.0) / accepted if accepted else promised, draft)
+    return float(found / costs.rate(float(profile.tokens[row, column]), promised, draft))
 
 
 def _speculate(option: Option) -> Plan:

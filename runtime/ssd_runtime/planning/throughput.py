@@ -55,6 +55,12 @@ class StepCosts:
         """Verifying so many drafted tokens, the pending token included in the forward."""
         return np.interp(np.asarray(drafted) + 1.0, self.queries, self.curve)
 
+    def rate(
+        self, tokens: NDArray[np.float64] | float, steps: NDArray[np.float64] | float, draft: float
+    ) -> NDArray[np.float64]:
+        """Tokens a second of cycles of so many tokens and draft steps, `draft` seconds each, and a verification."""
+        return np.asarray(tokens / (steps * draft + self.verification(steps)))
+
     def rows_in_plain_steps(self) -> list[float]:
         """What a verification of 1, 2, … rows costs, as far as it was measured, in plain steps."""
         rows = np.arange(1, int(self.queries[-1]) + 1)
@@ -74,7 +80,7 @@ def best_option(entries: Sequence[Entry], latency: LatencyTable, context: int) -
     for entry in entries:
         profile = entry.profile
         draft = latency.step_seconds(context, 1, entry.mask)
-        rate = profile.tokens / (profile.steps * draft + costs.verification(profile.steps))
+        rate = costs.rate(profile.tokens, profile.steps, draft)
         row, column = np.unravel_index(int(rate.argmax()), rate.shape)
         speed = float(rate[row, column])
         if best is None or speed > best.tokens_per_second:
