@@ -22,7 +22,6 @@ from bench.chart import draw
 from bench.contenders import Decode, Unavailable, ours
 from bench.ledger import Ledger, Row
 from bench.peers import PEERS
-from bench.provenance import commit
 from bench.standings import standings
 from bench.stratified import stratified
 from bench.tables import show
@@ -73,7 +72,7 @@ def main() -> None:
     ledger = Ledger(arguments.out / "rows.jsonl", settings)
     _measure(ledger, prompts, contenders, loaded, Session(decoder, sampling), limits, arguments.repeats, console)
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
-    summary = {"settings": settings, "commit": commit(), "standings": found}
+    summary = {"settings": settings, "commit": ledger.commits, "standings": found}
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
     show(found, PLAIN, BASELINES, console)
     for path in draw(found, PLAIN, f"{Path(fingerprint.name).name}, {settings['device']['device']}", arguments.out):

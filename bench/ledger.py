@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.contenders import Timed
+from bench.provenance import commit
 from ssd_profiles.errors import UserError
 
 
@@ -27,6 +28,8 @@ class Row:
     seconds: float
     counted: int
     cycles: dict[str, float] = field(default_factory=dict)
+    commit: str | None = None
+    """That it was measured at."""
 
     @classmethod
     def of(cls, prompt: str, category: str, contender: str, repeat: int, divergence: str, timed: Timed) -> Row:
@@ -52,7 +55,7 @@ class Ledger:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Raises UserError when `path` holds rows of other settings."""
-        self._path, self.rows = path, list[Row]()
+        self._path, self._commit, self.rows = path, commit(), list[Row]()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             first, *_ = path.read_text(encoding="utf-8").splitlines()
@@ -68,12 +71,18 @@ class Ledger:
         else:
             path.write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
+    @property
+    def commits(self) -> str | None:
+        """Those that rows were measured at: several where a comparison went on behind a change."""
+        return ", ".join(dict.fromkeys(row.commit for row in self.rows if row.commit)) or None
+
     def has(self, prompt: str, repeat: int) -> bool:
         """Whether the rows of a prompt are there."""
         return any(row.prompt == prompt and row.repeat == repeat for row in self.rows)
 
     def add(self, rows: list[Row]) -> None:
         """Append all rows of a prompt at once: they were measured in turn and belong together."""
+        stamped = [replace(row, commit=self._commit) for row in rows]
         with self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-        self.rows += rows
+            file.write("".join(json.dumps(asdict(row)) + "\n" for row in stamped))
+        self.rows += stamped

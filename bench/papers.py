@@ -1,9 +1,10 @@
 """Every strategy on every model and stream: writes docs/papers.md, the page of the five papers side by side.
 
 `python -m bench.papers` is the quick mode: 48 new tokens for 26 prompts of Spec-Bench, two of each category, on the
-model that most is said of, and for one of each on others. `--full` takes all prompts and 128 tokens, 40 prompts of a
-domain and 64 tokens in streams, and wants another --out. Killed, it goes on where it was. Needs `build/bundle05`,
-`build/bundle02` and `build/bundle-domains`, whose commands it names where they are missing.
+model that most is said of, and for one of each on others; ablations and what takes half an hour by `--only`. `--full`
+takes every part, all prompts and 128 tokens, 40 prompts of a domain and 64 tokens in streams, and wants another --out.
+Killed, it goes on where it was. Needs `build/bundle05`, `build/bundle02` and `build/bundle-domains`, whose commands it
+names where they are missing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.bundles import DOMAINS, PLANTED02, PLANTED05, REFERENCE
+from bench.bundles import DOMAINS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
 from bench.comparison import Comparison
 from bench.measurement import Measurement
 from bench.prompt_files import SPEC_BENCH
@@ -37,29 +38,46 @@ ALL = (
 )
 ROUTED = ("auto", "knn", "fixed:{first}", "fixed:mix", "swift")
 RATIOS = (0.0, 0.3, 0.7, 1.0)
-ABLATIONS = {
-    "knn": ("strangers=mix", "strangers=plain"),
-    "swift": ("confidence=0", "tree=0", "steps=0", "window=16", "window=64", "steps=100", "bayes_interval=5"),
-    "clasp": (
-        "skip=0.3",
-        "skip=0.4",
-        "refresh=4",
-        "refresh=16",
-        "refresh=128",
-        "confidence=0.4",
-        "confidence=0.9",
-        "sublayers=1",
+
+
+def _ablation(
+    name: str, *changes: str, bundle: MadeBundle = PLANTED05, count: int = 4, tokens: int = 128
+) -> Comparison:
+    """What a strategy is without a part of it, or with another value of a parameter."""
+    model = "domain-planted" if bundle is DOMAINS else "planted, ε = 0.05"
+    contenders = (name, *(f"{name}+{change}" for change in changes))
+    title = f"{name} with parts changed; {model}"
+    return Comparison(f"ablation-{name}", title, bundle, contenders, optional=True, count=count, tokens=tokens)
+
+
+ABLATIONS = (
+    # Where layers matter in one domain, and most prompts are of neither.
+    _ablation("knn", "strangers=mix", "strangers=plain", bundle=DOMAINS, count=26, tokens=48),
+    # One stream, in which a search of some 200 masks has room.
+    _ablation(
+        "swift",
+        *("confidence=0", "tree=0", "steps=0", "steps=100", "enough=1+idle=100000"),
+        *("window=16", "window=64", "bayes_interval=5"),
     ),
-    "knapsack": (
-        "warm_start=0",
-        *(f"warm_start=0+{change}" for change in ("share=1", "similarity=0.9", "refresh=16", "confidence=0")),
+    _ablation(
+        "clasp",
+        *("skip=0.3", "skip=0.4", "refresh=4", "refresh=16", "refresh=128"),
+        *("confidence=0.4", "confidence=0.9", "sublayers=1"),
     ),
-    "exit": (
+    # It searches again behind 64 cycles only.
+    _ablation(
+        "knapsack",
+        *("warm_start=0", "warm_start=0+share=1", "warm_start=0+similarity=0.9", "warm_start=0+refresh=16"),
+        "warm_start=0+confidence=0",
+        count=3,
+        tokens=256,
+    ),
+    _ablation(
+        "exit",
         SPECBOUND,
         *(f"{SPECBOUND}+{change}" for change in ("annealing=0", "depth=0.9", "width=25", "threshold=0.9")),
     ),
-}
-"""What each strategy is without a part of it, or with another value of a parameter."""
+)
 
 COMPARISONS = (
     # Two prompts of a category: what is said of single categories is said of these.
@@ -70,19 +88,7 @@ COMPARISONS = (
         Comparison(f"domains-{ratio:g}", f"Domain-planted, mix ratio {ratio:g}", DOMAINS, ROUTED, ratio, count=12)
         for ratio in RATIOS
     ),
-    *(
-        Comparison(
-            f"ablation-{name}",
-            f"{name} with parts changed; planted, ε = 0.05",
-            PLANTED05,
-            (name, *(f"{name}+{change}" for change in changes)),
-            optional=True,
-            # KnapSpec searches again behind 64 cycles only.
-            count=3 if name == "knapsack" else 6,
-            tokens=256 if name == "knapsack" else 64,
-        )
-        for name, changes in ABLATIONS.items()
-    ),
+    *ABLATIONS,
 )
 PROMPTS = ("--prompts", str(SPEC_BENCH))
 MEASUREMENTS = (
@@ -161,7 +167,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"of {', '.join(everything)}; comma-separated")
     parser.add_argument("--out", type=Path, default=Path("build/papers"))
     arguments = parser.parse_args()
-    names = arguments.only.split(",") if arguments.only else [n for n, part in everything.items() if not part.optional]
+    usual = [name for name, part in everything.items() if arguments.full or not part.optional]
+    names = arguments.only.split(",") if arguments.only else usual
     if unknown := set(names) - set(everything):
         parser.error(f"--only: no such part: {', '.join(sorted(unknown))}")
     wanted = [everything[name] for name in names]

@@ -16,8 +16,9 @@ NEARLY_SAME = 0.85
 def select_frontier(rated: list[Rated], latency: LatencyTable, context: int) -> list[Rated]:
     """The masks that no other one beats in attention skipped, MLPs skipped and token agreement at once.
 
-    Latencies play no part in that, so that the frontier serves on any device. Of too many, those fastest here at
-    the domain's own and at other context lengths stay. Ordered by what they skip.
+    Latencies play no part in that, so that the frontier serves on any device; but masks that a first look found far
+    behind here were rated on some of the text only, and are left out. Of too many, those fastest here at the domain's
+    own and at other context lengths stay. Ordered by what they skip.
     """
     kept = [one for one in rated if one.complete and any(one.mask.bits)]
     undominated = [one for one in kept if not any(_dominates(other, one) for other in kept)]

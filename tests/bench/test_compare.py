@@ -50,17 +50,21 @@ def test_an_output_of_another_length_counts_by_its_own_tokens() -> None:
     assert ratio["speedup"] == 1.0
 
 
-def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
+def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.ledger.commit", lambda: "abc")
     path = tmp_path / "rows.jsonl"
     settings = {"contenders": ["plain", "fast"]}
     done = [row("1", "plain", 2.0), row("1", "fast", 1.0)]
     Ledger(path, settings).add([*done, row("2", "plain", 2.0)])
     with path.open("a") as file:
         file.write('{"prompt": "2", "cut')
+    monkeypatch.setattr("bench.ledger.commit", lambda: "def")
     again = Ledger(path, settings)
-    assert again.rows == done
+    assert again.rows == [replace(each, commit="abc") for each in done]
     assert again.has("1", 0)
     assert not again.has("2", 0), "measured in turn with all contenders or not at all"
+    again.add([row("2", "plain", 2.0), row("2", "fast", 1.0)])
+    assert again.commits == "abc, def", "rows keep the commit that they were measured at"
     with pytest.raises(UserError, match="other settings"):
         Ledger(path, {"contenders": ["plain"]})
 

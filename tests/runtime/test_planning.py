@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
@@ -14,15 +15,16 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.exits import ExitHeads
+from ssd_runtime.generate import Limits, generate
 from ssd_runtime.planning.auto import AutoPlanner
 from ssd_runtime.planning.controller import Stream
 from ssd_runtime.planning.frontier import FixedPlanner, Frontier, NearestAnchorPlanner
-from ssd_runtime.planning.plan import PLAIN
+from ssd_runtime.planning.plan import PLAIN, PlainPlanner
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.planning.throughput import Entry, best_option
 from ssd_runtime.routing import Router
-from ssd_runtime.session import Prefill
+from ssd_runtime.session import Prefill, Session
 from ssd_runtime.strategies import read_settings
 from tests.bundles import LAYERS, bundle, record
 from tests.models import VOCABULARY, tiny_model
@@ -91,6 +93,16 @@ def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
         assert str(planner.plan(100, 1).entry).startswith(domain)
 
 
+@pytest.mark.parametrize(("strangers", "mask"), [("nearest", {2, 3}), ("mix", {4, 5}), ("plain", None)])
+def test_strangers_go_where_they_are_sent(strangers: Literal["nearest", "mix", "plain"], mask: set[int] | None) -> None:
+    given = bundle(one=record("one", {(2, 3): 0.9}), mix=record("mix", {(4, 5): 0.9}))
+    settings = NearestSettings(strangers)
+    planner = NearestAnchorPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS), settings)
+    for axis, expected in ((0, {2, 3}), (7, mask)):
+        planner.start(None, prompt(axis))  # type: ignore[arg-type]
+        assert planner.plan(100, 1).mask == (None if expected is None else SkipMask.of(LAYERS, expected))
+
+
 def test_promises_are_corrected_by_what_was_accepted_in_validation_and_not_by_its_times() -> None:
     table, some = latency_table(LAYERS), profile(0.9)
     row, column = some.draft_lengths.index(4), some.thresholds.index(0.0)
@@ -130,6 +142,27 @@ def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
     empty, one = (frontiers(bundle(x=record("x", masks)))["x"] for masks in ({}, {(2, 3): 0.9}))
     assert FixedPlanner(empty, latency_table(LAYERS)).plan(10, 1) is PLAIN
     assert FixedPlanner(one, latency_table(LAYERS)).plan(10, 1).mask is not None
+
+
+def test_knapsack_begins_with_the_bundles_masks_where_these_are_predicted_to_gain() -> None:
+    settings = read_settings("knapsack", [])
+    for agreement, expected in ((0.98, HALF), (0.1, None)):
+        given = bundle(one=record("one", {(2, 3, 4, 5): agreement}))
+        make = make_strategy("knapsack", settings, Decoder(tiny_model("llama")), given, latency_table(LAYERS))
+        planner = make()
+        planner.start(None, prompt(0))  # type: ignore[arg-type]
+        assert planner.plan(100, 1).mask == expected
+
+
+def test_knapsack_searches_for_itself_behind_the_bundles_masks() -> None:
+    given = bundle(one=record("one", {(2, 3): 0.98}))
+    decoder, table = Decoder(tiny_model("llama", num_hidden_layers=LAYERS)), latency_table(LAYERS)
+    make = make_strategy("knapsack", read_settings("knapsack", ["refresh=6", "window=3"]), decoder, given, table)
+    got = generate(Session(decoder), [9, 8, 7], make(), Limits(90))
+    assert got.token_ids == generate(Session(decoder), [9, 8, 7], PlainPlanner(), Limits(90)).token_ids
+    assert [cycle.plan.entry for cycle in got.cycles[:6]] == ["one[0]"] * 6
+    assert len(got.cycles) > 6
+    assert all(cycle.plan.reason.startswith(("knapsack", "plain: no mask")) for cycle in got.cycles[6:])
 
 
 def auto(axis: int, **domains: object) -> AutoPlanner:

@@ -11,6 +11,7 @@ import torch
 
 from bench.planted import plant
 from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.exits import ExitSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
@@ -24,12 +25,14 @@ from ssd_runtime.gaussian import most_promising
 from ssd_runtime.generate import Generation, Limits, generate
 from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
 from ssd_runtime.planning.auto import AutoPlanner
+from ssd_runtime.planning.bounded_exit import BoundedExitPlanner
 from ssd_runtime.planning.controller import Stream
+from ssd_runtime.planning.del_exit import DelPlanner
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.knapsack import FEWEST_ROWS
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.recent import RecentStates
-from ssd_runtime.planning.settings import SwiftSettings
+from ssd_runtime.planning.settings import DelSettings, SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.planning.swift import FALLEN, SwiftSearch
 from ssd_runtime.planning.throughput import Entry
@@ -184,6 +187,55 @@ def test_a_knapsack_search_looks_at_as_many_tokens_as_its_share_allows(monkeypat
         make = strategy("knapsack", "window=6", "refresh=1000", f"share={share}")
         assert generate(Session(DECODER), [4, 4], make(), Limits(40)).token_ids == plainly([4, 4], 40)
     assert looked == [FEWEST_ROWS, 6]
+
+
+# SpecBound and DEL
+
+
+def fitted(*layers: int) -> ExitHeads:
+    """Heads with maps behind some layers, which change nothing."""
+    hidden = DECODER.shape.hidden
+    maps = ExitSet(
+        layers, np.stack([np.eye(hidden, dtype=np.float32)] * len(layers)), np.zeros((len(layers), hidden), np.float32)
+    )
+    return ExitHeads(DECODER, maps)
+
+
+def exit_plan(heads: ExitHeads, tuned: ExitChoice | None, *assignments: str) -> tuple[Plan, EarlyExit]:
+    settings = read_settings("exit", list(assignments))
+    planner = BoundedExitPlanner(heads, 8, settings, {"": tuned} if tuned is not None else {}, None)
+    planner.start(None, None)  # type: ignore[arg-type]
+    plan = planner.plan(10, 1)
+    assert isinstance(plan.drafter, EarlyExit)
+    return plan, plan.drafter
+
+
+def test_the_depth_bound_is_an_exit_whatever_was_fitted() -> None:
+    bounds = {"depth=0.75": (1, 3, 5, 6), "depth=0.625": (1, 3, 5), "depth=0.25": (1, 2)}
+    for depth, stops in bounds.items():
+        assert exit_plan(fitted(1, 3, 5, 7), None, depth)[1].stops == stops
+    assert exit_plan(fitted(5, 7), None, "depth=0.5")[1].stops == (1, 2, 3, 4), "none is fitted so early"
+    assert exit_plan(HEADS, None)[1].stops[-1] == 2, "10 of 32 layers, of these eight"
+
+
+def test_what_the_bundle_has_tuned_and_what_a_user_sets_reach_the_drafter() -> None:
+    tuned = ExitChoice(stops=[3, 5], width=4, threshold=0.4, annealing=0.3, predicted_speedup=1.0)
+    plan, drafter = exit_plan(fitted(3, 5), tuned)
+    assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3, 5), 4, 0.4, 0.3)
+    plan, drafter = exit_plan(fitted(3, 5), tuned, "depth=0.5", "width=2", "threshold=0.9", "annealing=0")
+    assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3, 4), 2, 0.9, 0.0)
+    plan, drafter = exit_plan(HEADS, None)
+    assert (plan.draft_length, drafter.threshold, drafter.annealing) == (8, 0.55, 0.2)
+
+
+def test_del_compares_exits_of_one_kind() -> None:
+    for heads, layers in ((HEADS, {2, 4, 6}), (fitted(3, 5), {3, 5})):
+        planner = DelPlanner(heads, 8, DelSettings(every=2, confidence=0.0))
+        got = generate(Session(DECODER), [1, 2, 3], planner, Limits(60))
+        assert got.token_ids == plainly([1, 2, 3], 60)
+        stops = {cycle.plan.reason.split()[3] for cycle in got.cycles if cycle.begun}
+        assert stops <= set(map(str, layers))
+        assert stops
 
 
 # CLaSp

@@ -65,5 +65,10 @@ class BoundedExitPlanner(BasePlanner):
             return tuple(tuned.stops)
         share = self._settings.depth if self._settings.depth >= 0 else DEPTH
         deepest = max(1, min(self._layers - 1, round(share * self._layers)))
-        fitted = tuple(layer for layer in self._heads.fitted if layer <= deepest)
-        return fitted or tuple(sorted({max(1, round(deepest * part / STOPS)) for part in range(1, STOPS + 1)}))
+        fitted = [layer for layer in self._heads.fitted if layer < deepest]
+        # The bound is an exit itself, by the model's own head where none is fitted there.
+        return (*fitted, deepest) if fitted else _spread(deepest)
+
+
+def _spread(deepest: int) -> tuple[int, ...]:
+    return tuple(sorted({max(1, round(deepest * part / STOPS)) for part in range(1, STOPS + 1)}))

@@ -48,22 +48,29 @@ class Frontier:
 class FixedPlanner(BasePlanner):
     """One domain's frontier for every prompt; the best of it by tokens a second at the current context length."""
 
-    def __init__(self, frontier: Frontier, latency: LatencyTable) -> None:
-        self._best = frontier.best(latency)
+    def __init__(self, frontier: Frontier, latency: LatencyTable, least_speedup: float = 0.0) -> None:
+        self._best, self._least_speedup = frontier.best(latency), least_speedup
 
     def plan(self, context: int, pending: int) -> Plan:
-        """The frontier's best, or a plain step when the frontier is empty."""
+        """The frontier's best, or a plain step where it promises too little or the frontier is empty."""
         option = self._best.at(context)
-        return PLAIN if option is None else _speculate(option)
+        return PLAIN if option is None or option.speedup < self._least_speedup else _speculate(option)
 
 
 class NearestAnchorPlanner(BasePlanner):
     """KNN-SSD: the frontier of the domain whose anchor is nearest to the prompt; strangers go where they are sent."""
 
     def __init__(
-        self, frontiers: Mapping[str, Frontier], router: Router, latency: LatencyTable, settings: NearestSettings
+        self,
+        frontiers: Mapping[str, Frontier],
+        router: Router,
+        latency: LatencyTable,
+        settings: NearestSettings,
+        least_speedup: float = 0.0,
     ) -> None:
+        """Masks that promise less than `least_speedup` are not drafted with; the paper takes any."""
         self._frontiers, self._router, self._latency, self._settings = frontiers, router, latency, settings
+        self._least_speedup = least_speedup
         self._chosen: Planner = PlainPlanner()
 
     def start(self, session: Session, prompt: Prefill) -> None:
@@ -73,7 +80,9 @@ class NearestAnchorPlanner(BasePlanner):
         if not route.known and self._settings.strangers != "nearest":
             self.domain = MIXTURE if self._settings.strangers == "mix" else None
         frontier = self._frontiers.get(self.domain or "")
-        self._chosen = PlainPlanner() if frontier is None else FixedPlanner(frontier, self._latency)
+        self._chosen = (
+            PlainPlanner() if frontier is None else FixedPlanner(frontier, self._latency, self._least_speedup)
+        )
 
     def plan(self, context: int, pending: int) -> Plan:
         """The best of that domain's frontier."""

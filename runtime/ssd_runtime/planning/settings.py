@@ -114,7 +114,7 @@ class DelSettings:
     """DEL's parameters as KnapSpec describes it, the confidence being KnapSpec's own; the intervals are ours."""
 
     every: int = field(default=4, metadata=POSITIVE)
-    """Layers between possible exits."""
+    """Layers between possible exits, where a bundle has not fitted some."""
     refresh: int = field(default=16, metadata=POSITIVE)
     """Cycles between looks at what each exit would have predicted."""
     max_draft: int = field(default=10, metadata=POSITIVE)

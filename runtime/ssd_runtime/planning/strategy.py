@@ -70,7 +70,8 @@ def make_strategy(
         return lambda: NearestAnchorPlanner(frontiers, router, latency, settings)
     assert name == "knapsack", "check_strategy() comes first"
     nearest = NearestSettings()
-    return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest))
+    # Its own searches choose among masks and plain steps, too.
+    return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest, 1.0))
 
 
 def _lookup_record(decoder: Decoder, bundle: Bundle | None) -> LookupRecord:
