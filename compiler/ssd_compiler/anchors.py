@@ -32,12 +32,14 @@ def build_anchors(
     seed: int,
     rule: str = "central",
     base: AnchorSet | None = None,
+    strangers: Rows | None = None,
 ) -> AnchorSet:
     """k of each domain's `pool` as its anchors by a rule of `RULES`, and the out-of-domain threshold.
 
     Features are centred first, on the mean of the domains' means: a few large common dimensions would hide the
-    differences. The threshold is set with each domain in turn as the strange one, on `held_back` prompts and on those
-    of the pool that did not become anchors. With `base`, the new domains join its domains, whose anchors stay.
+    differences. The threshold is set on `held_back` prompts and on those of the pool that did not become anchors,
+    against `strangers` [prompts, d] of no domain, and with each domain in turn as the strange one. With `base`, the new
+    domains join its domains, whose anchors stay.
     """
     known = base.domains if base is not None else ()
     domains = (*known, *pool)
@@ -55,7 +57,7 @@ def build_anchors(
         others = np.concatenate([base.others, others])
         other_labels = np.concatenate([base.other_labels, other_labels])
     anchors = AnchorSet(feature, domains, features, center, labels, -1.0, others, other_labels)
-    return replace(anchors, threshold=_threshold(anchors))
+    return replace(anchors, threshold=_threshold(anchors, center[None][:0] if strangers is None else strangers))
 
 
 def _some(rows: Rows) -> NDArray[np.float16]:
@@ -136,14 +138,17 @@ def similarities(anchors: AnchorSet, features: Rows) -> Rows:
     return np.stack(best, axis=1)
 
 
-def _threshold(anchors: AnchorSet) -> float:
+def _threshold(anchors: AnchorSet, strangers: Rows) -> float:
     """The similarity that tells best whether a prompt's domain has anchors: sensitivity + specificity at their most."""
     found = similarities(anchors, anchors.others.astype(np.float32))
     known = found.max(1)
     if len(anchors.domains) == 1:
         return float(np.quantile(known, ALONE_QUANTILE)) - ALONE_MARGIN
-    found[np.arange(len(found)), anchors.other_labels] = -1.0
-    strange = found.max(1)
+    strange = similarities(anchors, strangers).max(1)
+    if len(anchors.domains) > 2 or not len(strange):
+        # Of two domains either lies opposite to the other, as no real stranger does.
+        found[np.arange(len(found)), anchors.other_labels] = -1.0
+        strange = np.concatenate([strange, found.max(1)])
     steps = np.unique(np.concatenate([known, strange]))
     between = (steps[1:] + steps[:-1]) / 2 if len(steps) > 1 else steps
     scores = [(known >= step).mean() + (strange < step).mean() for step in between]

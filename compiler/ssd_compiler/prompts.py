@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,13 +12,15 @@ import numpy as np
 
 from ssd_compiler.anchors import representatives
 from ssd_compiler.settings import CompileSettings
-from ssd_profiles.domain import DomainDefinition, Record, load_domain, starter_set
+from ssd_profiles.domain import DomainDefinition, Record, domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.hub import hub_reachable
 from ssd_runtime.models import LoadedModel, conversation
 
 MIN_PROMPTS = 6
+STRANGE_PROMPTS = 6
+"""Of every packaged domain that a bundle has not: what prompts of no domain look like."""
 DEFAULT_NEW_TOKENS = 64
 """Length of continuations for domains that the user brings: that of most domains in KNN-SSD."""
 
@@ -115,6 +117,16 @@ def split_pool(pool: PromptPool, settings: CompileSettings, survey: Survey | Non
 def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> DomainPrompts:
     """A domain's prompts in three parts, any of them for the search."""
     return split_pool(read_pool(name, settings, loaded, warn), settings)
+
+
+def strange_prompts(known: Sequence[str], loaded: LoadedModel) -> list[list[int]]:
+    """Some starter prompts of every packaged domain that is not `known`, as people would send them; token ids."""
+    found = list[list[int]]()
+    for name in domain_names():
+        if name not in known:
+            definition, records = load_domain(name), starter_set(name).records[:STRANGE_PROMPTS]
+            found += [loaded.encode(_user(definition.ask(record, way))) for way, record in enumerate(records)]
+    return [ids for ids in found if len(ids) < loaded.model.config.max_position_embeddings]
 
 
 def fitting_prompts(

@@ -23,7 +23,7 @@ from ssd_compiler.calibrate import Sample, continue_prompts, features_of, sample
 from ssd_compiler.cluster_stage import ClusterStage
 from ssd_compiler.exit_stage import ExitStage
 from ssd_compiler.progress import Reporter
-from ssd_compiler.prompts import DomainPrompts, PromptPool, read_pool, split_pool
+from ssd_compiler.prompts import DomainPrompts, PromptPool, read_pool, split_pool, strange_prompts
 from ssd_compiler.report import html_report, json_report
 from ssd_compiler.search_stage import SearchStage
 from ssd_compiler.settings import CompileSettings
@@ -159,7 +159,14 @@ class Stages:
             with self.reporter.stage(f"{name}: anchors", len(asked)) as tick:
                 return prompts[name].anchor_features + (features_of(self.decoder, asked, tick) if asked else [])
 
+        def strange() -> Any:
+            known = (*prompts, *(self.base.domains if self.base is not None else ()))
+            strangers = strange_prompts(known, self.loaded)
+            with self.reporter.stage("prompts of no domain", len(strangers)) as tick:
+                return features_of(self.decoder, strangers, tick)
+
         pool = {name: self.work.stage(f"anchors-{name}", partial(measure, name)) for name in prompts}
+        strangers = [row[feature] for row in self.work.stage("strangers", strange)]
         return build_anchors(
             {name: np.asarray([row[feature] for row in rows], np.float32) for name, rows in pool.items()},
             {name: np.asarray([s.features[feature] for s in some], np.float32) for name, some in samples.items()},
@@ -168,6 +175,7 @@ class Stages:
             self.settings.seed,
             self.settings.anchor_rule,
             self.base.anchors if self.base is not None else None,
+            np.asarray(strangers, np.float32).reshape(len(strangers), self.decoder.shape.hidden),
         )
 
     def followers(self, samples: dict[str, list[Sample]]) -> FollowerSet:

@@ -32,6 +32,16 @@ def test_unseen_prompts_reach_their_domain_and_strangers_none() -> None:
     assert np.mean([route.known for route in strangers]) <= 0.2
 
 
+def test_two_domains_know_strangers_by_prompts_of_no_domain() -> None:
+    """Centred on their middle, two domains lie opposite to each other, and any prompt is somewhat like one of them."""
+    pool, held = ({name: rows[name] for name in "ab"} for rows in (POOL, HELD))
+    others = np.concatenate([cloud(axis, 10, 40 + axis) for axis in (5, 6)])
+    router = Router(build_anchors(pool, held, "mean", 5, 0, strangers=others))
+    for axis, known in ((0, True), (1, True), (7, False), (8, False)):
+        routes = [router.nearest(torch.from_numpy(row)).known for row in cloud(axis, 50, 20 + axis)]
+        assert np.mean([route == known for route in routes]) >= 0.85
+
+
 def test_representatives_cover_a_domain_that_falls_apart() -> None:
     """As the same prompts with and without worked examples do."""
     pool = {"two": np.concatenate([cloud(0, 30, 1), cloud(1, 10, 2)]), "one": cloud(2, 40, 3)}

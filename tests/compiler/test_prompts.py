@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ssd_compiler.prompts import DomainPrompts, _packaged, load_prompts, read_pool, split_pool
+from ssd_compiler.prompts import (
+    STRANGE_PROMPTS,
+    DomainPrompts,
+    _packaged,
+    load_prompts,
+    read_pool,
+    split_pool,
+    strange_prompts,
+)
 from ssd_compiler.settings import CompileSettings
-from ssd_profiles.domain import load_domain, starter_set
+from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_runtime.models import LoadedModel, load_model
 from tests.folders import save_tiny_model
@@ -100,3 +108,16 @@ def test_starter_prompts_come_with_a_warning(loaded: LoadedModel) -> None:
         load_prompts("gsm8k", settings, loaded, warnings.append)
     assert len(warnings) == 1
     assert "starter prompts" in warnings[0]
+
+
+def test_prompts_of_no_domain_are_of_every_other_packaged_one(loaded: LoadedModel) -> None:
+    def of(name: str) -> list[list[int]]:
+        return strange_prompts([other for other in domain_names() if other != name], loaded)
+
+    alone = {name: of(name) for name in domain_names()}
+    assert all(len(found) <= STRANGE_PROMPTS for found in alone.values())
+    assert sum(map(len, alone.values())) > 4 * STRANGE_PROMPTS, "most fit this small model's context"
+    assert strange_prompts(["cnn", "mine"], loaded) == [
+        ids for name in domain_names() if name != "cnn" for ids in alone[name]
+    ]
+    assert strange_prompts(domain_names(), loaded) == []
