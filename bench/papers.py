@@ -44,9 +44,8 @@ def _ablation(
     name: str, *changes: str, bundle: MadeBundle = PLANTED05, count: int = 4, tokens: int = 128
 ) -> Comparison:
     """What a strategy is without a part of it, or with another value of a parameter."""
-    model = "domain-planted" if bundle is DOMAINS else "planted, ε = 0.05"
     contenders = (name, *(f"{name}+{change}" for change in changes))
-    title = f"{name} with parts changed; {model}"
+    title = f"{name} with parts changed"
     return Comparison(f"ablation-{name}", title, bundle, contenders, optional=True, count=count, tokens=tokens)
 
 

@@ -57,7 +57,7 @@ def build_anchors(
         others = np.concatenate([base.others, others])
         other_labels = np.concatenate([base.other_labels, other_labels])
     anchors = AnchorSet(feature, domains, features, center, labels, -1.0, others, other_labels)
-    return replace(anchors, threshold=_threshold(anchors, center[None][:0] if strangers is None else strangers))
+    return replace(anchors, threshold=_threshold(anchors, strangers))
 
 
 def _some(rows: Rows) -> NDArray[np.float16]:
@@ -138,17 +138,18 @@ def similarities(anchors: AnchorSet, features: Rows) -> Rows:
     return np.stack(best, axis=1)
 
 
-def _threshold(anchors: AnchorSet, strangers: Rows) -> float:
+def _threshold(anchors: AnchorSet, strangers: Rows | None) -> float:
     """The similarity that tells best whether a prompt's domain has anchors: sensitivity + specificity at their most."""
     found = similarities(anchors, anchors.others.astype(np.float32))
     known = found.max(1)
     if len(anchors.domains) == 1:
         return float(np.quantile(known, ALONE_QUANTILE)) - ALONE_MARGIN
-    strange = similarities(anchors, strangers).max(1)
-    if len(anchors.domains) > 2 or not len(strange):
+    found[np.arange(len(found)), anchors.other_labels] = -1.0
+    strange = found.max(1)
+    if strangers is not None:
+        told = similarities(anchors, strangers).max(1)
         # Of two domains either lies opposite to the other, as no real stranger does.
-        found[np.arange(len(found)), anchors.other_labels] = -1.0
-        strange = np.concatenate([strange, found.max(1)])
+        strange = told if len(anchors.domains) == 2 else np.concatenate([told, strange])
     steps = np.unique(np.concatenate([known, strange]))
     between = (steps[1:] + steps[:-1]) / 2 if len(steps) > 1 else steps
     scores = [(known >= step).mean() + (strange < step).mean() for step in between]

@@ -159,14 +159,18 @@ class Stages:
             with self.reporter.stage(f"{name}: anchors", len(asked)) as tick:
                 return prompts[name].anchor_features + (features_of(self.decoder, asked, tick) if asked else [])
 
+        known = (*prompts, *(self.base.anchors.domains if self.base is not None else ()))
+
         def strange() -> Any:
-            known = (*prompts, *(self.base.domains if self.base is not None else ()))
-            strangers = strange_prompts(known, self.loaded)
+            # A domain alone has nothing to be centred between: its own prompts set its threshold.
+            strangers = strange_prompts(known, self.loaded) if len(known) > 1 else []
+            if not strangers:
+                return []
             with self.reporter.stage("prompts of no domain", len(strangers)) as tick:
                 return features_of(self.decoder, strangers, tick)
 
         pool = {name: self.work.stage(f"anchors-{name}", partial(measure, name)) for name in prompts}
-        strangers = [row[feature] for row in self.work.stage("strangers", strange)]
+        strangers = self.work.stage("strangers", strange)
         return build_anchors(
             {name: np.asarray([row[feature] for row in rows], np.float32) for name, rows in pool.items()},
             {name: np.asarray([s.features[feature] for s in some], np.float32) for name, some in samples.items()},
@@ -175,7 +179,7 @@ class Stages:
             self.settings.seed,
             self.settings.anchor_rule,
             self.base.anchors if self.base is not None else None,
-            np.asarray(strangers, np.float32).reshape(len(strangers), self.decoder.shape.hidden),
+            np.asarray([row[feature] for row in strangers], np.float32) if strangers else None,
         )
 
     def followers(self, samples: dict[str, list[Sample]]) -> FollowerSet:

@@ -1,0 +1,60 @@
+"""What the stages hand on to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ssd_artifacts.anchors import AnchorSet
+from ssd_compiler.calibrate import Sample
+from ssd_compiler.prompts import DomainPrompts, PromptFeatures
+from ssd_compiler.settings import CompileSettings
+from ssd_compiler.stages import Stages
+
+
+def features(axis: int, count: int) -> list[PromptFeatures]:
+    rows = 0.2 * np.random.default_rng(axis).standard_normal((count, 16))
+    rows[:, axis] += 1.0
+    return [{"last": row.tolist(), "mean": row.tolist()} for row in rows]
+
+
+def anchors(names: str, strangers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[AnchorSet, list[Sequence[str]]]:
+    """Of domains a, b, … with so many strangers; and for which known domains these were asked for."""
+    asked = list[Sequence[str]]()
+
+    def strange_prompts(known: Sequence[str], loaded: Any) -> list[list[int]]:
+        asked.append(known)
+        return [[1]] * strangers
+
+    def features_of(decoder: Any, prompts: list[list[int]], tick: Any) -> list[PromptFeatures]:
+        assert prompts, "a model has nothing to do for none"
+        return features(9, len(prompts))
+
+    monkeypatch.setattr("ssd_compiler.stages.strange_prompts", strange_prompts)
+    monkeypatch.setattr("ssd_compiler.stages.features_of", features_of)
+    work = SimpleNamespace(stage=lambda name, compute: compute())
+    reporter = SimpleNamespace(stage=lambda name, total: nullcontext())
+    given: Any = (CompileSettings("m", tuple(names)), None, None, None, work, reporter)
+    prompts = {n: DomainPrompts(n, 8, [], [], [], [], features(i, 30)) for i, n in enumerate(names)}
+    samples = {n: [Sample([1], [2], each, []) for each in features(i, 6)] for i, n in enumerate(names)}
+    return Stages(*given).anchors(prompts, samples), asked
+
+
+def test_the_threshold_is_set_against_prompts_of_no_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_strangers, asked = anchors("ab", 30, monkeypatch)
+    assert [tuple(known) for known in asked] == [("a", "b")]
+    assert with_strangers.threshold > anchors("ab", 0, monkeypatch)[0].threshold + 0.05
+
+
+def test_where_every_domain_is_known_or_one_stands_alone_no_stranger_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert anchors("abc", 0, monkeypatch)[0].domains == ("a", "b", "c")
+    alone, asked = anchors("a", 30, monkeypatch)
+    assert alone.domains == ("a",)
+    assert asked == []
