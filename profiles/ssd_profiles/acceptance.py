@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-THRESHOLDS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+THRESHOLDS = (0.0, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
