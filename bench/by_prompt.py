@@ -8,6 +8,7 @@ bench.traces, from the first on, for one that served tuning.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -73,7 +74,7 @@ def main() -> None:
     path = arguments.folder / "by-prompt"
     series = {name: list(each.values()) for name, each in found.items()}
     for picture in histogram(series, f"times the speed of {arguments.base}", "prompts", path):
-        console.print(f"picture: {picture}")
+        print(f"picture: {picture}", file=sys.stderr)
 
 
 def _groups(rows: Sequence[Row], with_halves: bool) -> Mapping[str, Sequence[Row]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.bundles import MadeBundle
+from bench.picture import Picture
 from bench.prompt_files import POOLS, SPEC_BENCH
 from bench.streams import mixed_stream, read_pool, write_stream
 
@@ -26,11 +27,14 @@ class Comparison:
     ratio: float | None = None
     """A mixed stream's; None for Spec-Bench prompts by category."""
     optional: bool = False
-    """Left out unless asked for by `--only`."""
+    """Left out of the quick mode."""
     count: int = 13
     """Prompts in the quick mode, half of them of either domain in a stream."""
     tokens: int = 48
     """New tokens in the quick mode."""
+    categories: bool = False
+    """Whether there are prompts enough to tell categories apart."""
+    pictures: Sequence[Picture] = ()
 
     def run(self, folder: Path, full: bool) -> None:
         """Decode what is not in `folder`/NAME yet."""
@@ -63,7 +67,7 @@ class Comparison:
             f"Bundle: {self.bundle.origin}." + (f" Commit {commit}." if commit else "") + "\n",
             _table(standings),
         ]
-        if self.ratio is None and not self.optional:
+        if self.categories:
             parts.append(_by_category(standings))
         return "\n".join(parts)
 

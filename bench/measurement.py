@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from bench.bundles import MadeBundle
+from bench.picture import Picture
 from bench.provenance import commit
 from ssd_artifacts.files import write_atomically
 from ssd_runtime.profiler import device_name
@@ -24,29 +25,32 @@ class Measurement:
     title: str
     tool: str
     arguments: Sequence[str]
+    """`{out}` stands for the folder of outcomes."""
     bundle: MadeBundle
     """What it looks at, or that from whose model it starts."""
     optional: bool = False
-    """Left out unless asked for by `--only`: it takes half an hour or more."""
+    """Left out of the quick mode."""
+    derived: bool = False
+    """From other parts' outcomes: no measurement of its own, and done anew every time."""
+    pictures: Sequence[Picture] = ()
 
-    @property
-    def command(self) -> str:
+    def command(self, folder: Path) -> str:
         """As a user would type it."""
-        return " ".join(("python -m", self.tool, *self.arguments))
+        return " ".join(("python -m", self.tool, *self._arguments(folder)))
 
     def run(self, folder: Path, full: bool) -> None:
         """Keep what it prints in `folder`/NAME.txt, unless that is there; as much in either mode."""
-        if self.section(folder) is not None:
+        if self.section(folder) is not None and not self.derived:
             return
-        done = subprocess.run(
-            [sys.executable, "-m", self.tool, *self.arguments], stdout=subprocess.PIPE, text=True, check=False
-        )
+        command = [sys.executable, "-m", self.tool, *self._arguments(folder)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             print(done.stdout, end="")
             sys.exit(done.returncode)
         device = device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         machine = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        head = f"{machine}; commit {commit()}. Command: `{self.command}`."
+        measured = "" if self.derived else f"{machine}; commit {commit()}. "
+        head = f"{measured}Command: `{self.command(folder)}`."
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path(folder), f"{head}\n{done.stdout}")
 
@@ -55,9 +59,13 @@ class Measurement:
         if not self._path(folder).is_file():
             return None
         head, _, printed = self._path(folder).read_text(encoding="utf-8").partition("\n")
-        if not head.endswith(f"`{self.command}`."):
+        if not head.endswith(f"`{self.command(folder)}`."):
             return None
-        return f"## {self.title}\n\n{head}\n\n```text\n{printed.rstrip()}\n```\n"
+        said = f"\n```text\n{printed.rstrip()}\n```\n" if printed.strip() else ""
+        return f"## {self.title}\n\n{head}\n{said}"
+
+    def _arguments(self, folder: Path) -> list[str]:
+        return [argument.format(out=folder) for argument in self.arguments]
 
     def _path(self, folder: Path) -> Path:
         return folder / f"{self.name}.txt"

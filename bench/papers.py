@@ -1,10 +1,10 @@
 """Every strategy on every model and stream: writes docs/papers.md, the page of the five papers side by side.
 
-`python -m bench.papers` is the quick mode: 48 new tokens for 26 prompts of Spec-Bench, two of each category, on the
-model that most is said of, and for one of each on others; ablations and what takes half an hour by `--only`. `--full`
-takes every part, all prompts and 128 tokens, 40 prompts of a domain and 64 tokens in streams, and wants another --out.
-Killed, it goes on where it was. Needs `build/bundle05`, `build/bundle02` and `build/bundle-domains`, whose commands it
-names where they are missing.
+`python -m bench.papers` is the quick mode, an hour on two cores: 48 new tokens for 26 prompts of Spec-Bench, two of
+each category, on the model that most is said of, a mixed stream, and what can be told from these. `--only` takes other
+parts, or `all`: that is some four hours. `--full` takes all of them with all prompts and 128 tokens, 40 prompts of a
+domain and 64 tokens in streams, and wants another --out. Killed, it goes on where it was. Needs `build/bundle05`,
+`build/bundle02` and `build/bundle-domains`, whose commands it names where they are missing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.bundles import DOMAINS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
 from bench.comparison import Comparison
 from bench.measurement import Measurement
+from bench.picture import Picture
 from bench.prompt_files import SPEC_BENCH
 from ssd_runtime.command import run_guarded
 
@@ -78,13 +79,31 @@ ABLATIONS = (
     ),
 )
 
+ALONG = 0.3
+"""The mix ratio of the stream along which speed is drawn."""
 COMPARISONS = (
     # Two prompts of a category: what is said of single categories is said of these.
-    Comparison("planted05", "Planted, ε = 0.05", PLANTED05, ALL, count=26),
-    Comparison("planted02", "Planted, ε = 0.02", PLANTED02, ALL),
-    Comparison("demo", "SmolLM2-135M-Instruct", REFERENCE, ALL),
+    Comparison(
+        "planted05",
+        "Planted, ε = 0.05",
+        PLANTED05,
+        ALL,
+        count=26,
+        categories=True,
+        pictures=(Picture("planted05/speed", "papers-planted05", "All strategies on the planted model"),),
+    ),
+    Comparison("planted02", "Planted, ε = 0.02", PLANTED02, ALL, optional=True),
+    Comparison("demo", "SmolLM2-135M-Instruct", REFERENCE, ALL, optional=True),
     *(
-        Comparison(f"domains-{ratio:g}", f"Domain-planted, mix ratio {ratio:g}", DOMAINS, ROUTED, ratio, count=12)
+        Comparison(
+            f"domains-{ratio:g}",
+            f"Domain-planted, mix ratio {ratio:g}",
+            DOMAINS,
+            ROUTED,
+            ratio,
+            optional=ratio != ALONG,
+            count=12,
+        )
         for ratio in RATIOS
     ),
     *ABLATIONS,
@@ -92,25 +111,49 @@ COMPARISONS = (
 PROMPTS = ("--prompts", str(SPEC_BENCH))
 MEASUREMENTS = (
     Measurement(
-        "planning-cost",
-        "What deciding costs",
-        "bench.planning_cost",
-        ("--artifact", PLANTED05.path),
+        "by-prompt",
+        "Planted, ε = 0.05, prompt by prompt",
+        "bench.by_prompt",
+        ("{out}/planted05",),
         PLANTED05,
+        derived=True,
+        pictures=(Picture("planted05/by-prompt", "papers-by-prompt", "Every prompt's speed-up"),),
     ),
     Measurement(
-        "pruning",
-        "What KnapSpec drops on the way",
-        "bench.pruning",
-        ("--artifact", PLANTED05.path),
-        PLANTED05,
+        "pictures",
+        f"Domain-planted: masks, features, speed along the stream of mix ratio {ALONG:g}",
+        "bench.pictures",
+        ("--artifact", DOMAINS.path, "--stream", f"{{out}}/domains-{ALONG:g}", "--out", "{out}/domains"),
+        DOMAINS,
+        derived=True,
+        pictures=(
+            Picture("domains/masks", "domains-masks", "Masks by domain"),
+            Picture("domains/features", "domains-features", "Features of prompts with the anchors"),
+            Picture("domains/stream", "domains-stream", "Speed along the stream"),
+        ),
+    ),
+    Measurement(
+        "shares",
+        "How often each sub-layer is skipped, SmolLM2-135M-Instruct",
+        "bench.pictures",
+        ("--artifact", REFERENCE.path, "--out", "{out}/demo-pictures"),
+        REFERENCE,
+        derived=True,
+        pictures=(Picture("demo-pictures/shares", "demo-shares", "How often each sub-layer is skipped"),),
+    ),
+    Measurement(
+        "planning-cost", "What deciding costs", "bench.planning_cost", ("--artifact", PLANTED05.path), PLANTED05
+    ),
+    Measurement(
+        "pruning", "What KnapSpec drops on the way", "bench.pruning", ("--artifact", PLANTED05.path), PLANTED05
     ),
     Measurement(
         "tpt",
         "Predicted against measured speed",
         "bench.tpt",
-        ("--artifact", PLANTED05.path, "--masks", "10", "--prompts", "3"),
+        ("--artifact", PLANTED05.path, "--masks", "10", "--prompts", "3", "--out", "{out}"),
         PLANTED05,
+        pictures=(Picture("tpt", "tpt", "Predicted against measured speed"),),
     ),
     Measurement(
         "transfer",
@@ -132,13 +175,16 @@ MEASUREMENTS = (
         "bench.context_sweep",
         ("--model", PLANTED05.model, *PROMPTS),
         PLANTED05,
+        optional=True,
     ),
     Measurement(
         "search-cost",
         "Speed against seconds of search",
         "bench.search_cost",
-        ("--model", PLANTED05.model),
+        ("--model", PLANTED05.model, "--out", "{out}"),
         PLANTED05,
+        optional=True,
+        pictures=(Picture("search", "search", "Speed against seconds of search"),),
     ),
     Measurement(
         "cluster-counts",
@@ -163,11 +209,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     everything = {part.name: part for part in (*COMPARISONS, *MEASUREMENTS)}
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--only", default="", help=f"of {', '.join(everything)}; comma-separated")
+    parser.add_argument("--only", default="", help=f"all, or of {', '.join(everything)}; comma-separated")
     parser.add_argument("--out", type=Path, default=Path("build/papers"))
     arguments = parser.parse_args()
-    usual = [name for name, part in everything.items() if arguments.full or not part.optional]
-    names = arguments.only.split(",") if arguments.only else usual
+    every = arguments.full or arguments.only == "all"
+    usual = [name for name, part in everything.items() if every or not part.optional]
+    names = usual if arguments.only in ("", "all") else arguments.only.split(",")
     if unknown := set(names) - set(everything):
         parser.error(f"--only: no such part: {', '.join(sorted(unknown))}")
     wanted = [everything[name] for name in names]
@@ -175,13 +222,18 @@ def main() -> None:
         sys.exit("\n".join(f"error: {each}" for each in missing))
     for part in wanted:
         part.run(arguments.out, arguments.full)
+        for picture in part.pictures:
+            picture.publish(arguments.out, PAGE)
     PAGE.write_text(page(arguments.out), encoding="utf-8")
     print(f"written: {PAGE}")
 
 
 def page(folder: Path) -> str:
     """The page, in Markdown, of everything that `folder` has the outcome of."""
-    sections = [part.section(folder) for part in (*COMPARISONS, *MEASUREMENTS)]
+    sections = list[str | None]()
+    for part in (*COMPARISONS, *MEASUREMENTS):
+        if section := part.section(folder):
+            sections += [section, *(picture.markdown(folder) for picture in part.pictures)]
     return "\n".join([HEAD, *filter(None, sections)])
 
 

@@ -8,6 +8,7 @@ dimensions with the anchors (KNN-SSD's Figure 5), and speed along the mixed stre
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def main() -> None:
         names = dict.fromkeys(row.contender for row in rows if row.contender != "plain")
         paths += stream(rows, list(names), arguments.out)
     for path in paths:
-        print(path)
+        print(f"picture: {path}", file=sys.stderr)
 
 
 def masks(bundle: Bundle, out: Path) -> list[Path]:

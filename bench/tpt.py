@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def main() -> None:
         print(f"{name:46} Pearson {r:.3f}, R² {r * r:.3f}, median |predicted ÷ measured - 1| {error:.1%}")
     series = {name: ([way.predictions[name] for way in ways], measured) for name in list(ways[0].predictions)[1:]}
     for path in points(series, "predicted ÷ plain decoding", "measured ÷ plain decoding", arguments.out / "tpt"):
-        print(f"picture: {path}")
+        print(f"picture: {path}", file=sys.stderr)
 
 
 def some_masks(known: Sequence[SkipMask], count: int, seed: int = 0) -> list[SkipMask]:

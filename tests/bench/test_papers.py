@@ -10,6 +10,7 @@ from bench.bundles import MadeBundle
 from bench.ledger import Row
 from bench.measurement import Measurement
 from bench.papers import COMPARISONS, MEASUREMENTS, page
+from bench.picture import Picture
 from bench.standings import standings
 from ssd_runtime.strategies import check_strategy, read_settings
 
@@ -70,7 +71,7 @@ def test_what_a_tool_prints_is_kept_and_shown(tmp_path: Path) -> None:
     shown = measurement.section(tmp_path)
     assert shown is not None
     assert "Beautiful is better than ugly." in shown
-    (tmp_path / "zen.txt").write_text(f"here: `{measurement.command}`.\nanother")
+    (tmp_path / "zen.txt").write_text(f"here: `{measurement.command(tmp_path)}`.\nanother")
     measurement.run(tmp_path, full=False)
     assert "another" in (measurement.section(tmp_path) or "")
     (tmp_path / "zen.txt").write_text("here: `python -m that`.\nanother")
@@ -84,3 +85,29 @@ def test_a_bundle_that_is_missing_says_how_it_is_made(tmp_path: Path) -> None:
     assert "make it --exits 8" in (exits.missing or "")
     (tmp_path / "exits.safetensors").touch()
     assert exits.missing is None
+
+
+def test_pictures_stand_on_the_page_where_they_have_been_drawn(tmp_path: Path) -> None:
+    drawn, page_file = tmp_path / "outcomes", tmp_path / "docs" / "page.md"
+    page_file.parent.mkdir()
+    picture = Picture("part/speed", "shown", "What it shows")
+    picture.publish(drawn, page_file)
+    assert picture.markdown(drawn) is None
+    (drawn / "part").mkdir(parents=True)
+    (drawn / "part" / "speed.png").write_bytes(b"png")
+    picture.publish(drawn, page_file)
+    shown = picture.markdown(drawn) or ""
+    assert shown == "![What it shows](pictures/shown.png)\n"
+    assert (page_file.parent / "pictures" / "shown.png").read_bytes() == b"png"
+
+
+def test_what_follows_from_other_parts_is_done_anew_and_says_nothing_of_a_machine(tmp_path: Path) -> None:
+    bundle = MadeBundle("demo", "demo", "cnn")
+    listing = ("{out}", "-q", "-l", "-d", "nothing")
+    measurement = Measurement("list", "Files", "compileall", listing, bundle, derived=True)
+    measurement.run(tmp_path, full=False)
+    section = measurement.section(tmp_path) or ""
+    assert section == f"## Files\n\nCommand: `python -m compileall {tmp_path} -q -l -d nothing`.\n"
+    (tmp_path / "list.txt").write_text(f"Command: `{measurement.command(tmp_path)}`.\nold")
+    measurement.run(tmp_path, full=False)
+    assert "old" not in (measurement.section(tmp_path) or "")

@@ -163,6 +163,25 @@ def test_from_python_a_loaded_model_answers_as_the_command_does(room: Path) -> N
     assert answer.generation.domain == expected["domain"]
 
 
+def test_a_seeds_answers_are_those_of_plain_decoding_whatever_the_strategy(room: Path) -> None:
+    (room / "twice.jsonl").write_text('{"prompt": "The river"}\n' * 2)
+    options = ["--artifact", "bundle", "--prompts", "twice.jsonl", "--max-new-tokens", "20", "--json"]
+    sampled = [*options, "--temperature", "0.9", "--top-p", "0.95"]
+
+    def answers(*more: str) -> list[list[int]]:
+        return [record["token_ids"] for record in records(command(room, RUN, *more)) if "token_ids" in record]
+
+    plain = answers(*sampled, "--seed", "7", "--strategy", "plain")
+    assert plain[0] != plain[1], "each prompt of a file has a seed of its own"
+    for strategy in ("auto", "knn"):
+        assert answers(*sampled, "--seed", "7", "--strategy", strategy) == plain
+    assert answers(*sampled, "--seed", "8")[0] == plain[1]
+    assert answers(*options)[0] != plain[0], "greedy"
+    done = command(room, RUN, *sampled, "--seed", "7", "--rejection", "--strategy", "knn", "--compare")
+    assert done.returncode == 0, done.stderr
+    assert records(done)[0]["identical"] is None, "tested drafts are not those of a seed"
+
+
 @pytest.mark.parametrize("strategy", ["auto", "knn"])
 def test_an_explanation_of_every_step_accounts_for_every_token(room: Path, strategy: str) -> None:
     options = ["--artifact", "bundle", "--strategy", strategy, "--max-new-tokens", "24", "--json", "--explain-steps"]

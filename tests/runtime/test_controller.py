@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,15 +15,16 @@ from hypothesis import strategies as st
 from bench.simulate import Replay, controller, replay
 from bench.traces import Trace
 from ssd_artifacts.domain_record import ExitChoice
+from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
 from ssd_runtime.planning.budget import MOST, PER_TOKEN, Budget
 from ssd_runtime.planning.controller import Stream
-from ssd_runtime.planning.draft_record import DraftRecord
+from ssd_runtime.planning.draft_record import HYSTERESIS, MIN_GAIN, DraftRecord
 from ssd_runtime.planning.exit_drafts import ExitDrafts
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.lookup import MOST_ROWS, row_costs
+from ssd_runtime.planning.lookup import row_costs
 from ssd_runtime.planning.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.offer import Source
 from ssd_runtime.planning.plan import Cycle
@@ -31,6 +34,8 @@ from tests.tables import latency_table, profile
 LAYERS = 8
 TABLE = latency_table(LAYERS)
 DOMAIN = "stories"
+BOUND = 5.4
+"""Plain steps that may be lost over 64 tokens: 5, and a little for what the last cycle yields besides."""
 
 
 def masks(name: str, skipped: range, agreement: float) -> Frontier:
@@ -39,6 +44,7 @@ def masks(name: str, skipped: range, agreement: float) -> Frontier:
 
 
 HALF = {DOMAIN: masks("half", range(2, 10), 0.95)}
+KINDS = ("random", "repeating", "mixed")
 EXITS = [
     ExitChoice(stops=stops, width=width, threshold=0.5, annealing=0.0, predicted_speedup=2.5)
     for stops, width in (([1], 1), ([2, 4], 4), ([7], 6))
@@ -90,7 +96,7 @@ def test_the_budget_bounds_the_loss_over_any_run_of_cycles(cycles: list[tuple[in
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["random", "repeating", "mixed"]),
+    st.sampled_from(KINDS),
     st.integers(0, 1000),
     st.lists(st.booleans(), min_size=1, max_size=40),
     st.sampled_from([{}, HALF]),
@@ -103,7 +109,7 @@ def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(
     losses = done.losses()
     for first in range(len(losses)):
         for last in range(first, min(first + 64, len(losses))):
-            assert sum(losses[first : last + 1]) <= MOST + (64 + MOST_ROWS) * PER_TOKEN + 1e-6
+            assert sum(losses[first : last + 1]) <= BOUND
 
 
 @settings(max_examples=30, deadline=None)
@@ -116,7 +122,43 @@ def test_nor_against_one_who_sees_the_credit(
     done = run(story("mixed", seed), lambda place: stream.budget.credit < bar, frontiers, stream, exits)
     losses = done.losses()
     for first in range(len(losses)):
-        assert sum(losses[first : first + 64]) <= MOST + (64 + MOST_ROWS) * PER_TOKEN + 1e-6
+        assert sum(losses[first : first + 64]) <= BOUND
+
+
+@pytest.mark.parametrize("exits", [None, *EXITS])
+@pytest.mark.parametrize(
+    ("machine", "bound"),
+    [
+        (latency_table(LAYERS, per_token=6e-5), 10.0),
+        (replace(TABLE, head=4 * TABLE.head), 7.0),
+    ],
+)
+def test_on_a_machine_that_the_table_is_wrong_of_little_more_is_lost(
+    machine: LatencyTable, bound: float, exits: ExitChoice | None
+) -> None:
+    """Verifying eight tokens takes 2.5 plain steps where the table has 1.3; a draft step 0.8 where it has 0.65."""
+    for seed, right, kind in itertools.product(range(3), (lambda _: False, lambda place: place % 3 == 0), KINDS):
+        stream, trace = Stream(), story(kind, seed, 600)
+        planner = controller(TABLE, stream, trace, HALF, {DOMAIN: exits} if exits else {})
+        losses = replay(planner, stream, trace, machine, lambda _, place, right=right: (right(place), 1.0)).losses()
+        assert max(sum(losses[first : first + 64]) for first in range(len(losses))) <= bound
+        assert sum(losses) <= 0.03 * len(losses)
+
+
+def test_cycles_that_something_held_up_do_not_silence_a_stream() -> None:
+    """One in fifty takes three times as long, whatever it does; all vary by a twelfth."""
+
+    class Noisy(LatencyTable):
+        def step_seconds(self, context: float, queries: float = 0, mask: SkipMask | None = None) -> float:
+            true = super().step_seconds(context, queries or 1, mask)
+            return true * math.exp(draws.gauss(0.0, 0.08)) * (3.0 if draws.random() < 0.02 else 1.0)
+
+    for seed in range(5):
+        draws, stream, trace = random.Random(seed), Stream(), story("random", seed, 1500)
+        machine = Noisy(*(getattr(TABLE, field.name) for field in fields(TABLE)))
+        planner = controller(TABLE, stream, trace, HALF)
+        done = replay(planner, stream, trace, machine, lambda _, place: (place % 20 != 0, 1.0))
+        assert sum(cycle.plan.mask is not None for cycle in done.cycles) > 0.6 * len(done.cycles)
 
 
 @pytest.mark.parametrize("exits", [None, *EXITS])
@@ -136,7 +178,7 @@ def test_good_masks_are_used_and_repetition_is_copied() -> None:
     assert sum(cycle.plan.mask is not None for cycle in masked.cycles) > 0.8 * len(masked.cycles)
     copied = run(story("repeating", 1), lambda place: False, {})
     assert copied.tokens / sum(copied.costs) > 3.0
-    assert {cycle.plan.reason for cycle in copied.cycles[2:]} == {"lookup"}
+    assert {cycle.plan.reason for cycle in copied.cycles[4:]} == {"lookup"}
 
 
 def test_exits_that_hold_are_used_and_those_that_fail_left() -> None:
@@ -187,11 +229,21 @@ def test_drafts_are_as_long_as_the_text_lets_them() -> None:
     assert 1.5 * lengths[0] < lengths[1] < lengths[2] / 1.3
 
 
+def test_what_has_been_left_must_promise_more_to_be_taken_up_again() -> None:
+    record, between = DraftRecord(), MIN_GAIN * (1.0 + HYSTERESIS) / 2
+    assert record.trusts(between)
+    assert not record.trusts(MIN_GAIN - 0.001)
+    assert not record.trusts(between)
+    assert record.trusts(MIN_GAIN * HYSTERESIS)
+    assert record.trusts(between)
+
+
 def test_an_empty_purse_says_nothing_against_a_mask() -> None:
     stream, trace = Stream(), story("random", 6)
     planner = controller(TABLE, stream, trace, HALF)
     assert planner.plan(40, trace.answer[0]).mask is None, "nothing is known of the machine yet"
-    stream.verify.see(1, 0.03, 1.0)
+    for _ in range(3):
+        stream.verify.see(1, 0.03, 1.0)
     stream.budget.credit = 0.3
     for _ in range(5):
         assert planner.plan(40, trace.answer[0]).mask is None

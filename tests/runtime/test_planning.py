@@ -169,7 +169,8 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
     given = bundle(**domains)  # type: ignore[arg-type]
     heads: ExitHeads = None  # type: ignore[assignment] # no domain has exits
     stream = Stream()
-    stream.verify.see(1, 0.03, 1.0)  # the step that a stream begins with
+    for _ in range(3):  # the steps that a stream begins with
+        stream.verify.see(1, 0.03, 1.0)
     planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), stream)
     planner.start(SimpleNamespace(ids=list(range(100))), prompt(axis))  # type: ignore[arg-type]
     return planner

@@ -19,7 +19,7 @@ from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
-from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.gaussian import most_promising
 from ssd_runtime.generate import Generation, Limits, generate
@@ -126,6 +126,31 @@ def test_guesses_go_on_where_a_masked_chain_ends() -> None:
     assert got.token_ids == plain
     assert all(cycle.steps <= 2 for cycle in got.cycles)
     assert max(cycle.accepted for cycle in got.cycles) > 2
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, 0, 1.0, 0.0, 1.0, 5)])
+def test_second_candidates_stand_where_the_chain_is_wrong(sampling: Sampling) -> None:
+    """A mask that is often wrong, rows that cost nothing: cycles yield more, and the same tokens."""
+    ids, poor = [1, 2, 3, 4], SkipMask.of(WEAK.num_layers, range(2, 12))
+    plain = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(60)).token_ids
+
+    def cycles(branching: Branching, row: float, most_cost: float = 9.0) -> Generation:
+        costs = tuple(1.0 + row * n for n in range(32))
+        drafter = Extended(Masked(poor, 0.0, branching), 4, Lookup(LookupRecord()), 0.8, 1.0, costs, most_cost)
+        got = generate(Session(DECODER, sampling), ids, ConstantPlanner(Plan("test", drafter, 12)), Limits(60))
+        assert got.token_ids == plain
+        return got
+
+    chain, tree = cycles((), 0.0), cycles(((1.0, 2),), 0.0)
+    assert len(tree.cycles) < len(chain.cycles)
+    stood = [cycle for cycle in tree.cycles if len(cycle.tokens) > cycle.accepted + 1]
+    assert stood
+    assert all(cycle.accepted < cycle.steps for cycle in stood), "beside the chain, not behind it"
+    assert max(cycle.verified for cycle in tree.cycles) == 1 + 2 * 4
+    for dear in (cycles(((1.0, 2),), 0.5), cycles(((1.0, 2),), 0.01, most_cost=0.0)):
+        assert [cycle.tokens for cycle in dear.cycles] == [cycle.tokens for cycle in chain.cycles]
+    # The likeliest come first: where little may be spent, one row, in place of the first token.
+    assert max(cycle.verified for cycle in cycles(((1.0, 2),), 0.01, most_cost=0.015).cycles) == 1 + 4 + 1
 
 
 @pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3"])

@@ -58,12 +58,12 @@ class Controller:
         """What to do behind `context` committed tokens and the pending one."""
         costs, most_cost = self._stream.verify.priced(self._table.at(context)), self._stream.budget.most_cost
         guess = best_guess(self._lookup, context, pending, costs, MOST_ROWS, most_cost)
-        # What steps of the model take is judged by verifications: a stream begins with one.
-        sources = self._sources if self._stream.verify.plain_seconds is not None else ()
-        offers = [offer for source in sources if (offer := source.offer(context, costs, most_cost)) is not None]
+        self._chosen, self._costs = None, costs
+        if not self._stream.verify.settled:
+            return Plan("plain: what a step takes here is not known yet")
+        offers = [offer for source in self._sources if (offer := source.offer(context, costs, most_cost)) is not None]
         # What the budget does not cover yet is saved for: spent on the second best, it would never come together.
         best = max(offers, key=lambda offer: offer.source.record.discounted(offer.best), default=None)
-        self._chosen, self._costs = None, costs
         if best is not None and best.plan is not None and best.speedup >= guess.speedup:
             self._chosen = best
             return best.plan

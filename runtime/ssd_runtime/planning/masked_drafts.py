@@ -9,12 +9,15 @@ from operator import attrgetter
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.extended import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
-from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.planning.draft_record import MIN_GAIN, DraftRecord
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.offer import Offer
 from ssd_runtime.planning.plan import Cycle, Plan
 from ssd_runtime.planning.throughput import Option
+
+UNSURE: Branching = ((0.5, 2),)
+"""Where the masked model gives its token no more than this, its second candidate may be verified, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class _Chain:
 
 
 class MaskedDrafts:
-    """The best mask of a domain's frontier, with guesses behind the masked chain.
+    """The best mask of a domain's frontier, with guesses behind the masked chain and second candidates beside it.
 
     The record is of tokens that were right ÷ those that the mask's token agreement predicts. What one token more or
     less often right means for a whole draft follows from it: drafts get shorter where the text is hard, and longer
@@ -99,7 +102,7 @@ class MaskedDrafts:
     def _plan(self, option: Option, chain: _Chain, costs: Sequence[float], most_cost: float) -> Plan:
         entry = option.entry
         agreement = min(1.0, entry.profile.token_agreement * self.record.factor)
-        masked, left = Masked(entry.mask, option.threshold), most_cost - chain.cost
+        masked, left = Masked(entry.mask, option.threshold, UNSURE), most_cost - chain.cost
         return Plan(
             f"draft with {entry.name}",
             Extended(masked, chain.length, self._lookup, agreement, chain.speedup, tuple(costs), left),

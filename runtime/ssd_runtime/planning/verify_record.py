@@ -16,13 +16,14 @@ ABOUT = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
 SURPRISE = 0.25
 """Most that one verification counts for, as a logarithm: a step that something else held up says nothing."""
 DRIFT, OWN, FIRST = 0.2, 0.05, 5
-"""What share of a surprise is laid to the machine's pace, and to that number of rows: at first one in `FIRST`."""
+"""What share of a surprise is laid to the machine's pace, and to that number of rows: at first one in `FIRST`, and
+little to the pace."""
 
 LAZY = 8
 """Costs are priced again when so many more verifications of some number of rows were seen: it takes a while."""
 
-SETTLING = 5
-"""Verifications that the pace is first taken from."""
+SETTLING = 3
+"""Plain steps that the pace is first taken from: the very first may have been held up."""
 
 
 @dataclass(slots=True)
@@ -53,6 +54,11 @@ class VerifyRecord:
     """Costs by the table, and what became of them."""
 
     @property
+    def settled(self) -> bool:
+        """Whether the pace is known: until then plain steps are due."""
+        return len(self._first) >= SETTLING
+
+    @property
     def plain_seconds(self) -> float | None:
         """What a plain step takes of late; None where nothing was verified yet."""
         return math.exp(self._pace) if self._first else None
@@ -64,13 +70,14 @@ class VerifyRecord:
         about = ABOUT[bisect_left(ABOUT, rows, hi=len(ABOUT) - 1)]
         excess = self.rows.get(about) or _Excess(float(self._beyond(about)))
         found = math.log(seconds) - math.log(cost) - excess.log
-        if len(self._first) < SETTLING:
-            # The very first may have been held up: nothing is laid to rows before the pace is known.
+        if not self.settled:
+            # Nothing is laid to rows before the pace is known.
             self._first.append(found)
             self._pace = median(self._first)
             return
         surprise = min(max(found - self._pace, -SURPRISE), SURPRISE)
-        self._pace += DRIFT * surprise
+        known = 1.0 if about == 1 else excess.seen / (excess.seen + FIRST)
+        self._pace += DRIFT * known * surprise
         if about > 1:
             excess.log += max(OWN, 1 / (FIRST + excess.seen)) * surprise
             excess.seen += 1
