@@ -76,8 +76,8 @@ class VerifyRecord:
             self._pace = median(self._first)
             return
         surprise = min(max(found - self._pace, -SURPRISE), SURPRISE)
-        known = 1.0 if about == 1 else excess.seen / (excess.seen + FIRST)
-        self._pace += DRIFT * known * surprise
+        told = 1.0 if about == 1 else excess.seen / (excess.seen + FIRST)
+        self._pace += DRIFT * told * surprise
         if about > 1:
             excess.log += max(OWN, 1 / (FIRST + excess.seen)) * surprise
             excess.seen += 1
