@@ -15,13 +15,13 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from bench.calibration import calibration
 from ssd_artifacts.domain_record import MIXTURE
 from ssd_artifacts.exits import ExitSet
-from ssd_compiler.calibrate import Sample, continue_prompts, middle_context, reference_states, samples_of
+from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.exit_training import cache_features, train_exits
 from ssd_compiler.exit_tuning import exit_traces, tune_exits
 from ssd_compiler.exits import exit_layers, fit_exits, held_back
-from ssd_compiler.prompts import load_prompts
 from ssd_compiler.settings import CompileSettings
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine import Engine
@@ -72,13 +72,7 @@ def _samples(engine: Engine) -> dict[str, list[Sample]]:
     bundle, loaded, decoder = engine.bundle, engine.loaded, engine.decoder
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names))
-    prompts = {name: load_prompts(name, settings, loaded, lambda _: None) for name in names}
-    return {
-        name: samples_of(
-            continue_prompts(decoder, each.search, each.max_new_tokens, loaded.eos_ids, lambda: None), name
-        )
-        for name, each in prompts.items()
-    }
+    return {name: calibration(name, settings, loaded, decoder)[1] for name in names}
 
 
 def _judged(

@@ -16,12 +16,12 @@ from time import perf_counter
 import numpy as np
 from bayes_opt import BayesianOptimization
 
+from bench.calibration import calibration
 from bench.chart import stairs
 from bench.planted import WEAK_FILE
 from ssd_compiler.bayesian import VertexImprovement
-from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
+from ssd_compiler.calibrate import Sample, reference_states
 from ssd_compiler.evaluate import Evaluator
-from ssd_compiler.prompts import load_prompts
 from ssd_compiler.search import SearchBounds, search
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import SkipMask
@@ -51,9 +51,7 @@ def main() -> None:
     loaded = load_model(arguments.model)
     decoder = fitted_decoder(loaded.model)
     latency = measure_latency(decoder)
-    prompts = load_prompts(arguments.domain, settings, loaded, print)
-    texts = continue_prompts(decoder, prompts.search, prompts.max_new_tokens, loaded.eos_ids, lambda: None)
-    samples = samples_of(texts, arguments.domain)
+    _, samples = calibration(arguments.domain, settings, loaded, decoder, print)
     context = round(sum(sample.middle for sample in samples) / len(samples))
     weak_file = Path(arguments.model) / WEAK_FILE
     weak = SkipMask.from_hex(weak_file.read_text(), decoder.shape.num_layers) if weak_file.is_file() else None

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.calibration import calibration
 from bench.chart import points
-from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
-from ssd_compiler.prompts import load_prompts
+from ssd_compiler.calibrate import middle_context, reference_states
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import DRAFT_LENGTHS, AcceptanceProfile
 from ssd_profiles.formulas import tokens_per_time
@@ -57,9 +57,8 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
     bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
-    prompts = load_prompts(arguments.domain, CompileSettings("", (arguments.domain,)), loaded, print)
-    found = continue_prompts(decoder, prompts.search, prompts.max_new_tokens, loaded.eos_ids, lambda: None)
-    samples = samples_of(found, arguments.domain)
+    settings = CompileSettings("", (arguments.domain,))
+    prompts, samples = calibration(arguments.domain, settings, loaded, decoder, print)
     reference, ways = reference_states(decoder, samples), list[Way]()
     context = middle_context(samples)
     known = [entry.skip_mask(decoder.shape.num_layers) for entry in bundle.domains[arguments.domain].frontier]

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.calibration import calibration
 from ssd_artifacts.domain_record import MIXTURE
-from ssd_compiler.calibrate import continue_prompts, middle_context, reference_states, samples_of
-from ssd_compiler.prompts import load_prompts
+from ssd_compiler.calibrate import middle_context, reference_states
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import replay
 from ssd_profiles.latency import LatencyTable
@@ -41,9 +41,7 @@ def main() -> None:
     print(f"{'prompts of':12}" + "".join(f"{name[:9]:>10}" for name in frontiers) + "   (columns: whose plan)")
     table = []
     for name in names:
-        prompts = load_prompts(name, settings, loaded, lambda _: None)
-        found = continue_prompts(decoder, prompts.search, prompts.max_new_tokens, loaded.eos_ids, lambda: None)
-        samples = samples_of(found, name)
+        _, samples = calibration(name, settings, loaded, decoder)
         context = middle_context(samples)
         reference = reference_states(decoder, samples)
         row = []
