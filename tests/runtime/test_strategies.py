@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
+from ssd_runtime.drafting.draft import Draft
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
@@ -151,6 +153,37 @@ def test_second_candidates_stand_where_the_chain_is_wrong(sampling: Sampling) ->
         assert [cycle.tokens for cycle in dear.cycles] == [cycle.tokens for cycle in chain.cycles]
     # The likeliest come first: where little may be spent, one row, in place of the first token.
     assert max(cycle.verified for cycle in cycles(((1.0, 2),), 0.01, most_cost=0.015).cycles) == 1 + 4 + 1
+
+
+@dataclass(frozen=True)
+class Chain(Masked):
+    """Two tokens whose first is in doubt, whatever the mask."""
+
+    def draft(self, session: Session, pending: int, length: int) -> Draft:
+        return Draft([2, 3, 9], [0, 1, 0], steps=2)
+
+
+@pytest.mark.parametrize("agreement", [0.99, 0.85])
+def test_of_guesses_and_second_candidates_the_likelier_is_verified(agreement: float) -> None:
+    """One row may be added: what follows a chain that is right surely, or stands beside one that is not."""
+    lookup, costs = Lookup(LookupRecord()), (1.0, 1.0, 1.0, 1.1, *(9.0,) * 28)
+    lookup.open([1, 2, 3, 4] * 5)
+    drafter = Extended(Chain(WEAK), 2, lookup, agreement, 1.0, costs, 0.2)
+    got = drafter.draft(Session(DECODER), 1, 14)
+    added = (4, 2) if agreement > 0.9 else (9, 0)
+    assert got.parents is not None
+    assert list(zip(got.tokens, got.parents, strict=True)) == [(2, 0), (3, 1), added]
+
+
+def test_auto_verifies_second_candidates_of_unsure_drafts() -> None:
+    poor, table = SkipMask.of(WEAK.num_layers, range(2, 12)), latency_table(WEAK.num_layers, per_token=1e-9)
+    masks, stream, stood = {"mix": Frontier((Entry("poor", poor, profile(0.9)),))}, Stream(), 0
+    for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6, 8]):
+        got = generate(Session(DECODER), ids, AutoPlanner(masks, {}, HEADS, None, table, stream), Limits(90))
+        assert got.token_ids == plainly(ids, 90)
+        masked = (cycle for cycle in got.cycles if cycle.plan.mask is not None)
+        stood += sum(len(cycle.tokens) > cycle.accepted + 1 for cycle in masked)
+    assert stood
 
 
 @pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3"])
@@ -324,7 +357,7 @@ def test_swift_finds_weak_layers_and_keeps_them_for_the_stream() -> None:
     before = search.best
     runs = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(150)) for seed in range(1, 9)]
     assert search.tried > 30, "the search goes on from prompt to prompt"
-    assert len(set(search.best) & set(WEAK)) >= len(set(before) & set(WEAK))
+    assert len(set(search.best) & set(WEAK)) > len(set(before) & set(WEAK))
     assert runs[-1].num_accepted_tokens / runs[-1].num_draft_tokens > 0.5
     protected = {0, 1, 14, 15}
     assert not protected & set(search.best)

@@ -47,6 +47,16 @@ def test_a_machine_that_is_slower_as_a_whole_changes_nothing(scale: float, seed:
     assert other.priced(TABLE) == pytest.approx(one.priced(TABLE), rel=1e-9)
 
 
+@pytest.mark.parametrize("held_up", range(3))
+def test_a_held_up_step_at_the_start_says_nothing_of_the_pace(held_up: int) -> None:
+    record = VerifyRecord()
+    for step in range(3):
+        assert not record.settled
+        record.see(1, 0.5 if step == held_up else 0.04, 1.0)
+    assert record.settled
+    assert record.plain_seconds == pytest.approx(0.04)
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 10.0)), max_size=50))
 def test_more_rows_never_cost_less_and_one_costs_one(seen: list[tuple[int, float]]) -> None:
     record = VerifyRecord()
