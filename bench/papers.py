@@ -57,7 +57,7 @@ ABLATIONS = (
     _ablation(
         "swift",
         *("confidence=0", "tree=0", "steps=0", "steps=100", "enough=1+idle=100000"),
-        *("window=16", "window=64", "bayes_interval=5"),
+        *("window=16", "window=64", "bayes_interval=5", "protect=0"),
     ),
     _ablation(
         "clasp",

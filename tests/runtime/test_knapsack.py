@@ -8,7 +8,7 @@ from ssd_compiler.calibrate import continue_prompts, reference_states, samples_o
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
-from ssd_runtime.knapsack import Weights, branch_attention, search_knapsack
+from ssd_runtime.knapsack import Candidate, Weights, branch_attention, search_knapsack
 from ssd_runtime.planning.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
@@ -98,3 +98,15 @@ def test_on_the_fly_it_finds_the_planted_layers_and_changes_nothing(confidence: 
     assert len(masks) >= 1
     assert got.target_forwards < 119
     assert max(mask.jaccard(WEAK) for mask in masks) >= 0.6
+
+
+def test_without_early_stop_drafts_are_as_long_as_verifying_them_pays() -> None:
+    """The length of most tokens a second, by what the table says of verifying so many; else the longest (D)."""
+    lengths: dict[float, list[int]] = {0.0: [], 0.7: []}
+    for confidence, found in lengths.items():
+        for per_token in (1e-6, 5e-5, 7e-5):
+            planner = KnapsackPlanner(latency_table(8, per_token=per_token), KnapsackSettings(confidence=confidence))
+            plan = planner._rated(Candidate(WEAK, 8, 0.99, 0.99), 100)[1]
+            found.append(plan.draft_length)
+    assert lengths[0.0][0] > lengths[0.0][1] > lengths[0.0][2] > 0
+    assert lengths[0.7] == [KnapsackSettings().max_draft] * 3

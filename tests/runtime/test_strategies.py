@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.chooser import Proposal
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
 from ssd_runtime.drafting.draft import Draft
@@ -36,7 +39,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import DelSettings, SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.planning.swift import FALLEN, SwiftSearch
+from ssd_runtime.planning.swift import FALLEN, TREE, SwiftSearch
 from ssd_runtime.planning.throughput import Entry
 from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Session
@@ -268,11 +271,11 @@ def exit_plan(heads: ExitHeads, tuned: ExitChoice | None, *assignments: str) -> 
     return plan, plan.drafter
 
 
-def test_the_depth_bound_is_an_exit_whatever_was_fitted() -> None:
-    bounds = {"depth=0.75": (1, 3, 5, 6), "depth=0.625": (1, 3, 5), "depth=0.25": (1, 2)}
+def test_the_depth_bound_is_the_nearest_exit_that_was_fitted() -> None:
+    bounds = {"depth=0.85": (1, 3, 5, 7), "depth=0.625": (1, 3, 5), "depth=0.4": (1, 3), "depth=0": (1,)}
     for depth, stops in bounds.items():
         assert exit_plan(fitted(1, 3, 5, 7), None, depth)[1].stops == stops
-    assert exit_plan(fitted(5, 7), None, "depth=0.5")[1].stops == (1, 2, 3, 4), "none is fitted so early"
+    assert exit_plan(fitted(5, 7), None, "depth=0.5")[1].stops == (5,)
     assert exit_plan(HEADS, None)[1].stops[-1] == 2, "10 of 32 layers, of these eight"
 
 
@@ -280,8 +283,8 @@ def test_what_the_bundle_has_tuned_and_what_a_user_sets_reach_the_drafter() -> N
     tuned = ExitChoice(stops=[3, 5], width=4, threshold=0.4, annealing=0.3, predicted_speedup=1.0)
     plan, drafter = exit_plan(fitted(3, 5), tuned)
     assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3, 5), 4, 0.4, 0.3)
-    plan, drafter = exit_plan(fitted(3, 5), tuned, "depth=0.5", "width=2", "threshold=0.9", "annealing=0")
-    assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3, 4), 2, 0.9, 0.0)
+    plan, drafter = exit_plan(fitted(3, 5), tuned, "depth=0.4", "width=2", "threshold=0.9", "annealing=0")
+    assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3,), 2, 0.9, 0.0)
     plan, drafter = exit_plan(HEADS, None)
     assert (plan.draft_length, drafter.threshold, drafter.annealing) == (8, 0.55, 0.2)
 
@@ -442,7 +445,42 @@ def test_the_gaussian_process_prefers_what_is_like_good_masks() -> None:
     assert most_promising(tried, scores, np.asarray([far, near])) == 1
 
 
+@pytest.mark.parametrize(("probability", "count"), [(0.1, 10), (0.49, 10), (0.51, 5), (0.79, 5), (0.81, 3), (0.96, 1)])
+def test_swift_verifies_more_candidates_the_less_sure_it_is(probability: float, count: int) -> None:
+    """SWIFT §4.2: 10, 5, 3 and 1 for probabilities up to 0.5, 0.8, 0.95 and 1."""
+    scores = torch.arange(20.0)
+    siblings = Masked(WEAK, 0.0, TREE)._siblings(Proposal(19, scores, -math.log(probability)))
+    assert siblings == list(range(18, 19 - count, -1))
+
+
+def test_swift_without_steps_keeps_its_mask_however_little_is_accepted() -> None:
+    search = SwiftSearch(20, SwiftSettings(steps=0))
+    before = search.best
+    for _ in range(5):
+        search.drafted(64, 0)
+    assert search.best == before
+
+
+@pytest.mark.parametrize("protect", [0, 1, 3])
+def test_swift_protects_as_many_layers_as_it_is_told(protect: int) -> None:
+    search, ends = SwiftSearch(8, SwiftSettings(protect=protect, skip=0.9)), 2 * protect
+    tried = {index for _ in range(40) for index in search.suggest()}
+    assert tried == set(range(ends, 16 - ends))
+
+
 # DEL
+
+
+@pytest.mark.parametrize("right", [{2}, {4}, {6}, {4, 6}, {2, 4, 6}])
+def test_del_drafts_from_the_first_exit_that_is_always_right(right: set[int]) -> None:
+    """Tokens a layer are most where each token costs fewest layers, and where drafts are longest (KnapSpec eq. 2)."""
+    planner = DelPlanner(HEADS, 8, DelSettings(every=2, max_draft=6))
+    last, other = torch.randn(8, DECODER.shape.hidden), torch.randn(8, DECODER.shape.hidden)
+    states = [last if place // 2 in right else other for place in range(16)] + [last]
+    planner.observe(SimpleNamespace(tokens=list(range(8))), states)  # type: ignore[arg-type]
+    plan = planner.plan(10, 1)
+    assert isinstance(plan.drafter, EarlyExit)
+    assert (plan.drafter.stops, plan.draft_length) == ((min(right),), 6)
 
 
 def test_del_drafts_from_one_exit_for_a_cycle() -> None:

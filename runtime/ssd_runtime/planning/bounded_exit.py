@@ -65,9 +65,12 @@ class BoundedExitPlanner(BasePlanner):
             return tuple(tuned.stops)
         share = self._settings.depth if self._settings.depth >= 0 else DEPTH
         deepest = max(1, min(self._layers - 1, round(share * self._layers)))
-        fitted = [layer for layer in self._heads.fitted if layer < deepest]
-        # The bound is an exit itself, by the model's own head where none is fitted there.
-        return (*fitted, deepest) if fitted else _spread(deepest)
+        fitted = self._heads.fitted
+        if not fitted:
+            return _spread(deepest)
+        # The bound is an exit itself, and one by the model's own head would not be what its paper has there.
+        bound = min(fitted, key=lambda layer: abs(layer - deepest))
+        return tuple(layer for layer in fitted if layer <= bound)
 
 
 def _spread(deepest: int) -> tuple[int, ...]:

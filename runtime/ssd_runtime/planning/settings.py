@@ -74,6 +74,9 @@ class SwiftSettings:
     """Share of the sub-layers to skip at first."""
     least_skip: float = 0.4
     """Where the share ends that steps down while acceptance stays low."""
+    protect: int = 1
+    """Layers at either end that are never skipped: its paper speaks of intermediate layers and its code spares one,
+    while its eq. 2 counts all (0)."""
     acceptance: float = 0.7
     """Draft acceptance rate below which fewer sub-layers are skipped."""
     max_draft: int = field(default=25, metadata=POSITIVE)

@@ -32,8 +32,8 @@ POOL = 256
 class SwiftSearch:
     """What one stream of requests has found out so far. It outlives a request: this planner's declared state.
 
-    The first and last layer are never skipped. With a new request the best mask is scored again, so that an easy
-    prompt cannot block later ones; the others are taken to lie as far from it as they did.
+    With a new request the best mask is scored again, so that an easy prompt cannot block later ones; the others are
+    taken to lie as far from it as they did.
     """
 
     num_layers: int
@@ -59,7 +59,8 @@ class SwiftSearch:
     @property
     def free(self) -> range:
         """Sub-layers that may be skipped."""
-        return range(2, 2 * self.num_layers - 2)
+        spared = 2 * self.settings.protect
+        return range(spared, max(spared, 2 * self.num_layers - spared))
 
     @property
     def running(self) -> bool:
@@ -98,7 +99,7 @@ class SwiftSearch:
 
         Not before an interval's candidates have been compared: a uniform mask says nothing of what a search can find.
         """
-        if self.running and self.tried < self.settings.bayes_interval:
+        if not self.settings.steps or (self.running and self.tried < self.settings.bayes_interval):
             return
         self._drafted, self._accepted = self._drafted + steps, self._accepted + accepted
         if self._drafted < JUDGED:
