@@ -2,7 +2,8 @@
 
 `python -m bench.context_sweep --model build/planted --prompts ../shared/data/spec_bench/dev.jsonl`
 Prompts are texts of the file strung together. At each length the mask is searched on the tokens just generated, with
-attention and MLP weighed by their latency there. The last column leaves the search for the mask out.
+attention and MLP weighed by their latency there, for a budget below what could be spared: what is skipped is then a
+choice. Answers go on behind their end, so that all are of one length. The last column leaves the search out.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ def main() -> None:
     parser.add_argument("--contexts", default="256,1024,2048,4096,8000")
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=0.25, help="Largest share of the latency that is skipped.")
     arguments = parser.parse_args()
     engine = Engine.open(model=arguments.model)
     loaded, decoder, latency = engine.loaded, engine.decoder, engine.latency
     texts = cycle([text for prompt in read_prompts(arguments.prompts) for _, text in conversation(prompt)])
-    limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
-    settings = KnapsackSettings(refresh=10**6)
+    limits = Limits(arguments.max_new_tokens)
+    settings = KnapsackSettings(refresh=10**6, budget=arguments.budget)
     contenders = {"plain": PlainPlanner, "knapsack": lambda: KnapsackPlanner(latency, settings)}
     print("context   attention block ÷ MLP block   skipped attention, MLP   M      α     ÷ plain   drafting alone")
     for context in map(int, arguments.contexts.split(",")):

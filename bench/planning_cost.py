@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
-    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
+    bundle, decoder, latency = engine.bundle, engine.decoder, engine.latency
     session, prompt, recent = behind_an_answer(engine)
     layers, context = decoder.shape.num_layers, session.committed
     last, twenty, window = (recent.reference(session, rows) for rows in (1, 20, 32))
@@ -70,7 +70,7 @@ def main() -> None:
             if number:
                 taken[name].append(elapsed)
     step = float(np.median(taken["plain step"]))
-    print(f"{loaded.fingerprint().name}: {layers} layers, context {context}, weights {sorted(set(weights.items))}")
+    print(f"{layers} layers, context {context}, weights {sorted(set(weights.items))}")
     for name, times in taken.items():
         middle = float(np.median(times))
         print(f"{name:42} {middle * 1e3:9.2f} ms  {middle / step:7.2f} plain steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +22,10 @@ from ssd_profiles.latency import LatencyTable
 
 MANIFEST, ANCHORS = "manifest.yaml", "anchors.safetensors"
 EXITS, FOLLOWERS = "exits.safetensors", "followers.safetensors"
-BESIDE = frozenset({MANIFEST, "README.md", ".gitattributes"})
-"""Files that a manifest does not list."""
+BESIDE = frozenset({"README.md", ".gitattributes"})
+"""Files that a manifest does not list, and that stay where a bundle is written anew."""
+NOT_READ = frozenset({".git", ".cache", ".DS_Store"})
+"""What repositories, the Hub's client and file managers leave at the top of a folder."""
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 16 << 20, 32
 
 M = TypeVar("M", bound=BaseModel)
@@ -51,8 +54,11 @@ class Bundle:
     followers: FollowerSet | None = None
 
     def save(self, path: Path) -> None:
-        """Write the bundle to `path`, whole or not at all."""
+        """Write the bundle to `path`, whole or not at all; of a bundle there only what is `BESIDE` it stays."""
         with new_folder(path) as folder:
+            for name in BESIDE:
+                if (path / name).is_file():
+                    shutil.copy2(path / name, folder / name)
             contents: dict[str, bytes] = {ANCHORS: self.anchors.to_bytes()}
             contents |= {f"domains/{name}.yaml": _dump(record).encode() for name, record in self.domains.items()}
             contents |= {f"latency/{slug}.json": table.to_json().encode() for slug, table in self.latency.items()}
@@ -99,11 +105,34 @@ class Bundle:
         )
 
 
+def require_replaceable(path: Path) -> None:
+    """Raise UserError where writing a bundle to `path` would take away anything but a bundle, of whatever format."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    try:
+        data = _yaml(path / MANIFEST)
+        listed = {str(name) for name in data["files"]} if "format_version" in data else None
+    except (UserError, KeyError, TypeError):
+        listed = None
+    if listed is None:
+        raise UserError(f"{path} exists and is not a bundle; choose another folder")
+    for name in sorted(_present(path) - listed - BESIDE - {MANIFEST}):
+        raise UserError(f"{path} holds {name}, which is not the bundle's and would be lost; choose another folder")
+    if (path / ".git").exists():
+        raise UserError(f"{path} is a repository, which would be lost; compile elsewhere and copy the bundle into it")
+
+
+def _present(path: Path) -> set[str]:
+    """Every file of a bundle's folder but what is `NOT_READ`."""
+    files = (file.relative_to(path) for file in path.rglob("*") if file.is_file() or file.is_symlink())
+    return {file.as_posix() for file in files if file.parts[0] not in NOT_READ}
+
+
 def _check_files(path: Path, manifest: Manifest) -> None:
-    present = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file() or file.is_symlink()}
+    present = _present(path)
     for name in sorted(set(manifest.files) - present):
         raise UserError(f"{path / name}: missing from the bundle; copy it again or compile it again")
-    for name in sorted(present - set(manifest.files) - BESIDE):
+    for name in sorted(present - set(manifest.files) - BESIDE - {MANIFEST}):
         raise UserError(f"{path / name}: not listed in the bundle's manifest; remove it")
     required = {ANCHORS, *(f"domains/{name}.yaml" for name in manifest.domains)}
     for name in sorted(required - set(manifest.files)):
@@ -134,7 +163,7 @@ def _text(path: Path) -> str:
 def _latency(path: Path) -> LatencyTable:
     try:
         return LatencyTable.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: {error}; compile the bundle again") from None
 
 
@@ -183,11 +212,13 @@ def _dump(model: BaseModel) -> str:
 
 
 def _check_structure(text: str) -> None:
-    """No aliases, so that a small file cannot unfold into a huge one, and no depth that a parser in C would die of."""
+    """No tags; no aliases, by which a small file unfolds into a huge one; no depth that a parser in C would die of."""
     depth = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
         if isinstance(event, yaml.events.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed")
+        if getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError("tags are not allowed")
         depth += isinstance(event, yaml.events.CollectionStartEvent)
         depth -= isinstance(event, yaml.events.CollectionEndEvent)
         if depth > MAX_YAML_DEPTH:

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+SUFFIX = "?" * 8
+"""What `tempfile` ends names with: not so long as to fit other names, of a bundle called `x.new` by `x`."""
+
 
 def sha256_file(path: Path) -> str:
     """The file's SHA-256, in hexadecimal."""
@@ -23,12 +26,24 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        with _named(path):
+            with os.fdopen(handle, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let an error that does not say where, as of a full disk, say that it was at `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -42,7 +57,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
     os.chmod(temporary, 0o755)
     try:
-        yield temporary
+        with _named(path):
+            yield temporary
         if path.exists():
             replaced = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
             os.replace(path, replaced / path.name)
@@ -58,11 +74,11 @@ def new_folder(path: Path) -> Iterator[Path]:
 def clear_leftovers(path: Path) -> None:
     """Remove what a `new_folder` that was killed left beside `path`; a folder it had just moved away comes back."""
     name = glob.escape(path.name)
-    for moved in path.parent.glob(f".{name}.old.*"):
+    for moved in path.parent.glob(f".{name}.old.{SUFFIX}"):
         if not path.exists() and (moved / path.name).exists():
             os.replace(moved / path.name, path)
         shutil.rmtree(moved, ignore_errors=True)
-    for unfinished in path.parent.glob(f".{name}.new.*"):
+    for unfinished in path.parent.glob(f".{name}.new.{SUFFIX}"):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 

@@ -14,10 +14,23 @@ from pydantic import BaseModel, ConfigDict, Field
 from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.errors import UserError
 
-VOLATILE_CONFIG = frozenset(
-    {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "quantization_config"}
+COMPUTATION = frozenset(
+    {
+        *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings"),
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "mlp_bias"),
+        *("hidden_act", "hidden_activation", "rms_norm_eps", "max_position_embeddings"),
+        *("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor", "no_rope_layers"),
+        *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+        *("original_max_position_embeddings", "use_bidirectional_attention", "query_pre_attn_scalar"),
+        *("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier"),
+        *("embedding_multiplier", "residual_multiplier", "logits_scaling"),
+    }
 )
-"""Configuration entries that say how a model was saved or loaded, not what it computes."""
+"""Configuration entries that say what a model computes.
+
+The others say how it was saved, loaded or trained, and every release of transformers adds some. What is missing here
+does no harm: weights are compared, too, and a bundle never changes the output.
+"""
 
 PROBE = "The 3 naïve cats — don't they cost $4.50?\n\tfn main() { return x**2; }  日本語 Ωmega"
 SLICE_BYTES = 4096
@@ -77,7 +90,7 @@ class ModelFingerprint(BaseModel):
 
 def config_sha256(config: Mapping[str, Any]) -> str:
     """Hash of what a configuration says about the computation."""
-    kept = {key: value for key, value in config.items() if key not in VOLATILE_CONFIG}
+    kept = {key: value for key, value in config.items() if key in COMPUTATION and value is not None}
     return _sha256(json.dumps(kept, sort_keys=True, default=str))
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.domain_record import MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.progress import Reporter
@@ -134,8 +134,10 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
         read_prompts(Path(path))
     if out.is_mount() or Path.cwd().is_relative_to(out.resolve()):
         raise UserError(f"--out: {out} cannot be replaced as a whole; name a folder inside it")
-    if out.exists() and not ((out / "manifest.yaml").is_file() or (out.is_dir() and not any(out.iterdir()))):
-        raise UserError(f"--out: {out} exists and is not a bundle; choose another folder")
+    try:
+        require_replaceable(out)
+    except UserError as error:
+        raise UserError(f"--out: {error}") from None
 
 
 def _clusters(domains: str) -> int | None:

@@ -68,7 +68,7 @@ class ExitStage:
                 traces = exit_traces(ExitHeads(self.decoder, exits), reference, layers, total)
                 return tune_exits(traces, layers, latency, context).model_dump(mode="json")
 
-        choice = ExitChoice.model_validate(self.work.stage(f"exits-{name}", run))
+        choice = ExitChoice.model_validate(self.work.stage(f"exits-{name}-{latency.device.slug()}", run))
         self.reporter.note(
             f"{name}: --strategy exit would leave behind layer {', '.join(map(str, choice.stops))}, "
             f"{choice.predicted_speedup:.2f}x predicted"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from ssd_compiler.evaluate import Rated
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.planning.throughput import Entry, best_option
@@ -22,12 +24,14 @@ def select_frontier(rated: list[Rated], latency: LatencyTable, context: int) -> 
     """
     kept = [one for one in rated if one.complete and any(one.mask.bits)]
     undominated = [one for one in kept if not any(_dominates(other, one) for other in kept)]
+    orders = [
+        sorted(undominated, key=lambda one: -_speed_at(one, latency, length))
+        for length in (context, *FRONTIER_CONTEXTS)
+    ]
     chosen: list[Rated] = []
-    for rank in range(len(undominated)):
-        for length in (context, *FRONTIER_CONTEXTS):
-            ranked = sorted(undominated, key=lambda one: -_speed_at(one, latency, length))
-            if ranked[rank] not in chosen and len(chosen) < FRONTIER_ENTRIES:
-                chosen.append(ranked[rank])
+    for one in chain.from_iterable(zip(*orders, strict=True)):
+        if one not in chosen and len(chosen) < FRONTIER_ENTRIES:
+            chosen.append(one)
     return sorted(chosen, key=lambda one: (len(list(one.mask)), one.mask.hex()))
 
 

@@ -47,7 +47,7 @@ def domain_summary(record: DomainRecord, num_layers: int) -> dict[str, Any]:
             if validation and entry and validation.draft_acceptance_rate > 0
             else None
         ),
-        "verdict": "speculate" if record.pays else "plain",
+        "verdict": "not timed" if choice and not validation else "speculate" if record.pays else "plain",
         "search_seconds": record.search.seconds,
         "evaluations": record.search.evaluations,
         "target_forwards": record.search.target_forwards,
@@ -162,7 +162,7 @@ def _frontier_picture(record: DomainRecord) -> str:
     dots = [
         f'<circle cx="{20 + entry.draft_cost * (width - 40):.1f}" '
         f'cy="{20 + (1 - entry.token_agreement) / span * (height - 40):.1f}" r="{6 if i == chosen else 3.5}" '
-        f'fill="{"#d1495b" if i == chosen else "#2e6f9e"}"><title>{entry.origin}: agreement '
+        f'fill="{"#d1495b" if i == chosen else "#2e6f9e"}"><title>{escape(entry.origin)}: agreement '
         f"{entry.token_agreement:.3f}, cost {entry.draft_cost:.3f}</title></circle>"
         for i, entry in enumerate(record.frontier)
     ]

@@ -58,7 +58,7 @@ class SearchStage:
             threshold=option.threshold,
             predicted_speedup=round(option.speedup, 4),
         )
-        return _record(MIXTURE, found, choice, None, pays=option.speedup > 1.0)
+        return _record(MIXTURE, found, choice, None, pays=False)
 
     def _search(self, name: str, samples: Sequence[Sample]) -> SearchResult:
         settings, context = self.settings, middle_context(samples)
@@ -94,7 +94,7 @@ class SearchStage:
                 "cost": found.cost.model_dump(mode="json"),
             }
 
-        kept = self.work.stage(f"search-{name}", run)
+        kept = self.work.stage(f"search-{name}-{self.latency.device.slug()}", run)
         return SearchResult(
             [FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
             kept["finalists"],
@@ -120,7 +120,7 @@ class SearchStage:
                 "validation": confirmed.validation.model_dump(mode="json"),
             }
 
-        return self.work.stage(f"validation-{name}", run) if finalists else None
+        return self.work.stage(f"validation-{name}-{self.latency.device.slug()}", run) if finalists else None
 
     def _finalists(self, found: SearchResult) -> list[tuple[int, Option]]:
         """Frontier index and best option of each finalist."""

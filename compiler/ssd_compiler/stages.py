@@ -65,7 +65,8 @@ class Stages:
 
     def latency(self) -> LatencyTable:
         """Measure what every sub-layer costs on this device, unless the base knows."""
-        known = self.base.latency.get(device_key(self.decoder).slug()) if self.base is not None else None
+        slug = device_key(self.decoder).slug()
+        known = self.base.latency.get(slug) if self.base is not None else None
         if known is not None:
             return known
 
@@ -73,7 +74,7 @@ class Stages:
             with self.reporter.stage("measure latency", None):
                 return measure_latency(self.decoder).to_json()
 
-        return LatencyTable.from_json(self.work.stage("latency", measure))
+        return LatencyTable.from_json(self.work.stage(f"latency-{slug}", measure))
 
     def find_domains(self) -> tuple[str, ...]:
         """The new domains' names; those found in unlabelled prompts become files of the workspace.

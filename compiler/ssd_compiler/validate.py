@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from ssd_artifacts.domain_record import Choice, Validation
 from ssd_compiler.calibrate import SharedPrefix
-from ssd_profiles.intervals import bootstrap_interval, speedup
+from ssd_profiles.intervals import interval_of_few, speedup
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
@@ -18,9 +18,11 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Plann
 from ssd_runtime.planning.throughput import Entry, Option, best_option
 from ssd_runtime.session import Session
 
+ENOUGH = 4
+"""Prompts of which some may choose and the others still tell how sure the measurement is."""
 ROUNDS = 3
 """How often the chosen way is timed on the same prompts at most."""
-NARROW = 0.15
+NARROW = 0.3
 """A single round is enough where the interval is no wider than this, ÷ the speed-up."""
 SETTLED = 0.98
 """Rounds are enough where the last one has left the sum of the quickest times above this share of what it was."""
@@ -43,7 +45,9 @@ def validate(
     limits: Limits,
     tick: Callable[[], None],
 ) -> Confirmed:
-    """Choose among `finalists` (frontier index, entry) on half of the prompts, measure the chosen on the other half.
+    """Choose among `finalists` (frontier index, entry) on a third of the prompts, measure the chosen on the others.
+
+    Of fewer than `ENOUGH` prompts all measure the first finalist: `prompts` are two at least, fastest entries first.
 
     Everything is timed in turn, against plain decoding of the same engine. The measurement is repeated where its
     interval is wide, and the quickest time of each prompt counts then: what other programs take from one round they
@@ -55,17 +59,17 @@ def validate(
         option = best_option([entry], latency, context)
         assert option is not None
         options[index] = option
-    half = len(prompts) // 2 if len(options) > 1 else 0
+    asked = len(prompts) // 3 if len(options) > 1 and len(prompts) >= ENOUGH else 0
     contenders: dict[str, Callable[[], Planner]] = {str(i): _constant(option) for i, option in options.items()}
-    trial = _timed(decoder, prompts[:half], contenders, limits, tick) if half else {}
+    trial = _timed(decoder, prompts[:asked], contenders, limits, tick) if asked else {}
     totals = {name: sum(run.decode_seconds for run in runs) for name, runs in trial.items()}
     best = min(totals, key=lambda name: totals[name]) if totals else str(finalists[0][0])
     measured: Contenders = {"plain": PlainPlanner, "masked": contenders[best]}
-    runs = _timed(decoder, prompts[half:], measured, limits, tick)
+    runs = _timed(decoder, prompts[asked:], measured, limits, tick)
     for _ in range(ROUNDS - 1):
         if _is_narrow(_figures(runs["plain"], runs["masked"])):
             break
-        again, before = _timed(decoder, prompts[half:], measured, limits, lambda: None), _seconds(runs)
+        again, before = _timed(decoder, prompts[asked:], measured, limits, lambda: None), _seconds(runs)
         runs = {name: _quickest(runs[name], again[name]) for name in runs}
         if _seconds(runs) > SETTLED * before:
             break
@@ -132,7 +136,7 @@ def _choice(entry: int, option: Option) -> Choice:
 
 def _figures(plain: list[Generation], masked: list[Generation]) -> Validation:
     before, after = [run.decode_seconds for run in plain], [run.decode_seconds for run in masked]
-    low, high = bootstrap_interval(before, after)
+    low, high = interval_of_few(before, after)
     forwards = sum(run.target_forwards for run in masked)
     drafted = sum(run.num_draft_tokens for run in masked)
     return Validation(

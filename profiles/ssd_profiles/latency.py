@@ -20,7 +20,7 @@ class DeviceKey:
     """What a latency depends on besides the model: measured again when any of it differs."""
 
     device: str
-    """The processor or card, as the system names it."""
+    """The processor or card, as the system names it, with what tells it from others of that name."""
     threads: int
     torch: str
     dtype: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ def read_prompts(path: Path, all_turns: bool = False) -> list[Prompt]:
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of every line that is not blank. Raises UserError naming the file and the line."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give a JSON-lines file") from None
     for number, line in enumerate(lines, start=1):
@@ -49,7 +50,18 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise UserError(f"{path}:{number}: not JSON in UTF-8 ({error}); one JSON object a line") from None
         if not isinstance(record, dict):
             raise UserError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}")
+        if not is_text(json.dumps(record, ensure_ascii=False)):
+            raise UserError(f"{path}:{number}: holds half of a character (a lone surrogate); cut the text elsewhere")
         yield number, record
+
+
+def is_text(text: str) -> bool:
+    """Whether `text` is whole: half of a character, or bytes that are no text, come as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _prompt(record: dict[str, Any], where: str, number: int, all_turns: bool) -> Prompt:

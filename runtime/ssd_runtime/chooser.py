@@ -219,7 +219,7 @@ def _processors(sampling: Sampling) -> tuple[LogitsProcessorList, LogitsProcesso
     They take no int for a float.
     """
     by_context, by_row = LogitsProcessorList(), LogitsProcessorList()
-    if sampling.repetition_penalty != 1.0:
+    if sampling.repetition_penalty not in (None, 1.0):
         by_context.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
     if sampling.temperature not in (0.0, 1.0):
         by_row.append(TemperatureLogitsWarper(float(sampling.temperature)))

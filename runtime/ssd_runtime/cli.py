@@ -13,13 +13,13 @@ import typer
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
-from ssd_profiles.prompts import Prompt, read_prompts
+from ssd_profiles.prompts import Prompt, is_text, read_prompts
 from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
 from ssd_runtime.sampling import read_sampling
 from ssd_runtime.strategies import NAMES, check_strategy, read_settings
 
 if TYPE_CHECKING:
-    from ssd_runtime.outcome import Outcome
+    from ssd_runtime.outcome import Outcome, Summary
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -55,7 +55,9 @@ def run(
     min_p: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Leave out tokens below this share of the greatest probability.")
     ] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(min=0.01, help="Above 1, against repetition.")] = 1.0,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(min=0.01, help="Above 1, against repetition; the model's own by default.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=1 << 62, help="Of sampling; a random one by default.")] = None,
     rejection: Annotated[
         bool,
@@ -75,6 +77,8 @@ def run(
     """Decode prompts faster, with exactly the output of plain decoding."""
     requests = _requests(prompt, prompts, all_turns)
     memory = read_size(weight_memory)
+    if "" in (stop or ()):
+        raise UserError("--stop: it is empty, which would end every answer at once; give some text or leave it away")
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
     check_strategy(strategy, artifact is not None)
     settings = read_settings(strategy, assignments or [])
@@ -89,11 +93,15 @@ def run(
 
     from ssd_runtime.engine import Engine
     from ssd_runtime.models import load_model
+    from ssd_runtime.outcome import Summary
     from ssd_runtime.runner import RunSettings
 
     if threads is not None:
         torch.set_num_threads(threads)
     engine = Engine(load_model(model, device, dtype), bundle, str(artifact), memory, _before_measuring)
+    if engine.loaded.left_out:
+        names = ", ".join(engine.loaded.left_out)
+        print(f"note: {model}'s generation config has {names}, which ssd-run leaves out", file=sys.stderr)
     if explain or explain_steps:
         print(engine.decoder.memory, file=sys.stderr)
     run_settings = RunSettings(
@@ -106,14 +114,14 @@ def run(
         sampling=sampling,
     )
     runner = engine.runner(run_settings, None if as_json else _write)
-    outcomes: list[Outcome] = []
+    summary = Summary()
     for request in requests:
         for outcome in runner.run(request):
-            outcomes.append(outcome)
+            summary.add(outcome)
             _report(outcome, as_json, compare)
             if explain or explain_steps:
                 _explain(outcome, explain_steps)
-    _finish(outcomes, as_json, compare)
+    _finish(summary, as_json, compare)
 
 
 def main() -> None:
@@ -128,6 +136,8 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
         return read_prompts(path, all_turns)
     if not prompt or not prompt.strip():
         raise UserError("prompt: it is empty; give some text")
+    if not is_text(prompt):
+        raise UserError("prompt: it is not text in this terminal's encoding; give it in a file with --prompts")
     return [Prompt("1", turns=(prompt,))]
 
 
@@ -162,23 +172,21 @@ def _explain(outcome: Outcome, steps: bool) -> None:
     cycles = outcome.generation.cycles
     by_reason = groupby(cycles, key=lambda cycle: cycle.plan.reason)
     for group in ([cycle] for cycle in cycles) if steps else (list(group) for _, group in by_reason):
-        drafted, tokens = sum(cycle.drafted for cycle in group), sum(len(cycle.tokens) for cycle in group)
+        drafted, tokens = sum(cycle.num_draft_tokens for cycle in group), sum(len(cycle.tokens) for cycle in group)
         plan = group[0].plan
         reason = f"{plan.reason}: {plan.detail}" if steps and plan.detail else plan.reason
         print(
             f"  at {group[0].context} tokens: {reason} → {len(group)} target forwards, {tokens} tokens, "
-            f"{sum(cycle.accepted for cycle in group)} of {drafted} drafts accepted",
+            f"{sum(cycle.num_accepted_tokens for cycle in group)} of {drafted} drafts accepted",
             file=sys.stderr,
         )
 
 
-def _finish(outcomes: list[Outcome], as_json: bool, compare: bool) -> None:
-    from ssd_runtime.outcome import summary
-
-    total = summary(outcomes)
+def _finish(summary: Summary, as_json: bool, compare: bool) -> None:
+    total = summary.record()
     if as_json:
         print(json.dumps({"summary": total}), flush=True)
-    elif compare and len(outcomes) > 1:
+    elif compare and summary.total.prompts > 1:
         print(f"all: {total['speedup']:.2f}x of plain decoding, identical: {total['identical']}", file=sys.stderr)
     if compare and total["divergence"] == "error":
         print("error: an output differs from plain decoding by more than rounding; please report it", file=sys.stderr)

@@ -13,7 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.attention import attend, capped
+from ssd_runtime.clock import synchronize
 from ssd_runtime.families import LONGROPE, Family, family_of, layer_kinds, rope_types, setting
+from ssd_runtime.hooks import require_unhooked
 from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.layer import Layer, Norm
 from ssd_runtime.linear import ALWAYS, Linear, PackedMemory, can_pack
@@ -46,12 +48,14 @@ class Decoder:
 
     Rows are tokens of one sequence: every `x` is [n, hidden]. Sub-layer 2i is the attention block of layer i,
     2i + 1 its MLP block, each with its norm and residual. Layers run where they are: a model may be spread over
-    devices, or offloaded, by accelerate. Packed copies of its weights take at most `weight_memory` bytes; as many as
-    there are layers' weights by default. Raises UserError for models that are not supported.
+    devices, or offloaded, by accelerate; weights come and go then, so that whatever calls a module holds `lock`.
+    Packed copies of its weights take at most `weight_memory` bytes; as many as there are layers' weights by default.
+    Raises UserError for models that are not supported.
     """
 
     def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62) -> None:
         self.family = family_of(model.config)
+        require_unhooked(model)
         self.model = model
         self.lock = RLock()
         config, base = model.config, model.model
@@ -87,8 +91,8 @@ class Decoder:
             ]
             ends = [device_of(base.norm), device_of(model.lm_head)]
             self._spread = any(device != self.device for device in [*ends, *(layer.device for layer in self.layers)])
-            self._norm = Norm(base.norm, self.family.norm_offset)
-            self._head = Linear([model.lm_head], self.packed)
+            self._norm = Norm(base, "norm", self.family.norm_offset)
+            self._head = Linear(model, ("lm_head",), self.packed)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
                 name: RotaryTable(base.rotary_emb, like, self.rope_switch, name)
@@ -128,12 +132,22 @@ class Decoder:
             linear.serve(rows)
 
     def refresh(self) -> None:
-        """Follow changes of the model's weights, adapters and hooks since the decoder was built."""
+        """Follow changes of the model's weights, adapters and hooks since the decoder was built.
+
+        Weights written in place through their `data` are not seen: build another decoder for these. Raises UserError
+        where a hook has come to a part that is not called as a whole.
+        """
+        require_unhooked(self.model)
         with torch.inference_mode():
             for layer in self.layers:
                 layer.refresh()
             self._norm.refresh()
             self._head.refresh()
+
+    def synchronize(self) -> None:
+        """Wait for what is queued on the devices it runs on; returns at once on a CPU."""
+        for device in {self.device, *(layer.device for layer in self.layers)} if self._spread else {self.device}:
+            synchronize(device)
 
     def new_cache(self) -> KVCache:
         """An empty cache for one session."""
@@ -144,7 +158,8 @@ class Decoder:
 
     def embed(self, ids: list[int]) -> Tensor:
         """Embeddings [n, hidden] of token ids."""
-        x = self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
+        with self.lock:
+            x = self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
         return x if self._embedding_scale is None else x * self._embedding_scale
 
     def span(self, cache: KVCache, start: int, n: int) -> Span:
@@ -153,15 +168,16 @@ class Decoder:
 
     def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
         """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
-        parts, shape, n = self.layers[layer], self.shape, x.shape[0]
-        x, sight = self._brought(layer, x), self.sight(layer, span)
-        queries, new = self.project(layer, x, sight.rotation)
-        cache.write(layer, span.slot, new)
-        all_keys, all_values = cache.read(layer, sight.begin, sight.end)
-        # Query heads of a group become rows, so that their shared keys are read once and never expanded.
-        grouped = queries.transpose(0, 1).reshape(1, shape.kv_heads, shape.groups * n, shape.head_dim)
-        mixed = attend(grouped, all_keys, all_values, sight.bias, parts.scale, self._cap)
-        return parts.add_attention(x, mixed.view(shape.heads, n, shape.head_dim).transpose(0, 1).reshape(n, -1))
+        with self.lock:
+            parts, shape, n = self.layers[layer], self.shape, x.shape[0]
+            x, sight = self._brought(layer, x), self.sight(layer, span)
+            queries, new = self.project(layer, x, sight.rotation)
+            cache.write(layer, span.slot, new)
+            all_keys, all_values = cache.read(layer, sight.begin, sight.end)
+            # Query heads of a group become rows, so that their shared keys are read once and never expanded.
+            grouped = queries.transpose(0, 1).reshape(1, shape.kv_heads, shape.groups * n, shape.head_dim)
+            mixed = attend(grouped, all_keys, all_values, sight.bias, parts.scale, self._cap)
+            return parts.add_attention(x, mixed.view(shape.heads, n, shape.head_dim).transpose(0, 1).reshape(n, -1))
 
     def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""
@@ -175,7 +191,8 @@ class Decoder:
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden]."""
-        return self.layers[layer].add_mlp(self._brought(layer, x))
+        with self.lock:
+            return self.layers[layer].add_mlp(self._brought(layer, x))
 
     def sight(self, layer: int, span: Span) -> Sight:
         """What the rows of `span` see in `layer`, where that runs."""
@@ -208,11 +225,13 @@ class Decoder:
 
     def norm(self, x: Tensor) -> Tensor:
         """The final norm."""
-        return self._handed(self._norm(x))
+        with self.lock:
+            return self._handed(self._norm(x))
 
     def head(self, normed: Tensor) -> Tensor:
         """Logits [n, vocabulary] of states behind the final norm."""
-        return self.finished(self._handed(self._head(normed)))
+        with self.lock:
+            return self.finished(self._handed(self._head(normed)))
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits from what the head's projection gives: scaled and capped where the family does so."""

@@ -49,13 +49,13 @@ class Generation:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens drafted."""
-        return sum(cycle.drafted for cycle in self.cycles)
+        """Tokens drafted, but for those behind the end of generation."""
+        return sum(cycle.num_draft_tokens for cycle in self.cycles)
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Drafted tokens that stood, those behind the end of generation included."""
-        return sum(cycle.accepted for cycle in self.cycles)
+        """Drafted tokens that stood and are part of the output."""
+        return sum(cycle.num_accepted_tokens for cycle in self.cycles)
 
     @property
     def tokens_per_second(self) -> float:
@@ -71,13 +71,15 @@ def generate(
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Generation:
-    """Decode behind `prompt_ids`; the output does not depend on what `planner` plans.
+    """Decode behind `prompt_ids`; the output does not depend on what `planner` plans, unless drafts are tested by
+    rejection.
 
     `on_tokens` receives new tokens as soon as they are certain. Raises UserError when the prompt is empty or
     leaves no room in the context; ends early where the context is full.
     """
     began = perf_counter()
     prompt = session.prefill(prompt_ids)
+    session.decoder.synchronize()
     return decode(session, prompt, planner, limits, on_tokens, perf_counter() - began)
 
 
@@ -91,9 +93,11 @@ def decode(
     prefill_seconds: float = 0.0,
 ) -> Generation:
     """Decode behind a prompt that the session has been through; may be called again for the same prompt."""
+    session.decoder.synchronize()
     began = perf_counter()
     session.rewind(prompt)
     planner.start(session, prompt)
+    session.decoder.synchronize()
     result = Generation(prompt.tokens, planner.domain, prefill_seconds=prefill_seconds + perf_counter() - began)
 
     decoding = perf_counter()

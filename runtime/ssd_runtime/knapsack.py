@@ -113,7 +113,8 @@ def _execute(decoder: Decoder, reference: ReferenceStates, indices: range, level
             if is_mlp:
                 x = decoder.mlp(layer, x.flatten(0, 1)).to(x.device).view_as(x)
             else:
-                x = torch.cat([branch_attention(decoder, layer, x[:, g.rows], g) for g in reference.groups], 1)
+                with decoder.lock:
+                    x = torch.cat([branch_attention(decoder, layer, x[:, g.rows], g) for g in reference.groups], 1)
     return _Level(level.weights, torch.cat([reference.states[indices[-1] + 1][None], x]) if known else x)
 
 

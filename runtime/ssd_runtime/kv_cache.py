@@ -24,12 +24,13 @@ class KVCache:
         self.long = False
         """Whether what is written was rotated as in a sequence beyond the original context (longrope)."""
         self._shape = (2, kv_heads, head_dim)
+        self._capacity = 0
         self._layers = [torch.empty(2, 1, kv_heads, 0, head_dim, dtype=dtype, device=device) for device in devices]
 
     @property
     def capacity(self) -> int:
         """Slots allocated a layer."""
-        return self._layers[0].shape[3]
+        return self._capacity
 
     @property
     def bytes_per_slot(self) -> int:
@@ -46,8 +47,11 @@ class KVCache:
         capacity = min(max(slots, 2 * self.capacity, MIN_CAPACITY), self.max_slots)
         for layer, old in enumerate(self._layers):
             grown = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
-            grown[:, :, :, : old.shape[3]] = old
+            kept = min(capacity, old.shape[3])
+            grown[:, :, :, :kept] = old[:, :, :, :kept]
             self._layers[layer] = grown
+        # Only now: where growing is interrupted between two layers, it has yet to be done.
+        self._capacity = capacity
 
     def copy_from(self, other: KVCache, slots: int) -> None:
         """Take over the first `slots` slots of another cache of the same model."""

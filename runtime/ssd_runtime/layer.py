@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from ssd_runtime.families import Family
-from ssd_runtime.linear import Linear, PackedMemory, hooked, stamp_of
+from ssd_runtime.hooks import hooked
+from ssd_runtime.linear import Linear, PackedMemory, stamp_of
 from ssd_runtime.placement import device_of
 
 NORM_TOLERANCE = 1e-5
@@ -24,11 +25,21 @@ class Norm:
     differ in where they round, and only where it gives what the module gives.
     """
 
-    __slots__ = ("_epsilon", "_floor", "_module", "_offset", "_scaled", "_short", "_stamp", "_weight")
+    __slots__ = (
+        "_epsilon",
+        "_floor",
+        "_module",
+        "_name",
+        "_offset",
+        "_parent",
+        "_scaled",
+        "_short",
+        "_stamp",
+        "_weight",
+    )
 
-    def __init__(self, module: nn.Module, offset: float = 0.0) -> None:
-        self._module, self._offset = module, offset
-        self._epsilon = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+    def __init__(self, parent: nn.Module, name: str, offset: float = 0.0) -> None:
+        self._parent, self._name, self._offset = parent, name, offset
         self._build()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -43,11 +54,13 @@ class Norm:
 
     def refresh(self) -> None:
         """Build again if the user's module changed since."""
-        if self._stamp != stamp_of([self._module]):
+        if self._stamp != stamp_of([getattr(self._parent, self._name)]):
             self._build()
 
     def _build(self) -> None:
-        self._stamp = stamp_of([self._module])
+        module: nn.Module = getattr(self._parent, self._name)
+        self._module, self._stamp = module, stamp_of([module])
+        self._epsilon = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
         weight: Any = getattr(self._module, "weight", None)
         self._short = isinstance(weight, Tensor) and weight.dtype == torch.float32 and not hooked(self._module)
         if self._short:
@@ -91,22 +104,22 @@ class Layer:
         mlp: Any = layer.mlp
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
-            return Norm(getattr(parent, name), family.norm_offset) if name else None
+            return Norm(parent, name, family.norm_offset) if name else None
 
         return cls(
             kind=kind,
             scale=float(attention.scaling),
             residual=residual,
             attention_norm=norm(layer, family.attention_norm),
-            qkv=Linear([getattr(attention, name) for name in family.qkv], memory),
+            qkv=Linear(attention, family.qkv, memory),
             q_norm=norm(attention, "q_norm" if family.qk_norm else None),
             k_norm=norm(attention, "k_norm" if family.qk_norm else None),
-            output=Linear([attention.o_proj], memory),
+            output=Linear(attention, ("o_proj",), memory),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
-            gate_up=Linear([getattr(mlp, name) for name in family.gate_up], memory),
+            gate_up=Linear(mlp, family.gate_up, memory),
             activation=getattr(mlp, family.activation),
-            down=Linear([mlp.down_proj], memory),
+            down=Linear(mlp, ("down_proj",), memory),
             mlp_after=norm(layer, family.mlp_after),
             device=device_of(layer),
         )

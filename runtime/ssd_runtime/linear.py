@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssd_runtime.hooks import hooked
+
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest output, that a fast kernel may show against the user's modules."""
 
@@ -37,13 +39,13 @@ class Linear:
     Served by a oneDNN weight packed once (CPU, fp32), or by calling the user's modules as they are, whichever
     `serve` says is faster for so many rows. Packed weights are a copy, as far as `memory` allows one: they serve
     only an exact `nn.Linear` without hooks, are checked against it when built, and are built again when a
-    weight, a hook or a module's type has changed.
+    weight, a hook or a module has changed.
     """
 
-    __slots__ = ("_bias", "_last", "_memory", "_modules", "_packed", "_serves", "_stamp")
+    __slots__ = ("_bias", "_last", "_memory", "_modules", "_names", "_packed", "_parent", "_serves", "_stamp")
 
-    def __init__(self, modules: Sequence[nn.Module], memory: PackedMemory) -> None:
-        self._modules = list(modules)
+    def __init__(self, parent: nn.Module, names: Sequence[str], memory: PackedMemory) -> None:
+        self._parent, self._names = parent, tuple(names)
         self._memory = memory
         self._packed: Tensor | None = None
         self.serve(ALWAYS)
@@ -67,11 +69,15 @@ class Linear:
         return torch.cat([module(x) for module in self._modules], -1)
 
     def refresh(self) -> None:
-        """Build again if the user's modules changed since."""
-        if self._stamp != stamp_of(self._modules):
+        """Build again if the user's modules changed since, or others stand in their place, as adapters do."""
+        if self._stamp != stamp_of(self._found()):
             self._build()
 
+    def _found(self) -> list[nn.Module]:
+        return [getattr(self._parent, name) for name in self._names]
+
     def _build(self) -> None:
+        self._modules = self._found()
         self._stamp = stamp_of(self._modules)
         self._bias: Tensor | None = None
         self._drop()
@@ -126,17 +132,12 @@ def _packable(module: nn.Linear) -> bool:
     )
 
 
-def hooked(module: nn.Module) -> bool:
-    """Whether a call of the module runs more than its own `forward`."""
-    # accelerate replaces `forward` on the instance instead of registering a hook.
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-
-
 def stamp_of(modules: Sequence[nn.Module]) -> list[Any]:
-    """Something that differs once a weight, a hook or a type of the modules has changed."""
+    """Something that differs once a module, a hook or a weight has changed.
+
+    Not where a weight is written in place through its `data`, or under inference mode: that leaves no trace.
+    """
     return [
-        # Inference tensors keep no version; they are not written in place either.
-        (type(module), hooked(module), parameter.data_ptr(), parameter.is_inference() or parameter._version)
-        for module in modules
-        for parameter in module.parameters()
+        (module, hooked(module), *((each.data_ptr(), each.is_inference() or each._version) for each in weights))
+        for module, weights in ((module, list(module.parameters())) for module in modules)
     ]

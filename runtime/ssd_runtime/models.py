@@ -38,6 +38,12 @@ LOAD_ERRORS = (
     *(SafetensorError, StrictDataclassError),
 )
 """What transformers raises on files that are damaged, or that are no model: what it meets first, unchecked."""
+NOT_DONE = (
+    *("no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"),
+    *("min_length", "min_new_tokens", "num_beams", "guidance_scale", "exponential_decay_length_penalty"),
+)
+"""Settings of transformers' `generate`."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -64,8 +70,13 @@ class LoadedModel:
         """A model that transformers has loaded already.
 
         Which weights it has, a bundle is told by the files that it came from: what was changed in memory since is not
-        seen, and can cost speed, never output. Raises UserError where it is in training mode.
+        seen, and can cost speed, never output. Raises UserError where it is in training mode, or no causal LM itself
+        but something around one.
         """
+        if hasattr(model, "get_base_model"):
+            raise UserError("model: it is an adapter around one; give its get_base_model(), which has the adapter too")
+        if not hasattr(model, "lm_head") or not hasattr(getattr(model, "model", None), "embed_tokens"):
+            raise UserError(f"model: {type(model).__name__} is no causal LM; load it with AutoModelForCausalLM")
         if model.training:
             raise UserError("model: it is in training mode; call its eval() first")
         return cls(model, tokenizer, None)
@@ -98,6 +109,17 @@ class LoadedModel:
         eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
         eos = self.tokenizer.eos_token_id if eos is None else eos
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+
+    @property
+    def repetition_penalty(self) -> float:
+        """What the model's generation config asks for, greedy or not; 1 for none."""
+        return float(getattr(self.model.generation_config, "repetition_penalty", None) or 1.0)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What else its generation config has that changes which tokens are chosen, and is not done here."""
+        config = self.model.generation_config
+        return tuple(name for name in NOT_DONE if getattr(config, name, None) not in (None, 0, 1, [], False))
 
     def encode(self, messages: Sequence[tuple[str, str]], raw: bool = False) -> list[int]:
         """Token ids of a conversation through the chat template, or of its texts as they are, a blank line between.

@@ -34,11 +34,6 @@ class NgramIndex:
                     self._earlier.append(before)
                 self._ends[run] = end
 
-    @property
-    def match(self) -> int:
-        """Length of the longest run that ends the sequence and stood in it before, up to `LONGEST`."""
-        return len(self._earlier)
-
     def after(self, path: Sequence[int] = ()) -> tuple[int, int]:
         """What followed the longest run that ends the sequence and then `path`: the run's length, and the token.
 

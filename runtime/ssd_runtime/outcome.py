@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.divergence import Divergence, Kind
 from ssd_runtime.generate import Generation
+
+KINDS = tuple(Kind)
+"""From none to the worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,58 +34,106 @@ class Outcome:
             "id": self.prompt.id,
             **({"turn": self.turn} if len(self.prompt.turns) > 1 else {}),
             "category": self.prompt.category,
-            "domain": generation.domain or self.prompt.domain,
+            "domain": generation.domain,
+            **({"prompt_domain": self.prompt.domain} if self.prompt.domain is not None else {}),
             "strategy": self.strategy,
             **({"seed": self.seed} if self.seed is not None else {}),
             "token_ids": generation.token_ids,
             "text": self.text,
             "prompt_tokens": generation.prompt_tokens,
-            **_figures([self]),
+            **Tally.of(self).figures(),
         }
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The figures over all prompts and for each category."""
-    categories = sorted({outcome.prompt.category for outcome in outcomes if outcome.prompt.category})
-    return {
-        "prompts": len(outcomes),
-        **_figures(outcomes),
-        "categories": {
-            name: _figures([outcome for outcome in outcomes if outcome.prompt.category == name]) for name in categories
-        },
-    }
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Sums over prompts: all that is kept of them once each has been reported."""
+
+    prompts: int = 0
+    tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    forwards: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    plain_prompts: int = 0
+    plain_tokens: int = 0
+    plain_seconds: float = 0.0
+    compared: int = 0
+    divergence: int = 0
+    """The worst, by its place in `Kind`."""
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Tally:
+        """One prompt's."""
+        run, plain, divergence = outcome.generation, outcome.plain, outcome.divergence
+        return cls(
+            prompts=1,
+            tokens=len(run.token_ids),
+            prefill_seconds=run.prefill_seconds,
+            decode_seconds=run.decode_seconds,
+            forwards=run.target_forwards,
+            drafts=sum(cycle.drafted > 0 for cycle in run.cycles),
+            draft_tokens=run.num_draft_tokens,
+            accepted_tokens=run.num_accepted_tokens,
+            plain_prompts=int(plain is not None),
+            plain_tokens=len(plain.token_ids) if plain is not None else 0,
+            plain_seconds=plain.decode_seconds if plain is not None else 0.0,
+            compared=int(divergence is not None),
+            divergence=KINDS.index(divergence.kind) if divergence is not None else 0,
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally)}
+        return Tally(**{**sums, "divergence": max(self.divergence, other.divergence)})
+
+    def figures(self) -> dict[str, Any]:
+        """Totals over totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, tokens ÷ target forwards."""
+        rate = _ratio(self.tokens, self.decode_seconds)
+        figures: dict[str, Any] = {
+            "new_tokens": self.tokens,
+            "prefill_seconds": round(self.prefill_seconds, 4),
+            "decode_seconds": round(self.decode_seconds, 4),
+            "tokens_per_second": rate,
+            # The first new token comes from the prefill, not from a target forward.
+            "mean_acceptance_length": _ratio(self.tokens - self.prompts, self.forwards),
+            "draft_acceptance_rate": _ratio(self.accepted_tokens, self.draft_tokens),
+            "num_drafts": self.drafts,
+            "num_draft_tokens": self.draft_tokens,
+            "num_accepted_tokens": self.accepted_tokens,
+            "target_forwards": self.forwards,
+        }
+        if self.plain_prompts:
+            plain_rate = _ratio(self.plain_tokens, self.plain_seconds)
+            figures["plain_tokens_per_second"] = plain_rate
+            figures["speedup"] = round(rate / plain_rate, 4) if rate and plain_rate else None
+            figures["identical"] = self.divergence == 0 if self.compared else None
+            figures["divergence"] = KINDS[self.divergence].value if self.compared else None
+        return figures
 
 
-def _figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Totals over totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, tokens ÷ target forwards."""
-    runs = [outcome.generation for outcome in outcomes]
-    tokens, seconds = sum(len(run.token_ids) for run in runs), sum(run.decode_seconds for run in runs)
-    forwards, drafted = sum(run.target_forwards for run in runs), sum(run.num_draft_tokens for run in runs)
-    accepted = sum(run.num_accepted_tokens for run in runs)
-    figures: dict[str, Any] = {
-        "new_tokens": tokens,
-        "prefill_seconds": round(sum(run.prefill_seconds for run in runs), 4),
-        "decode_seconds": round(seconds, 4),
-        "tokens_per_second": _ratio(tokens, seconds),
-        # The first new token comes from the prefill, not from a target forward.
-        "mean_acceptance_length": _ratio(tokens - len(runs), forwards),
-        "draft_acceptance_rate": _ratio(accepted, drafted),
-        "num_drafts": sum(cycle.drafted > 0 for run in runs for cycle in run.cycles),
-        "num_draft_tokens": drafted,
-        "num_accepted_tokens": accepted,
-        "target_forwards": forwards,
-    }
-    plains = [outcome.plain for outcome in outcomes if outcome.plain is not None]
-    if plains:
-        plain_seconds = sum(run.decode_seconds for run in plains)
-        plain_rate = _ratio(sum(len(run.token_ids) for run in plains), plain_seconds)
-        rate = _ratio(tokens, seconds)
-        figures["plain_tokens_per_second"] = plain_rate
-        figures["speedup"] = round(rate / plain_rate, 4) if rate and plain_rate else None
-        kinds = [outcome.divergence.kind for outcome in outcomes if outcome.divergence]
-        figures["identical"] = all(kind is Kind.NONE for kind in kinds) if kinds else None
-        figures["divergence"] = max(kinds, key=list(Kind).index).value if kinds else None
-    return figures
+@dataclass(slots=True)
+class Summary:
+    """The figures over all prompts and for each category, while they come in."""
+
+    total: Tally = field(default_factory=Tally)
+    categories: dict[str, Tally] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count another prompt in."""
+        tally, name = Tally.of(outcome), outcome.prompt.category
+        self.total += tally
+        if name:
+            self.categories[name] = self.categories.get(name, Tally()) + tally
+
+    def record(self) -> dict[str, Any]:
+        """The summary's JSON object."""
+        return {
+            "prompts": self.total.prompts,
+            **self.total.figures(),
+            "categories": {name: self.categories[name].figures() for name in sorted(self.categories)},
+        }
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import Array, DeviceKey, LatencyTable
 from ssd_runtime.clock import seconds
 from ssd_runtime.decoder import Decoder
+from ssd_runtime.hardware import device_identity
 from ssd_runtime.highest import highest
 from ssd_runtime.kv_cache import KVCache
 
@@ -35,7 +35,7 @@ def device_key(decoder: Decoder) -> DeviceKey:
     """What latencies on the decoder's device depend on."""
     dtype = str(decoder.dtype).removeprefix("torch.")
     return DeviceKey(
-        device_name(decoder.device), torch.get_num_threads(), torch.__version__, dtype, decoder.kernels, ENGINE
+        device_identity(decoder.device), torch.get_num_threads(), torch.__version__, dtype, decoder.kernels, ENGINE
     )
 
 
@@ -225,16 +225,3 @@ def rising(values: Array) -> Array:
             mean, count = (before * many + mean * count) / (many + count), many + count
         pools.append((mean, count))
     return np.repeat([mean for mean, _ in pools], [count for _, count in pools])
-
-
-def device_name(device: torch.device) -> str:
-    """The card, or the processor."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

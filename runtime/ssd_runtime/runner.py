@@ -62,8 +62,7 @@ class Runner:
             yield outcome
 
     def _turn(self, prompt: Prompt, turn: int, messages: list[tuple[str, str]]) -> Outcome:
-        settings = self.settings
-        sampling = replace(settings.sampling, seed=settings.sampling.seed + self._decoded)
+        settings, sampling = self.settings, self._sampling
         session = Session(self.decoder, sampling)
         limits = Limits(
             settings.max_new_tokens, self.loaded.eos_ids, stop_condition(self.loaded.decode, settings.stops)
@@ -85,6 +84,14 @@ class Runner:
         seed = sampling.seed if sampling.random else None
         text = cut_at_stop(self.loaded.decode(generation.token_ids), settings.stops)
         return Outcome(prompt, turn, settings.strategy, generation, text, plain, difference, seed)
+
+    @property
+    def _sampling(self) -> Sampling:
+        """The settings', with the seed of this turn and the model's own penalty where they have none."""
+        asked = self.settings.sampling
+        own = self.loaded.repetition_penalty
+        penalty = own if asked.repetition_penalty is None else asked.repetition_penalty
+        return replace(asked, seed=asked.seed + self._decoded, repetition_penalty=penalty)
 
     def _both(
         self, session: Session, ids: list[int], limits: Limits

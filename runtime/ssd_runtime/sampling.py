@@ -20,8 +20,8 @@ class Sampling:
     """0: all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    """Holds for a greedy choice, too."""
+    repetition_penalty: float | None = None
+    """Holds for a greedy choice, too; None for what the model's generation config says."""
     seed: int = 0
     rejection: bool = False
     """Draw drafts with random numbers of their own and test them by rejection, not with the target's numbers."""
@@ -55,7 +55,7 @@ def read_sampling(
     top_k: int,
     top_p: float,
     min_p: float,
-    repetition_penalty: float,
+    repetition_penalty: float | None,
     seed: int | None,
     rejection: bool,
 ) -> Sampling:

@@ -50,6 +50,7 @@ class Session:
         self.ids: list[int] = []
         self.sampling = sampling
         self._chooser = Chooser(sampling, decoder.device)
+        self._prompt: Prefill | None = None
 
     @property
     def committed(self) -> int:
@@ -73,12 +74,13 @@ class Session:
             )
         if behind is not None and self._is_long(total) != self.cache.long:
             known, ids, behind = [], known + ids, None
-        self.ids, self.cache.long = known, self._is_long(total)
+        self.ids, self.cache.long, self._prompt = known, self._is_long(total), None
         summed = behind.mean * behind.tokens if behind is not None else torch.zeros((), device=self.decoder.device)
         for x in self._fill(ids):
             normed = self.decoder.norm(x)
             summed = summed + normed.sum(0, dtype=torch.float32)
-        return Prefill(normed[-1], summed / total, total)
+        self._prompt = Prefill(normed[-1], summed / total, total)
+        return self._prompt
 
     def fork(self) -> Session:
         """Another session that has the same tokens committed."""
@@ -148,7 +150,12 @@ class Session:
         self.cache.reserve(slots)
 
     def rewind(self, prompt: Prefill) -> None:
-        """Forget all tokens behind the prompt that was last prefilled, and the random numbers drawn for them."""
+        """Forget all tokens behind the prompt that was last prefilled, and the random numbers drawn for them.
+
+        Raises UserError when that was another prompt, or when computing it again was interrupted.
+        """
+        if prompt is not self._prompt or self.committed < prompt.tokens:
+            raise UserError("session: it does not hold this prompt any more; prefill it again")
         self.ids = self.ids[: prompt.tokens]
         self._chooser.restart(prompt.tokens)
         if self._is_long(self.committed) != self.cache.long:

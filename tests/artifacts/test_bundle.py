@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.followers import FollowerSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
@@ -47,12 +47,19 @@ def test_a_bundle_may_be_moved_and_accompanied(saved: Path, tmp_path: Path) -> N
     moved = tmp_path / "elsewhere" / "renamed"
     shutil.copytree(saved, moved)
     (moved / "README.md").write_text("beside")
+    (moved / ".git").mkdir()
+    (moved / ".git" / "HEAD").write_text("ref: refs/heads/main")
+    (moved / ".cache" / "huggingface").mkdir(parents=True)
+    (moved / ".cache" / "huggingface" / "a.metadata").write_text("of the Hub's client")
+    (moved / ".DS_Store").write_text("of a file manager")
     Bundle.load(moved)
 
 
 def test_saving_replaces_a_bundle_whole(saved: Path) -> None:
     (saved / "stray.txt").write_text("gone afterwards")
+    (saved / "README.md").write_text("the user's")
     bundle().save(saved)
+    assert contents(saved)["README.md"] == b"the user's"
     assert "stray.txt" not in contents(saved)
     assert [p.name for p in saved.parent.iterdir()] == ["bundle"]
 
@@ -120,6 +127,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "manifest.yaml").write_text("!!python/object/apply:os.system ['true']"),
         "not valid YAML",
     ),
+    "a tag of an empty number": (lambda f: (f / "manifest.yaml").write_text('created: !!int ""'), "tags are not"),
+    "a tag that fits nothing": (lambda f: (f / "manifest.yaml").write_text("created: !!map [a]"), "tags are not"),
     "alias bomb": (lambda f: (f / "manifest.yaml").write_text("a: &a [1]\nb: *a\n"), "aliases"),
     "too deep": (lambda f: (f / "manifest.yaml").write_text("a: " + "[" * 100_000), "nested deeper|not valid YAML"),
     "duplicate key": (lambda f: rewrite(f, "domains/one.yaml", "name: one\nname: two\n"), "twice"),
@@ -204,3 +213,30 @@ def test_another_model_is_refused(part: str) -> None:
     with pytest.raises(UserError, match=part.removesuffix("_sample")):
         fingerprint().require_same_model(other, "bundle")
     fingerprint().require_same_model(fingerprint(), "bundle")
+
+
+def test_a_bundle_may_be_replaced_even_a_damaged_or_newer_one(saved: Path, tmp_path: Path) -> None:
+    require_replaceable(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    require_replaceable(tmp_path / "empty")
+    (saved / "README.md").write_text("stays")
+    require_replaceable(saved)
+    (saved / "anchors.safetensors").unlink()
+    edit_manifest(saved, lambda data: data.update(format_version=9))
+    require_replaceable(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda folder: (folder / "deploy.yaml").write_text("precious"), "holds deploy.yaml, which is not"),
+        (lambda folder: (folder / ".git").mkdir(), "is a repository"),
+        (lambda folder: (folder / "manifest.yaml").write_text("kind: Deployment"), "is not a bundle"),
+        (lambda folder: (folder / "manifest.yaml").write_text("{"), "is not a bundle"),
+        (lambda folder: (folder / "manifest.yaml").unlink(), "is not a bundle"),
+    ],
+)
+def test_what_is_not_a_bundles_is_never_replaced(saved: Path, change: Callable[[Path], object], says: str) -> None:
+    change(saved)
+    with pytest.raises(UserError, match=says):
+        require_replaceable(saved)

@@ -58,6 +58,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_what_a_configuration_says_about_loading_does_not_count() -> None:
     base = {"hidden_size": 8, "dtype": "float32", "transformers_version": "5.0"}
     assert config_sha256(base) == config_sha256({**base, "dtype": "bfloat16", "transformers_version": "5.1"})
+    # What users set when they load a model, and what another release of transformers adds.
+    assert config_sha256(base) == config_sha256({**base, "pad_token_id": 2, "output_attentions": True, "new": None})
     assert config_sha256(base) != config_sha256({**base, "hidden_size": 9})
 
 

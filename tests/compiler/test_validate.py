@@ -18,16 +18,23 @@ DECODER = Decoder(MODEL)
 PROMPTS = [[1, 2, 3 + i] for i in range(4)]
 
 
-def test_figures_are_those_of_the_second_half() -> None:
+def test_figures_are_those_of_prompts_that_have_not_chosen() -> None:
     finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SkipMask.of(8, {3}), profile(0.9)))]
     ticks: list[int] = []
     found = validate(DECODER, PROMPTS, finalists, latency_table(8), 50, Limits(20), lambda: ticks.append(1))
     assert found.choice.entry in (5, 2)
-    assert found.validation.prompts == 2
-    assert found.validation.new_tokens == 40
+    assert found.validation.prompts == 3
+    assert found.validation.new_tokens == 60
     assert found.validation.identical
     assert found.validation.speedup_interval[0] <= found.validation.speedup <= found.validation.speedup_interval[1]
     assert len(ticks) == 4
+
+
+def test_few_prompts_measure_the_first_finalist() -> None:
+    finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SkipMask.of(8, {3}), profile(0.9)))]
+    found = validate(DECODER, PROMPTS[:2], finalists, latency_table(8), 50, Limits(20), lambda: None)
+    assert found.choice.entry == 5
+    assert found.validation.prompts == 2
 
 
 def test_one_finalist_is_measured_on_all_prompts() -> None:

@@ -58,9 +58,9 @@ def test_one_compile_at_a_time(tmp_path: Path) -> None:
 
 def test_what_a_killed_compile_left_is_cleared_away(tmp_path: Path) -> None:
     """Killed between moving the old bundle aside and moving the new one in."""
-    (tmp_path / ".out.old.x" / "out").mkdir(parents=True)
-    (tmp_path / ".out.old.x" / "out" / "manifest.yaml").write_text("old")
-    (tmp_path / ".out.new.y").mkdir()
+    (tmp_path / ".out.old.abcdefgh" / "out").mkdir(parents=True)
+    (tmp_path / ".out.old.abcdefgh" / "out" / "manifest.yaml").write_text("old")
+    (tmp_path / ".out.new.ijklmnop").mkdir()
     with Workspace(tmp_path / "out", SETTINGS, resume=False):
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "manifest.yaml").read_text() == "old"
@@ -88,3 +88,12 @@ def test_a_failed_compile_leaves_its_finished_stages_and_nothing_else(tmp_path: 
         raise UserError("no such model")
     assert sorted(path.name for path in tmp_path.rglob("*.json")) == (["identity.json", "one.json"] if finished else [])
     assert work.folder.exists() == finished
+
+
+@pytest.mark.parametrize("other", ["out.new", "out.old"])
+def test_stages_of_a_bundle_with_a_longer_name_are_another_compiles(tmp_path: Path, other: str) -> None:
+    work = Workspace(tmp_path / other, SETTINGS, resume=False)
+    work.begin(fingerprint())
+    work.stage("one", lambda: 1)
+    with Workspace(tmp_path / "out", SETTINGS, resume=False):
+        assert (work.folder / "one.json").is_file()

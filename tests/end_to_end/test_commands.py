@@ -259,6 +259,8 @@ BAD_RUNS = {
     "no prompt": (["--artifact", "bundle"], "prompt"),
     "two prompts": (["--artifact", "bundle", "hi", "--prompts", "rivers.jsonl"], "prompt"),
     "empty prompt": (["--artifact", "bundle", "  "], "empty"),
+    "empty stop": (["--artifact", "bundle", "hi", "--stop", ""], "--stop: it is empty"),
+    "half a character": (["--artifact", "bundle", "a \ud83d"], "prompt: it is not text"),
     "no bundle given": (["hi"], "--artifact"),
     "no such bundle": (["--artifact", "nope", "hi"], "no bundle there"),
     "bundle is a file": (["--artifact", "rivers.jsonl", "hi"], "no bundle there"),
@@ -298,6 +300,8 @@ BAD_RUNS = {
 @pytest.fixture(scope="module")
 def bad_room(room: Path) -> Path:
     (room / "empty").mkdir()
+    shutil.copytree(room / "bundle", room / "mixed")
+    (room / "mixed" / "notes.txt").write_text("precious")
     (room / "empty.jsonl").write_text("")
     (room / "malformed.jsonl").write_text('{"prompt": "a"}\n{"prompt"')
     (room / "long.jsonl").write_text(json.dumps({"prompt": "long " * 600}))
@@ -339,6 +343,7 @@ BAD_COMPILES = {
     "too few": (["--model", "model", "--domain-file", "x=few.jsonl"], "at least 6"),
     "bad budget": (["--model", "model", "--domains", "cnn", "--budget", "soon"], "--budget"),
     "out in use": (["--model", "model", "--domains", "cnn", "--out", "model"], "not a bundle"),
+    "out holds more": (["--model", "model", "--domains", "cnn", "--out", "mixed"], "holds notes.txt, which is not"),
     "out is where one stands": (["--model", "model", "--domains", "cnn", "--out", "."], "inside it"),
     "out is a root": (["--model", "model", "--domains", "cnn", "--out", "/"], "inside it"),
     "no model": (["--domains", "cnn"], "--model"),

@@ -42,7 +42,7 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
 
 def test_packed_projections_side_by_side_with_biases() -> None:
     modules = [nn.Linear(24, 40), nn.Linear(24, 8, bias=False)]
-    linear, x = Linear(modules, PackedMemory(1 << 20)), torch.randn(5, 24)
+    linear, x = Linear(nn.Sequential(*modules), ("0", "1"), PackedMemory(1 << 20)), torch.randn(5, 24)
     expected = torch.cat([module(x) for module in modules], -1)
     assert linear.packed
     torch.testing.assert_close(linear(x), expected)
@@ -58,7 +58,7 @@ class Doubled(nn.Linear):
 
 def test_only_exact_linears_are_packed() -> None:
     special, x = Doubled(6, 4), torch.randn(2, 6)
-    linear = Linear([special], PackedMemory(1 << 20))
+    linear = Linear(nn.Sequential(special), ("0",), PackedMemory(1 << 20))
     assert not linear.packed
     torch.testing.assert_close(linear(x), special(x))
 
@@ -214,3 +214,34 @@ def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch
     assert all(32 <= size <= 117 for size in sizes[:-1])
     torch.testing.assert_close(chunked.last, whole.last)
     torch.testing.assert_close(chunked.mean, whole.mean)
+
+
+def test_a_cache_whose_growth_was_interrupted_grows_again() -> None:
+    decoder = Decoder(tiny_model("llama", max_position_embeddings=1024))
+    ids = [1 + i % 90 for i in range(300)]
+    expected = Session(decoder).prefill(ids).last
+    session = Session(decoder)
+    prompt = session.prefill(ids[:250])
+    grow, grown = torch.Tensor.new_zeros, list[int]()
+
+    def interrupted(self: torch.Tensor, *size: object, **options: object) -> torch.Tensor:
+        grown.append(1)
+        if len(grown) == 2:
+            raise KeyboardInterrupt
+        return grow(self, *size, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_zeros", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.prefill(ids[250:], prompt)
+    torch.testing.assert_close(session.prefill(ids).last, expected)
+
+
+def test_a_session_decodes_only_behind_the_prompt_that_it_holds() -> None:
+    session = Session(Decoder(tiny_model("llama")))
+    first = session.prefill([1, 2, 3])
+    second = session.prefill([4, 5])
+    with pytest.raises(UserError, match="prefill it again"):
+        session.rewind(first)
+    session.rewind(second)
+    assert session.ids == [4, 5]

@@ -54,6 +54,18 @@ def test_answers_are_those_of_generate(loaded: LoadedModel, expected: list[int],
     assert "".join(written) == "".join(answer.text for answer in answers)
 
 
+def test_a_models_own_repetition_penalty_holds_as_it_does_in_generate(folder: Path, expected: list[int]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.generation_config.repetition_penalty = 1.4
+    loaded = LoadedModel.of(model, AutoTokenizer.from_pretrained(folder))
+    ids = torch.tensor([loaded.encode([("user", QUESTION)])])
+    penalized = model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert penalized != expected
+    for penalty, tokens in ((None, penalized), (1.0, expected)):
+        settings = RunSettings(max_new_tokens=24, sampling=Sampling(repetition_penalty=penalty))
+        assert Engine(loaded).runner(settings).answer(QUESTION).generation.token_ids == tokens
+
+
 def test_a_model_can_be_named(folder: Path, expected: list[int]) -> None:
     answer = Engine.open(model=str(folder)).runner(RunSettings("lookup", max_new_tokens=24)).answer(QUESTION)
     assert answer.generation.token_ids == expected

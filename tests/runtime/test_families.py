@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ssd_artifacts.fingerprint import COMPUTATION
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
@@ -104,6 +107,62 @@ def test_forward_follows_changed_weights_and_hooks() -> None:
     torch.testing.assert_close(hooked, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
     assert not torch.allclose(hooked, after)
     handle.remove()
+
+
+@torch.no_grad()
+def test_forward_follows_modules_put_in_place_of_others() -> None:
+    """As adapters are, which keep the module they stand for."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 0.8 * self.inner(x)
+
+    model = tiny_model("qwen3", seed=3)
+    decoder, ids = Decoder(model), list(range(2, 20))
+    before = decoder.logits(Session(decoder).forward(ids))
+    for parent, name in (
+        (model.model.layers[1].self_attn, "k_proj"),
+        (model.model.layers[1].mlp, "down_proj"),
+        (model.model.layers[2], "input_layernorm"),
+        (model.model, "norm"),
+        (model, "lm_head"),
+    ):
+        inner = getattr(parent, name)
+        setattr(parent, name, Scaled(inner))
+        scaled = decoder.logits(Session(decoder).forward(ids))
+        torch.testing.assert_close(scaled, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(scaled, before), name
+        setattr(parent, name, inner)
+        torch.testing.assert_close(decoder.logits(Session(decoder).forward(ids)), before)
+
+
+@pytest.mark.parametrize("part", ["", "model", "model.layers.1", "model.layers.1.self_attn", "model.layers.1.mlp"])
+@pytest.mark.parametrize("way", ["hook", "before", "forward"])
+def test_a_hook_that_would_be_passed_by_is_refused(part: str, way: str) -> None:
+    model = tiny_model("llama")
+    decoder, module = Decoder(model), model.get_submodule(part)
+    if way == "forward":
+        module.forward = lambda *_args, **_kwargs: None
+    elif way == "before":
+        module.register_forward_pre_hook(lambda *_: None)
+    else:
+        module.register_forward_hook(lambda *_: None)
+    for built in (lambda: Session(decoder), lambda: Decoder(model)):
+        with pytest.raises(UserError, match="has a hook or a forward of its own"):
+            built()
+
+
+def test_what_the_families_compute_with_is_in_a_models_fingerprint() -> None:
+    settings = {value for family in FAMILIES.values() for value in dataclasses.asdict(family).values()}
+    for kind, changes in VARIANTS.values():
+        config = AutoConfig.for_model(kind, **{**SMALL, **changes}).to_dict()
+        assert set(SMALL) & set(config) - COMPUTATION <= {"bos_token_id", "eos_token_id", "pad_token_id"}
+        assert set(changes) & set(config) - {"resid_pdrop"} <= COMPUTATION, "dropout is training's alone"
+        assert settings & set(config) <= COMPUTATION
 
 
 def test_every_family_is_tested() -> None:

@@ -70,6 +70,8 @@ def test_any_draft_gives_plain_decoding_and_generate(
     assert_same(DECODER, ids, reference(MODEL, ids, limits), got.token_ids)
     assert sum(len(cycle.tokens) for cycle in got.cycles) == len(got.token_ids) - 1
     assert all(cycle.drafted <= length and cycle.accepted <= cycle.drafted for cycle in got.cycles)
+    # What was drafted behind the end counts for nothing.
+    assert got.num_accepted_tokens <= min(got.num_draft_tokens, len(got.token_ids) - 1)
 
 
 @pytest.mark.parametrize("variant", ["llama", "llama-yarn-rope", "qwen2", "qwen3"])

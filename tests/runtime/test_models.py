@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.models import LoadedModel, load_model
@@ -56,3 +58,23 @@ def test_a_damaged_config_is_a_users_error_or_none(folder: Path, tmp_path: Path,
     assert len(refusals) >= 2
     assert all(line.startswith((str(damaged), "model:")) for line in refusals)
     assert not any("\n" in line for line in refusals)
+
+
+def test_what_is_no_causal_model_itself_is_refused(loaded: LoadedModel) -> None:
+    class Adapter(torch.nn.Module):
+        def get_base_model(self) -> Any:
+            return loaded.model
+
+    with pytest.raises(UserError, match=r"give its get_base_model\(\)"):
+        LoadedModel.of(Adapter().eval(), loaded.tokenizer)
+    classifier = AutoModelForSequenceClassification.from_config(loaded.model.config)
+    with pytest.raises(UserError, match="is no causal LM"):
+        LoadedModel.of(classifier.eval(), loaded.tokenizer)
+
+
+def test_what_generate_would_do_besides_is_known(loaded: LoadedModel) -> None:
+    assert loaded.left_out == ()
+    assert loaded.repetition_penalty == 1.0
+    loaded.model.generation_config.update(no_repeat_ngram_size=3, repetition_penalty=1.05, num_beams=1)
+    assert loaded.left_out == ("no_repeat_ngram_size",)
+    assert loaded.repetition_penalty == 1.05

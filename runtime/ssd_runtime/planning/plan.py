@@ -77,6 +77,16 @@ class Cycle:
         return len(self.tokens) <= self.accepted
 
     @property
+    def num_draft_tokens(self) -> int:
+        """Tokens drafted, but for those behind the answer's end."""
+        return len(self.tokens) if self.is_cut else self.drafted
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafted tokens that stood and are part of the answer."""
+        return len(self.tokens) if self.is_cut else self.accepted
+
+    @property
     def seconds(self) -> float:
         """Drafting and verification together."""
         return self.draft_seconds + self.verify_seconds
