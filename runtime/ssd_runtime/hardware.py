@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 
 CPU_INFO = Path("/proc/cpuinfo")
-FEATURES = ("flags", "Features")
-"""What a processor can do, by /proc/cpuinfo on x86 and on Arm."""
 TELLING = (
-    *("vendor_id", "cpu family", "model", "stepping", "cache size", *FEATURES),
-    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
+    *("vendor_id", "cpu family", "model", "stepping", "cache size", "flags"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
 )
+"""What /proc/cpuinfo says of a processor on x86 and on Arm that does not change from start to start."""
 
 
 def device_name(device: torch.device) -> str:

@@ -255,7 +255,7 @@ def test_what_logits_nearby_choose_is_a_near_tie_and_nothing_else_is(sampling: S
             other = chooser.propose(moved, [2, 3], list).token
             others += other != choice
             # A penalty scales what has been said before.
-            assert chooser.gap(logits, [2, 3], other, 2 * reach * sampling.repetition_penalty)[1]
+            assert chooser.gap(logits, [2, 3], other, 2 * reach * (sampling.repetition_penalty or 1.0))[1]
     assert others > 5
 
 
@@ -409,7 +409,7 @@ def test_the_joint_distribution_tells_wrong_ones_apart(
 
 
 def test_what_shapes_a_distribution_asks_for_sampling() -> None:
-    assert read_sampling(None, 0, 1.0, 0.0, 1.0, None, False) == Sampling()
+    assert read_sampling(None, 0, 1.0, 0.0, None, None, False) == Sampling()
     assert read_sampling(None, 0, 0.9, 0.0, 1.0, 7, False) == Sampling(1.0, top_p=0.9, seed=7)
     assert read_sampling(0.3, 0, 1.0, 0.0, 1.1, 7, True) == Sampling(
         0.3, repetition_penalty=1.1, seed=7, rejection=True
