@@ -410,7 +410,7 @@ def test_the_joint_distribution_tells_wrong_ones_apart(
 
 def test_what_shapes_a_distribution_asks_for_sampling() -> None:
     assert read_sampling(None, 0, 1.0, 0.0, None, None, False) == Sampling()
-    assert read_sampling(None, 0, 0.9, 0.0, 1.0, 7, False) == Sampling(1.0, top_p=0.9, seed=7)
+    assert read_sampling(None, 0, 0.9, 0.0, None, 7, False) == Sampling(1.0, top_p=0.9, seed=7)
     assert read_sampling(0.3, 0, 1.0, 0.0, 1.1, 7, True) == Sampling(
         0.3, repetition_penalty=1.1, seed=7, rejection=True
     )
