@@ -21,7 +21,7 @@ def device_name(device: torch.device) -> str:
     """The card, or the processor, as the system names it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+    return _cpu_name(_cpu_info())
 
 
 def device_identity(device: torch.device) -> str:
@@ -29,13 +29,16 @@ def device_identity(device: torch.device) -> str:
 
     Virtual machines go by names such as `AMD EPYC` whatever generation they run on, and Arm systems by `aarch64`.
     """
-    name = device_name(device)
     if device.type == "cuda":
-        return name
+        return device_name(device)
     info = _cpu_info()
     told = "\n".join(info.get(key, "") for key in TELLING)
     digest = hashlib.sha256(f"{told}\n{os.cpu_count()}".encode()).hexdigest()[:6]
-    return f"{name} ({digest})"
+    return f"{_cpu_name(info)} ({digest})"
+
+
+def _cpu_name(info: dict[str, str]) -> str:
+    return info.get("model name") or platform.processor() or platform.machine()
 
 
 def _cpu_info() -> dict[str, str]:
