@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssd_artifacts.bundle import EXITS
+from ssd_artifacts.bundle import EXITS, MANIFEST
+from ssd_artifacts.files import sha256_file
+from ssd_artifacts.reference_bundle import bundle_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,10 @@ class MadeBundle:
         if not self.make or (path.is_dir() and (not exits or (path / EXITS).is_file())):
             return None
         return f"{self.path} is missing, or made in another way; make it with: {self.make}"
+
+    def digest(self) -> str:
+        """Its manifest's SHA-256, which stands for all of its files."""
+        return sha256_file(bundle_path(Path(self.path)) / MANIFEST)
 
     @property
     def origin(self) -> str:

@@ -8,6 +8,7 @@ bench.traces, from the first on, for one that served tuning.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -42,10 +43,10 @@ def halves(rows: Sequence[Row]) -> list[Row]:
     Raises UserError when there is none.
     """
     names = "served tuning", "held back"
-    try:
-        return [replace(row, category=names[int(row.prompt.partition("-")[0]) % 2]) for row in rows]
-    except ValueError:
-        raise UserError("--halves: the prompts are not those of bench.traces; leave it out") from None
+    places = [re.match(r"(\d+)-", row.prompt) for row in rows]
+    if None in places:
+        raise UserError("--halves: the prompts are not those of bench.traces; leave it out")
+    return [replace(row, category=names[int(place[1]) % 2]) for row, place in zip(rows, places, strict=True) if place]
 
 
 def main() -> None:

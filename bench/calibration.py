@@ -1,4 +1,4 @@
-"""A domain's calibration text as the compiler makes it, for tools that measure on it."""
+"""A domain's calibration text, as the compiler makes it of any of its prompts, for tools that measure on it."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
             [ratio["speedup"] for _, ratio in points],
             [y for y, _ in points],
             xerr=[
-                [max(0.0, ratio["speedup"] - ratio["low"]) for _, ratio in points],
-                [max(0.0, ratio["high"] - ratio["speedup"]) for _, ratio in points],
+                [max(0.0, ratio["speedup"] - ratio.get("low", ratio["speedup"])) for _, ratio in points],
+                [max(0.0, ratio.get("high", ratio["speedup"]) - ratio["speedup"]) for _, ratio in points],
             ],
             fmt="o",
             markersize=4,

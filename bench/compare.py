@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,8 +21,9 @@ from rich.progress import track
 
 from bench.chart import draw
 from bench.contenders import Decode, Unavailable, ours
-from bench.ledger import Ledger, Row
+from bench.ledger import NOT_COMPARED, Ledger, Row
 from bench.peers import PEERS
+from bench.provenance import Watch, disturbance
 from bench.standings import standings
 from bench.stratified import stratified
 from bench.tables import show
@@ -52,14 +54,17 @@ def main() -> None:
     engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
     loaded, decoder, fingerprint = engine.loaded, engine.decoder, engine.loaded.fingerprint()
     sampling = read_sampling(
-        *(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p, 1.0, 0, arguments.rejection)
+        *(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p),
+        *(loaded.repetition_penalty, 0, arguments.rejection),
     )
     contenders = _contenders(arguments.contenders.split(","), engine, sampling, console)
     count = arguments.count or (None if arguments.full else 26)
     prompts = read_prompts(arguments.prompts) if count is None else stratified(arguments.prompts, count)
+    if len({prompt.id for prompt in prompts}) < len(prompts):
+        raise UserError(f"{arguments.prompts}: two prompts of one id; make them differ, rows are told apart by it")
     limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
     settings = {
-        "prompts": [str(arguments.prompts.name), len(prompts)],
+        "prompts": [str(arguments.prompts.name), len(prompts), _digest(prompts)],
         "max_new_tokens": limits.max_new_tokens,
         "contenders": list(contenders),
         "model": fingerprint.weights_sample_sha256,
@@ -72,9 +77,11 @@ def main() -> None:
     ledger = Ledger(arguments.out / "rows.jsonl", settings)
     _measure(ledger, prompts, contenders, loaded, Session(decoder, sampling), limits, arguments.repeats, console)
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
-    summary = {"settings": settings, "commit": ledger.commits, "standings": found}
+    summary = {"settings": settings, "commit": ledger.commits, "stolen": ledger.stolen, "standings": found}
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
     show(found, PLAIN, BASELINES, console)
+    if said := disturbance(ledger.stolen):
+        console.print(said)
     for path in draw(found, PLAIN, f"{Path(fingerprint.name).name}, {settings['device']['device']}", arguments.out):
         console.print(f"picture: {path}")
 
@@ -154,10 +161,10 @@ def _measure(
         if repeat != stream:
             # Nobody knows prompts from an earlier round.
             stream, decoders = repeat, {name: make() for name, make in contenders.items()}
-        prompt, shift = prompts[i], (i + repeat) % len(names)
+        prompt, shift, watch = prompts[i], (i + repeat) % len(names), Watch()
         ids = loaded.encode(conversation(prompt))
         done = {name: decoders[name](ids, limits) for name in names[shift:] + names[:shift]}
-        expected = done[PLAIN].token_ids
+        expected, stolen = done[PLAIN].token_ids, watch.stolen()
         ledger.add(
             [
                 Row.of(
@@ -165,14 +172,21 @@ def _measure(
                     *(_difference(session, ids, expected, done[name].token_ids), done[name]),
                 )
                 for name in names
-            ]
+            ],
+            stolen,
         )
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    """Of what is decoded: another file of the same name and length is another comparison."""
+    texts = [[prompt.id, *conversation(prompt)] for prompt in prompts]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def _difference(session: Session, ids: list[int], expected: list[int], other: list[int]) -> str:
     """`none`, `near_tie` or `error`; nothing can be said where tests by rejection let outputs differ."""
     if session.sampling.tests_drafts:
-        return "not compared"
+        return NOT_COMPARED
     return compare(session, ids, expected, other).kind.value
 
 

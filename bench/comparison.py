@@ -13,7 +13,9 @@ from typing import Any
 from bench.bundles import MadeBundle
 from bench.picture import Picture
 from bench.prompt_files import POOLS, SPEC_BENCH
+from bench.provenance import disturbance
 from bench.streams import mixed_stream, read_pool, write_stream
+from bench.tables import interval, sameness
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Comparison:
         options = ["--artifact", self.bundle.path, "--contenders", contenders, "--out", str(folder / self.name)]
         if self.ratio is None:
             options += ["--prompts", str(SPEC_BENCH)]
-            options += ["--full"] if full else ["--count", str(self.count), "--max-new-tokens", str(self.tokens)]
+            options += ["--full"] if full else ["--count", str(self.count)]
+            options += ["--max-new-tokens", str(max(self.tokens, 128) if full else self.tokens)]
         else:
             stream = folder / f"stream-{self.ratio:g}.jsonl"
             count = 40 if full else self.count // 2
@@ -64,7 +67,10 @@ class Comparison:
             f"## {self.title}\n",
             f"{device['device']}, {device['threads']} threads, torch {device['torch']}, {device['dtype']}; "
             f"{settings['prompts'][1]} prompts of {settings['prompts'][0]}, {settings['max_new_tokens']} new tokens. "
-            f"Bundle: {self.bundle.origin}." + (f" Commit {commit}." if commit else "") + "\n",
+            f"Bundle {settings['bundle'][:8]}: {self.bundle.origin}."
+            + (f" Commit {commit}." if commit else "")
+            + (f" {said}" if (said := disturbance(summary.get("stolen"))) else "")
+            + "\n",
             _table(standings),
         ]
         if self.categories:
@@ -74,7 +80,7 @@ class Comparison:
 
 def _table(standings: dict[str, Any]) -> str:
     lines = [
-        "| strategy | ÷ plain | M | α | c | v | E(Spd) | with v | skipped | drafted | planning | output |",
+        "| strategy | ÷ plain | M | α | c | v | E(Spd) | with v | skipped | drafted | planning | identical |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, figures in standings.items():
@@ -92,13 +98,12 @@ def _table(standings: dict[str, Any]) -> str:
                 f"{each['skipped_attention']:.0f} + {each['skipped_mlp']:.0f}",
                 f"{each['share_of_tokens_drafted']:.0%}",
             ]
-        wrong = f", {each['error']} WRONG" if each["error"] else ""
         cells = [
             f"`{name}`",
-            f"**{ratio['speedup']:.2f}** ({ratio['low']:.2f}–{ratio['high']:.2f})",
+            f"**{ratio['speedup']:.2f}**{interval(ratio)}",
             *drafting,
             f"{each.get('share_planning', 0.0):.1%}",
-            f"{each['identical']} of {each['prompts']} identical{wrong}",
+            sameness(each),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

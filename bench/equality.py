@@ -23,6 +23,7 @@ from ssd_runtime.generate import Limits, decode
 from ssd_runtime.models import conversation
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
 from ssd_runtime.planning.strategy import make_strategy
+from ssd_runtime.sampling import Sampling
 from ssd_runtime.session import Session
 from ssd_runtime.strategies import read_settings
 
@@ -37,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact, arguments.model)
     bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
-    layers = decoder.shape.num_layers
+    layers, sampling = decoder.shape.num_layers, Sampling(repetition_penalty=loaded.repetition_penalty)
     forced = SkipMask.of(layers, random.Random(0).sample(range(2 * layers), round(0.4 * 2 * layers)))
     strategies: dict[str, Callable[[], Planner]] = {
         "auto": make_strategy("auto", None, decoder, bundle, latency),
@@ -47,7 +48,7 @@ def main() -> None:
     found: dict[str, Counter[Kind]] = {name: Counter() for name in strategies}
     drafted, accepted, tokens, categories = Counter[str](), Counter[str](), 0, set[str]()
     for prompt in stratified(arguments.prompts, arguments.count):
-        ids, session = loaded.encode(conversation(prompt)), Session(decoder)
+        ids, session = loaded.encode(conversation(prompt)), Session(decoder, sampling)
         with torch.no_grad():
             out = loaded.model.generate(torch.tensor([ids]), max_new_tokens=arguments.max_new_tokens, do_sample=False)
         expected = out[0, len(ids) :].tolist()

@@ -12,6 +12,8 @@ from bench.contenders import Timed
 from bench.provenance import commit
 from ssd_profiles.errors import UserError
 
+NOT_COMPARED = "not compared"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -22,7 +24,7 @@ class Row:
     contender: str
     repeat: int
     divergence: str
-    """From plain decoding: `none`, `near_tie` or `error`."""
+    """From plain decoding: `none`, `near_tie` or `error`, or that it was not looked at."""
     tokens: int
     first_seconds: float
     seconds: float
@@ -30,6 +32,8 @@ class Row:
     cycles: dict[str, float] = field(default_factory=dict)
     commit: str | None = None
     """That it was measured at."""
+    stolen: float | None = None
+    """Share of the processors' time that the machine's other guests took while the prompt was decoded by all."""
 
     @classmethod
     def of(cls, prompt: str, category: str, contender: str, repeat: int, divergence: str, timed: Timed) -> Row:
@@ -80,9 +84,16 @@ class Ledger:
         """Whether the rows of a prompt are there."""
         return any(row.prompt == prompt and row.repeat == repeat for row in self.rows)
 
-    def add(self, rows: list[Row]) -> None:
+    @property
+    def stolen(self) -> float | None:
+        """Share of the processors' time that other guests took, over all prompts; None where nobody counts it."""
+        counted = [row for row in self.rows if row.stolen is not None]
+        seconds = sum(row.seconds for row in counted)
+        return sum(row.seconds * (row.stolen or 0.0) for row in counted) / seconds if seconds else None
+
+    def add(self, rows: list[Row], stolen: float | None = None) -> None:
         """Append all rows of a prompt at once: they were measured in turn and belong together."""
-        stamped = [replace(row, commit=self._commit) for row in rows]
+        stamped = [replace(row, commit=self._commit, stolen=stolen) for row in rows]
         with self._path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(asdict(row)) + "\n" for row in stamped))
         self.rows += stamped

@@ -39,8 +39,9 @@ class Measurement:
         return " ".join(("python -m", self.tool, *self._arguments(folder)))
 
     def run(self, folder: Path, full: bool) -> None:
-        """Keep what it prints in `folder`/NAME.txt, unless that is there; as much in either mode."""
-        if self.section(folder) is not None and not self.derived:
+        """Keep what it prints in `folder`/NAME.txt, unless that is there, of this bundle; as much in either mode."""
+        section, origin = self.section(folder), self._origin()
+        if section is not None and origin in section and not self.derived:
             return
         command = [sys.executable, "-m", self.tool, *self._arguments(folder)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -50,7 +51,7 @@ class Measurement:
         device = device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         machine = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
         measured = "" if self.derived else f"{machine}; commit {commit()}. "
-        head = f"{measured}Command: `{self.command(folder)}`."
+        head = f"{measured}{origin}Command: `{self.command(folder)}`."
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path(folder), f"{head}\n{done.stdout}")
 
@@ -63,6 +64,10 @@ class Measurement:
             return None
         said = f"\n```text\n{printed.rstrip()}\n```\n" if printed.strip() else ""
         return f"## {self.title}\n\n{head}\n{said}"
+
+    def _origin(self) -> str:
+        """Which state of the bundle it looks at, where it looks at one."""
+        return f"Bundle {self.bundle.digest()[:8]}. " if self.bundle.path in self.arguments else ""
 
     def _arguments(self, folder: Path) -> list[str]:
         return [argument.format(out=folder) for argument in self.arguments]

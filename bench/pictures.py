@@ -8,6 +8,7 @@ dimensions with the anchors (KNN-SSD's Figure 5), and speed along the mixed stre
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ def main() -> None:
     parser.add_argument("--stream", type=Path, help="what bench.compare wrote for a stream")
     parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no pictures: matplotlib is not installed; pip install 'ssd-decoding[bench]'", file=sys.stderr)
+        return
     bundle = Bundle.load(bundle_path(arguments.artifact))
     paths = [*masks(bundle, arguments.out), *shares(bundle, arguments.out), *features(bundle, arguments.out)]
     if arguments.stream is not None:

@@ -1,9 +1,14 @@
-"""Of which state of the repository a figure is."""
+"""Of which state of the repository a figure is, and whether the machine was its own while it was measured."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
+
+STAT = Path("/proc/stat")
 
 
 def commit() -> str | None:
@@ -11,6 +16,35 @@ def commit() -> str | None:
     found = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
     return f"{found}+" if found and changed else found or None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What the other guests of a virtual machine's host take from its processors from now on."""
+
+    began: float = field(default_factory=monotonic)
+    before: float | None = field(default_factory=lambda: stolen_seconds(STAT))
+
+    def stolen(self) -> float | None:
+        """Their share; None where the system does not count it."""
+        after, elapsed = stolen_seconds(STAT), monotonic() - self.began
+        if after is None or self.before is None or not elapsed:
+            return None
+        return (after - self.before) / elapsed / (os.cpu_count() or 1)
+
+
+def stolen_seconds(stat: Path) -> float | None:
+    """Processor time stolen since the start, of all processors; None where `stat` is not as Linux has it."""
+    try:
+        name, *ticks = stat.read_text(encoding="ascii").split("\n", 1)[0].split()
+        return int(ticks[7]) / os.sysconf("SC_CLK_TCK") if name == "cpu" else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def disturbance(stolen: float | None) -> str:
+    """For readers of a figure; nothing where it is not known."""
+    return "" if stolen is None else f"Other guests of the machine took {stolen:.1%} of its processors' time."
 
 
 def _git(*arguments: str) -> str:

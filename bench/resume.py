@@ -46,13 +46,13 @@ def main() -> None:
     rng, kills, redone, bundles, differences = random.Random(arguments.seed), 0, 0, 0, list[str]()
     while kills < arguments.kills:
         shutil.rmtree(killed, ignore_errors=True)
-        kept: dict[str, bytes] = {}
+        kept: dict[str, int] = {}
         while not killed.exists():
             wait = rng.uniform(2.0, duration / 3) if kills < arguments.kills else None
             was_killed = _compile(options, killed, wait, begun)
             kills += was_killed
-            now = _stages(killed)
-            redone += sum(now.get(name, content) != content for name, content in kept.items()) if was_killed else 0
+            now = _written(killed)
+            redone += sum(now.get(name, when) != when for name, when in kept.items()) if was_killed else 0
             kept = now
             if was_killed:
                 print(f"kill {kills} after {wait:.1f} s: {len(now)} stages finished", flush=True)
@@ -104,9 +104,15 @@ def _stages(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in _workspace(out).glob("*.json")}
 
 
+def _written(out: Path) -> dict[str, int]:
+    """When each stage was: what is done again comes to the same, but later."""
+    return {path.name: path.stat().st_mtime_ns for path in _workspace(out).glob("*.json")}
+
+
 def _differences(one: Path, other: Path) -> list[str]:
-    found = []
-    for path in sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file()):
+    files = [{path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (one, other)]
+    found = [f"{path}, in one alone" for path in sorted(files[0] ^ files[1])]
+    for path in sorted(files[0] & files[1]):
         if path.name == "report.html":
             continue
         a, b = ((folder / path).read_bytes() for folder in (one, other))

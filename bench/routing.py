@@ -2,13 +2,14 @@
 
 `python -m bench.routing --model demo --data ../shared/data --out build/routing`
 Half of each domain's starter records give anchors: with template and shots, and asked in all ways but the last, which
-none of the anchors shows. The other half and the real prompts are routed. Features are kept in --out, so that
-a second run takes seconds.
+none of the anchors shows. The other half and the real prompts are routed. Features are kept in --out, a folder a
+model, so that a second run takes seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import random
@@ -32,7 +33,7 @@ from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import LoadedModel, load_model
 
 KS = (1, 2, 3, 5, 8, 10, 13, 16, 20)
-SPEC_BENCH = {"translation": "wmt16", "math_reasoning": "gsm8k", "summarization": "cnn"}
+CATEGORIES = {"translation": "wmt16", "math_reasoning": "gsm8k", "summarization": "cnn"}
 """The categories of Spec-Bench that are one of our domains."""
 NEAR = {frozenset({"cnn", "xsum"}), frozenset({"gsm8k", "math"})}
 """Domains of one task: a route between them is counted apart."""
@@ -56,7 +57,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     loaded = load_model(arguments.model)
-    measure = Measure(fitted_decoder(loaded.model), loaded, arguments.out)
+    kept = arguments.out / loaded.fingerprint().weights_sample_sha256[:16]
+    kept.mkdir(exist_ok=True)
+    measure = Measure(fitted_decoder(loaded.model), loaded, kept)
     rows = list(_measured(measure, arguments.data, arguments.limit))
     results = {"accuracy": _accuracies(rows)}
     top = max(row["mean"] for row in results["accuracy"])
@@ -72,7 +75,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Takes features of prompts, a kept file a group."""
+    """Takes features of one model's prompts, a kept file a group."""
 
     decoder: Decoder
     loaded: LoadedModel
@@ -80,7 +83,8 @@ class Measure:
 
     def rows(self, use: str, domain: str, texts: Sequence[str]) -> list[Row]:
         """The features of `texts`, from the kept file or measured now."""
-        kept = self.out / f"{use} {domain}.json".replace(" ", "-")
+        asked = hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+        kept = self.out / f"{use} {domain} {asked[:16]}.json".replace(" ", "-")
         if not kept.is_file():
             print(f"{use} {domain}: {len(texts)} prompts", flush=True)
             limit = self.decoder.shape.max_context - 1
@@ -109,7 +113,7 @@ def _measured(measure: Measure, data: Path, limit: int) -> Iterable[Row]:
     for _, record in read_records(data / "humaneval" / "HumanEval.jsonl"):
         real["humaneval", "humaneval"].append(record["prompt"])
     for _, record in read_records(data / "spec_bench" / "dev.jsonl"):
-        real[f"spec {record['category']}", SPEC_BENCH.get(record["category"], "")].append(record["turns"][0])
+        real[f"spec {record['category']}", CATEGORIES.get(record["category"], "")].append(record["turns"][0])
     for (use, domain), texts in real.items():
         yield from measure.rows(use, domain, texts[:limit])
 
@@ -123,21 +127,21 @@ def _pools(rows: Sequence[Row], feature: str, uses: Iterable[str]) -> dict[str, 
     return {name: np.asarray(values, np.float32) for name, values in pools.items()}
 
 
-POOLS = {"templated": ("anchors",), "asked": ("anchors asked",), "both": ("anchors", "anchors asked")}
+USES = {"templated": ("anchors",), "asked": ("anchors asked",), "both": ("anchors", "anchors asked")}
 
 
 def _anchors(rows: Sequence[Row], pool: str, feature: str, rule: str, k: int, without: str | None = None) -> AnchorSet:
-    features = {n: values for n, values in _pools(rows, feature, POOLS[pool]).items() if n != without}
+    features = {n: values for n, values in _pools(rows, feature, USES[pool]).items() if n != without}
     return build_anchors(features, {name: values[:0] for name, values in features.items()}, feature, k, 0, rule)
 
 
 def _accuracies(rows: Sequence[Row]) -> list[dict]:
     """Share of prompts routed to their domain, for every variant and test set; strictly, and up to near domains."""
     found = []
-    for pool, feature, rule, k in itertools.product(POOLS, ("mean", "last"), RULES, KS):
+    for pool, feature, rule, k in itertools.product(USES, ("mean", "last"), RULES, KS):
         anchors = _anchors(rows, pool, feature, rule, k)
         sets = {}
-        for use in ("templated", "asked", "gsm8k", "humaneval", *(f"spec {name}" for name in SPEC_BENCH)):
+        for use in ("templated", "asked", "gsm8k", "humaneval", *(f"spec {name}" for name in CATEGORIES)):
             truth = [row for row in rows if row.use == use]
             routed = _routed(anchors, truth)
             right = [domain == row.domain for domain, row in zip(routed, truth, strict=True)]

@@ -20,7 +20,7 @@ from bench.calibration import calibration
 from bench.chart import stairs
 from bench.planted import WEAK_FILE
 from ssd_compiler.bayesian import VertexImprovement
-from ssd_compiler.calibrate import Sample, reference_states
+from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.evaluate import Evaluator
 from ssd_compiler.search import SearchBounds, search
 from ssd_compiler.settings import CompileSettings
@@ -52,7 +52,7 @@ def main() -> None:
     decoder = fitted_decoder(loaded.model)
     latency = measure_latency(decoder)
     _, samples = calibration(arguments.domain, settings, loaded, decoder, print)
-    context = round(sum(sample.middle for sample in samples) / len(samples))
+    context = middle_context(samples)
     weak_file = Path(arguments.model) / WEAK_FILE
     weak = SkipMask.from_hex(weak_file.read_text(), decoder.shape.num_layers) if weak_file.is_file() else None
 

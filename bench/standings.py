@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from bench.ledger import Row
+from bench.ledger import NOT_COMPARED, Row
 from ssd_profiles.formulas import expected_speedup
-from ssd_profiles.intervals import bootstrap_interval, speedup
+from ssd_profiles.intervals import speedup, speedup_interval
 
 
 def standings(rows: Sequence[Row], baselines: Sequence[str]) -> dict[str, Any]:
@@ -39,6 +39,7 @@ def _figures(rows: Sequence[Row], name: str, baselines: Sequence[str]) -> dict[s
         "tokens": tokens,
         "tokens_per_second": tokens / seconds if seconds else None,
         "first_seconds": sum(row.first_seconds for row in mine) / max(1, len(mine)),
+        "compared": sum(row.divergence != NOT_COMPARED for row in mine),
         "identical": sum(row.divergence == "none" for row in mine),
         "near_tie": sum(row.divergence == "near_tie" for row in mine),
         "error": sum(row.divergence == "error" for row in mine),
@@ -48,7 +49,10 @@ def _figures(rows: Sequence[Row], name: str, baselines: Sequence[str]) -> dict[s
 
 
 def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | None:
-    """How many times as fast as `base`, with the interval: each prompt's time per token, weighted by its tokens."""
+    """How many times as fast as `base`: each prompt's time per token, weighted by its tokens.
+
+    With `low` and `high`, the interval, where there are two prompts or more.
+    """
     base_seconds, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
     for one, other in paired(rows, base, name):
         # Repeats of a prompt are no further prompts: the interval is over prompts.
@@ -58,8 +62,8 @@ def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | Non
     if not seconds:
         return None
     plain, ours = list(base_seconds.values()), list(seconds.values())
-    low, high = bootstrap_interval(plain, ours)
-    return {"speedup": speedup(plain, ours), "low": low, "high": high}
+    interval = speedup_interval(plain, ours)
+    return {"speedup": speedup(plain, ours)} | (dict(zip(("low", "high"), interval, strict=True)) if interval else {})
 
 
 def paired(rows: Sequence[Row], base: str, name: str) -> list[tuple[Row, Row]]:

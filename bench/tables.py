@@ -22,9 +22,7 @@ def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: C
             *(with_interval(each["against"].get(base)) for base in baselines),
             f"{each['mean_acceptance_length']:.2f}" if "mean_acceptance_length" in each else "–",
             f"{each['draft_acceptance_rate']:.2f}" if "draft_acceptance_rate" in each else "–",
-            f"{each['identical']}/{each['prompts']}"
-            + (f" ({each['near_tie']} near ties)" if each["near_tie"] else "")
-            + (f" {each['error']} WRONG" if each["error"] else ""),
+            sameness(each),
             f"{each['first_seconds']:.2f} s",
         )
     console.print(table)
@@ -49,4 +47,18 @@ def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: C
 
 def with_interval(ratio: dict[str, float] | None) -> str:
     """A speed-up for people."""
-    return f"{ratio['speedup']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})" if ratio else "–"
+    return f"{ratio['speedup']:.2f}{interval(ratio)}" if ratio else "–"
+
+
+def interval(ratio: dict[str, float]) -> str:
+    """Behind a speed-up; nothing where it is of a single prompt."""
+    return f" ({ratio['low']:.2f}–{ratio['high']:.2f})" if "low" in ratio else ""
+
+
+def sameness(figures: dict[str, Any]) -> str:
+    """How many outputs are plain decoding's."""
+    if not figures["compared"]:
+        return "not compared"
+    ties = f", {figures['near_tie']} near ties" if figures["near_tie"] else ""
+    wrong = f", {figures['error']} WRONG" if figures["error"] else ""
+    return f"{figures['identical']} of {figures['compared']}{ties}{wrong}"

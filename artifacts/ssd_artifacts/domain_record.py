@@ -27,7 +27,7 @@ class FrontierEntry(BaseModel):
 
     mask: str = Field(pattern=r"^[0-9a-f]+$", max_length=1024)
     origin: str
-    """Which search found it: knapsack, sensitivity, uniform, random, bayesian."""
+    """Which search found it: knapsack, uniform, random, bayesian."""
     token_agreement: Share
     draft_cost: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     """A draft step ÷ a plain step on the compiling device at the domain's context length."""
@@ -92,7 +92,7 @@ class Validation(BaseModel):
     new_tokens: int
     speedup: Finite
     speedup_interval: tuple[Finite, Finite]
-    """95% bootstrap interval over prompts."""
+    """95% interval over prompts, by Student's t."""
     mean_acceptance_length: Finite
     draft_acceptance_rate: Share
     identical: bool
@@ -142,7 +142,8 @@ class DomainRecord(BaseModel):
     choice: Choice | None
     """None when no mask was evaluated."""
     potential: Finite
-    """The speed-up on the compiling device if every draft of the best mask ended just before its first error."""
+    """The speed-up on the compiling device if every draft ended just before its first error, by the mask that would
+    bring most then."""
     pays: bool
     """Whether validation was faster than plain decoding, beyond doubt: by the lower end of its interval."""
     validation: Validation | None

@@ -16,6 +16,7 @@ from ssd_runtime.followers import Followers
 from ssd_runtime.generate import Limits, decode
 from ssd_runtime.highest import highest
 from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Prefill, Session
 from ssd_runtime.states import ReferenceStates, RowGroup
 
@@ -24,7 +25,7 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt, the full model's greedy continuation of it, and the prompt's features."""
+    """A prompt, the full model's continuation of it as `ssd-run` would have it, and the prompt's features."""
 
     prompt: list[int]
     continuation: list[int]
@@ -46,8 +47,8 @@ def middle_context(samples: Sequence[Sample]) -> int:
 class SharedPrefix:
     """A session that holds what all prompts of a domain begin with, worked examples mostly: computed once."""
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[list[int]]) -> None:
-        self._session = Session(decoder)
+    def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], sampling: Sampling = GREEDY) -> None:
+        self._session = Session(decoder, sampling)
         # At least one token of each prompt is its own: its state is asked for.
         shortest = min(len(ids) for ids in prompts) - 1
         same = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
@@ -58,16 +59,24 @@ class SharedPrefix:
         """A session of the prompt's own, and what its prefill leaves behind."""
         if self._prefill is not None:
             self._session.rewind(self._prefill)
-        session = self._session.fork() if self._prefill is not None else Session(self._session.decoder)
+        if self._prefill is None:
+            session = Session(self._session.decoder, self._session.sampling)
+        else:
+            session = self._session.fork()
         return session, session.prefill(ids[self._length :], self._prefill)
 
 
 @torch.inference_mode()
 def continue_prompts(
-    decoder: Decoder, prompts: Sequence[list[int]], new_tokens: int, eos: frozenset[int], tick: Tick
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    new_tokens: int,
+    eos: frozenset[int],
+    tick: Tick,
+    sampling: Sampling = GREEDY,
 ) -> list[dict[str, Any]]:
-    """Greedy continuations, features and candidates of `prompts`, as plain JSON for `samples_of`."""
-    shared, found = SharedPrefix(decoder, prompts), []
+    """Continuations, features and candidates of `prompts`, as plain JSON for `samples_of`."""
+    shared, found = SharedPrefix(decoder, prompts, sampling), []
     for ids in prompts:
         (session, prompt), planner, followers = shared.prefill(ids), PlainPlanner(), Followers()
         planner.followers = followers
@@ -105,7 +114,8 @@ def samples_of(found: list[dict[str, Any]], domain: str) -> list[Sample]:
 def reference_states(decoder: Decoder, samples: Sequence[Sample]) -> ReferenceStates:
     """The full model's states on the samples' continuations, one group a sample.
 
-    Rows are the inputs of decoding: every continuation token but the last, which has no known successor.
+    Rows are the inputs of decoding: every continuation token but the last, which has no known successor. Targets are
+    the logits' own choices: a repetition penalty moves those of full model and mask alike.
     """
     states: list[list[Tensor]] = []
     targets: list[Tensor] = []

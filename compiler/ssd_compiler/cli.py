@@ -109,6 +109,10 @@ def main() -> None:
 def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
     """Refuse what can be refused before anything long begins."""
     names = settings.new_domains
+    if settings.clusters is not None and len(settings.domain_files) != 1:
+        raise UserError(
+            "--domains auto: finds domains in one file of prompts; give one --domain-file NAME=prompts.jsonl"
+        )
     if not names:
         raise UserError("--domains: none given; name some, e.g. --domains cnn,gsm8k, or give --domain-file")
     for name in names:
@@ -124,10 +128,6 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
         raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
     if settings.anchor_rule not in ANCHOR_RULES:
         raise UserError(f"--anchor-rule {settings.anchor_rule}: expected one of {', '.join(ANCHOR_RULES)}")
-    if settings.clusters is not None and len(settings.domain_files) != 1:
-        raise UserError(
-            "--domains auto: finds domains in one file of prompts; give one --domain-file NAME=prompts.jsonl"
-        )
     for name in settings.domains:
         load_domain(name)
     for _, path in settings.domain_files:

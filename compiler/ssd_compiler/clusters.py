@@ -36,4 +36,6 @@ def _assigned(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
     sizes = np.bincount(means.labels_, minlength=count)
     large = [int(i) for i in np.argsort(-sizes, kind="stable") if sizes[i] >= MIN_PROMPTS] or [int(sizes.argmax())]
     distances = np.linalg.norm(rows[:, None] - means.cluster_centers_[large][None], axis=-1)
-    return distances.argmin(1).astype(np.int64)
+    nearest = distances.argmin(1)
+    by_size = np.argsort(-np.bincount(nearest, minlength=len(large)), kind="stable")
+    return np.argsort(by_size)[nearest].astype(np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -70,9 +70,8 @@ class Evaluator:
         known = self.rated.get(mask)
         if known is not None:
             return known
-        first = max(1, len(self.reference.groups) // 4)
-        rated = self._rate(mask, origin, self.reference.head(first), False)
-        if not self.rated or rated.speedup >= FAR_BEHIND * self.best().speedup:
+        rated = self._look(mask, origin)
+        if rated is None:
             rated = self._rate(mask, origin, self.reference, True)
         self.rated[mask] = rated
         if rated.complete and (not self.progress or rated.speedup > self.progress[-1][1]):
@@ -80,20 +79,33 @@ class Evaluator:
         self.tick()
         return rated
 
+    def _look(self, mask: SkipMask, origin: str) -> Rated | None:
+        """The mask by the first sequences alone, where it is far behind the best one on the same."""
+        first = max(1, len(self.reference.groups) // 4)
+        if not self.rated or first == len(self.reference.groups):
+            return None
+        rated, best = self._rate(mask, origin, self.reference.head(first), False), self.best()
+        return rated if rated.speedup < FAR_BEHIND * self._option(best.mask, best.traces[:first]).speedup else None
+
     def _rate(self, mask: SkipMask, origin: str, reference: ReferenceStates, complete: bool) -> Rated:
         traces = tuple(drafted_as(self.decoder, reference, mask, self.block))
         kept = len(mask) - mask.first_skipped - (len(list(mask)))
         self.forwards += kept / len(mask) * len(reference) / len(self.reference)
-        profile = AcceptanceProfile.of_traces(traces)
-        option = best_option([Entry(mask.hex(), mask, profile)], self.latency, self.context)
-        assert option is not None
-        return Rated(mask, origin, profile, option, traces, complete)
+        option = self._option(mask, traces)
+        return Rated(mask, origin, option.entry.profile, option, traces, complete)
 
-    def rate_all(self, masks: Iterable[SkipMask], origin: str) -> list[Rated]:
-        """Evaluate masks until nothing is left of the bounds."""
+    def _option(self, mask: SkipMask, traces: Sequence[Trace]) -> Option:
+        """The best way to draft with a mask, by what it drafted."""
+        entry = Entry(mask.hex(), mask, AcceptanceProfile.of_traces(traces))
+        option = best_option([entry], self.latency, self.context)
+        assert option is not None
+        return option
+
+    def rate_all(self, masks: Iterable[SkipMask], origin: str, until: float = float("inf")) -> list[Rated]:
+        """Evaluate masks until nothing is left of the bounds, or `until` a moment of `perf_counter`."""
         found = []
         for mask in masks:
-            if self.exhausted:
+            if self.exhausted or perf_counter() > until:
                 break
             found.append(self.rate(mask, origin))
         return found

@@ -15,18 +15,18 @@ NEARLY_SAME = 0.85
 """Jaccard similarity of masks that timing would hardly tell apart."""
 
 
-def select_frontier(rated: list[Rated], latency: LatencyTable, context: int) -> list[Rated]:
+def select_frontier(rated: list[Rated], latency: LatencyTable, context: int, max_context: int) -> list[Rated]:
     """The masks that no other one beats in attention skipped, MLPs skipped and token agreement at once.
 
     Latencies play no part in that, so that the frontier serves on any device; but masks that a first look found far
     behind here were rated on some of the text only, and are left out. Of too many, those fastest here at the domain's
-    own and at other context lengths stay. Ordered by what they skip.
+    own and at other context lengths, up to the model's `max_context`, stay. Ordered by what they skip.
     """
     kept = [one for one in rated if one.complete and any(one.mask.bits)]
     undominated = [one for one in kept if not any(_dominates(other, one) for other in kept)]
     orders = [
         sorted(undominated, key=lambda one: -_speed_at(one, latency, length))
-        for length in (context, *FRONTIER_CONTEXTS)
+        for length in (context, *(length for length in FRONTIER_CONTEXTS if length <= max_context))
     ]
     chosen: list[Rated] = []
     for one in chain.from_iterable(zip(*orders, strict=True)):

@@ -25,12 +25,13 @@ from ssd_runtime.states import ReferenceStates
 KNAPSACK_ROWS = 24
 """Tokens whose states the dynamic programme carries along; more sharpen it little and cost in proportion."""
 KNAPSACK_SHARE = 0.35
-"""Share of the evaluations spent on its candidates, spread over the budgets; the best budget's neighbours follow."""
+"""Share of the evaluations, and of the time where that is bounded, spent on its candidates, spread over the budgets;
+the best budget's neighbours follow, with half as much."""
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RANDOM_MASKS = 4
 WORTHWHILE = 0.97
-"""Predicted speed-up of the knapsack's best below which a longer search is left out: no refinement seen so far has
-added more than one or two percent to it."""
+"""Predicted speed-up of the best of knapsack and uniform masks below which a longer search is left out: no refinement
+seen so far has added more than one or two percent to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class SearchResult:
     context: int
     potential: float
     worthwhile: bool
-    """Whether the knapsack's candidates promised enough for the long search."""
+    """Whether the first candidates promised enough for the long search."""
     cost: SearchCost
 
 
@@ -68,7 +69,7 @@ def search(
 ) -> SearchResult:
     """Find a domain's frontier.
 
-    The knapsack's candidates and uniform masks come first. They tell what can be gained here: `announce` receives the
+    The knapsack's candidates and uniform masks come first. They tell what can be gained here: `announce` receives their
     speed-up with perfect foresight, the predicted one and whether that is worth more search. If so, random masks
     follow, then Bayesian optimisation started from all of them.
     """
@@ -76,18 +77,18 @@ def search(
     evaluator = Evaluator(
         decoder, reference, latency, context, bounds.block, bounds.evaluations, began + bounds.seconds, tick, began
     )
-    forwards = _rate_knapsack(evaluator)
+    forwards = _rate_knapsack(evaluator, bounds.seconds)
     layers = decoder.shape.num_layers
     if not evaluator.rated:
         evaluator.rate(next(uniform_masks(layers)), "uniform")
     evaluator.rate_all(uniform_masks(layers), "uniform")
-    potential, best = _potential(evaluator), evaluator.best()
+    best = evaluator.best()
     worthwhile = best.speedup >= WORTHWHILE
-    announce(potential, best.speedup, worthwhile)
+    announce(_potential(evaluator), best.speedup, worthwhile)
     if worthwhile:
         evaluator.rate_all(random_masks(layers, best.mask, bounds.seed), "random")
         optimise(evaluator, bounds.seed)
-    frontier = select_frontier(list(evaluator.rated.values()), latency, context)
+    frontier = select_frontier(list(evaluator.rated.values()), latency, context, decoder.shape.max_context)
     return SearchResult(
         [
             FrontierEntry.of(rated.mask, rated.origin, rated.profile, latency.draft_cost(rated.mask, context))
@@ -95,7 +96,7 @@ def search(
         ],
         select_finalists(frontier),
         context,
-        potential,
+        _potential(evaluator),
         worthwhile,
         SearchCost(
             seconds=round(perf_counter() - began, 2),
@@ -106,8 +107,11 @@ def search(
     )
 
 
-def _rate_knapsack(evaluator: Evaluator) -> float:
-    """Evaluate candidates over all budgets, then those next to the best; returns the search's own work."""
+def _rate_knapsack(evaluator: Evaluator, seconds: float) -> float:
+    """Evaluate candidates over all budgets, then those next to the best; returns the search's own work.
+
+    They get their share of `seconds`, the time of the whole search.
+    """
     reference, decoder = evaluator.reference, evaluator.decoder
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
     weights = Weights.of(evaluator.latency, evaluator.context)
@@ -119,11 +123,13 @@ def _rate_knapsack(evaluator: Evaluator) -> float:
         return 0.0
     # At least one, however little time is left: what follows compares with it.
     evaluator.rate(coarse[0].mask, "knapsack")
-    evaluator.rate_all((candidate.mask for candidate in coarse[1:]), "knapsack")
+    until = evaluator.began + KNAPSACK_SHARE * seconds
+    evaluator.rate_all((candidate.mask for candidate in coarse[1:]), "knapsack", until)
     masks = [candidate.mask for candidate in found]
     best = masks.index(evaluator.best().mask)
     nearby = sorted(range(len(masks)), key=lambda i: abs(i - best))
-    evaluator.rate_all((masks[i] for i in nearby[: share // 2]), "knapsack")
+    until += KNAPSACK_SHARE / 2 * seconds
+    evaluator.rate_all((masks[i] for i in nearby[: share // 2]), "knapsack", until)
     # Every budget carries the sampled rows through every sub-layer.
     return len(found) * len(sampled) / len(reference)
 
@@ -136,13 +142,13 @@ def _promise(evaluator: Evaluator, candidate: Candidate) -> float:
 
 
 def _potential(evaluator: Evaluator) -> float:
-    """The speed-up if every draft ended just before its first wrong token, for the best mask rated so far.
+    """The speed-up if every draft ended just before its first wrong token, by whichever mask so far brings most then.
 
-    An optimistic bound: no draft length or confidence threshold can do better with these masks.
+    No draft length or confidence threshold can do better with these masks.
     """
     latency, context = evaluator.latency, evaluator.context
     costs, best = StepCosts.at(latency, context), 1.0
-    for rated in evaluator.rated.values():
+    for rated in (each for each in evaluator.rated.values() if each.complete):
         draft = latency.step_seconds(context, 1, rated.mask)
         for length in rated.profile.draft_lengths:
             runs = np.asarray([run for trace in rated.traces for run in _perfect_runs(trace, length)])
@@ -162,11 +168,9 @@ def _perfect_runs(trace: Trace, length: int) -> Iterator[int]:
 
 
 def uniform_masks(num_layers: int) -> Iterator[SkipMask]:
-    """Evenly spread whole layers, first and last kept (SWIFT's starting point), for several shares."""
+    """Evenly spread whole layers, first and last kept, for several shares."""
     for share in UNIFORM_SHARES:
-        count = max(1, round(share * (num_layers - 2))) if num_layers > 2 else 0
-        layers = np.linspace(1, num_layers - 2, count).round().astype(int)
-        yield SkipMask.of(num_layers, {2 * int(layer) + part for layer in layers for part in (0, 1)})
+        yield SkipMask.uniform(num_layers, max(1, round(share * (num_layers - 2))))
 
 
 def random_masks(num_layers: int, like: SkipMask, seed: int) -> Iterator[SkipMask]:

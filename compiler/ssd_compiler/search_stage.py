@@ -18,6 +18,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits
 from ssd_runtime.planning.throughput import Entry, Option, best_option
+from ssd_runtime.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class SearchStage:
     settings: CompileSettings
     decoder: Decoder
     eos_ids: frozenset[int]
+    sampling: Sampling
     latency: LatencyTable
     work: Workspace
     reporter: Reporter
@@ -45,8 +47,8 @@ class SearchStage:
 
     def mixture(self, domains: Sequence[Sequence[Sample]]) -> DomainRecord:
         """Search one frontier for all domains together, an equal number of samples from each; timed by nobody."""
-        total = max(len(samples) for samples in domains)
-        share = max(1, total // len(domains))
+        counts = [len(samples) for samples in domains]
+        share = min(*counts, max(1, max(counts) // len(counts)))
         found = self._search(MIXTURE, [sample for samples in domains for sample in samples[:share]])
         finalists = self._finalists(found)
         if not finalists:
@@ -77,7 +79,7 @@ class SearchStage:
                 else "skipping layers will not pay on this model and device; `auto` will guess, or decode plainly"
             )
             self.reporter.note(
-                f"{name}: at most {potential:.2f}x of plain decoding if drafts always ended in time, "
+                f"{name}: {potential:.2f}x of plain decoding with the first masks if drafts always ended in time, "
                 f"{predicted:.2f}x predicted: {verdict}"
             )
 
@@ -114,7 +116,8 @@ class SearchStage:
 
         def run() -> dict[str, Any]:
             with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
-                confirmed = validate(self.decoder, held_back, finalists, self.latency, found.context, limits, tick)
+                timed = self.latency, found.context, limits, tick, self.sampling
+                confirmed = validate(self.decoder, held_back, finalists, *timed)
             return {
                 "choice": confirmed.choice.model_dump(mode="json"),
                 "validation": confirmed.validation.model_dump(mode="json"),

@@ -34,6 +34,7 @@ from ssd_runtime.decoder import Decoder
 from ssd_runtime.followers import Followers
 from ssd_runtime.models import LoadedModel
 from ssd_runtime.profiler import device_key, measure_latency
+from ssd_runtime.sampling import Sampling
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ class Stages:
         def generate() -> Any:
             with self.reporter.stage(f"{prompts.name}: calibrate", len(prompts.search)) as tick:
                 eos = self.loaded.eos_ids
-                return continue_prompts(self.decoder, prompts.search, prompts.max_new_tokens, eos, tick)
+                return continue_prompts(self.decoder, prompts.search, prompts.max_new_tokens, eos, tick, self._sampling)
 
         return samples_of(self.work.stage(f"calibration-{prompts.name}", generate), prompts.name)
 
@@ -224,11 +225,17 @@ class Stages:
         return ExitStage(self.decoder, self.work, self.reporter)
 
     @property
+    def _sampling(self) -> Sampling:
+        """As `ssd-run` decodes where nothing else is asked for."""
+        return Sampling(repetition_penalty=self.loaded.repetition_penalty)
+
+    @property
     def _mixed(self) -> bool:
         return self.base is None and len(self.settings.new_domains) > 1
 
     def _search_stage(self, latency: LatencyTable) -> SearchStage:
         searches = len(self.settings.new_domains) + self._mixed
         return SearchStage(
-            self.settings, self.decoder, self.loaded.eos_ids, latency, self.work, self.reporter, searches
+            *(self.settings, self.decoder, self.loaded.eos_ids, self._sampling),
+            *(latency, self.work, self.reporter, searches),
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 from ssd_artifacts.domain_record import Choice, Validation
 from ssd_compiler.calibrate import SharedPrefix
-from ssd_profiles.intervals import interval_of_few, speedup
+from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
@@ -16,6 +17,7 @@ from ssd_runtime.generate import Generation, Limits
 from ssd_runtime.interleaved import Contenders, in_turn
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.throughput import Entry, Option, best_option
+from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Session
 
 ENOUGH = 4
@@ -44,6 +46,7 @@ def validate(
     context: int,
     limits: Limits,
     tick: Callable[[], None],
+    sampling: Sampling = GREEDY,
 ) -> Confirmed:
     """Choose among `finalists` (frontier index, entry) on a third of the prompts, measure the chosen on the others.
 
@@ -61,15 +64,16 @@ def validate(
         options[index] = option
     asked = len(prompts) // 3 if len(options) > 1 and len(prompts) >= ENOUGH else 0
     contenders: dict[str, Callable[[], Planner]] = {str(i): _constant(option) for i, option in options.items()}
-    trial = _timed(decoder, prompts[:asked], contenders, limits, tick) if asked else {}
-    totals = {name: sum(run.decode_seconds for run in runs) for name, runs in trial.items()}
-    best = min(totals, key=lambda name: totals[name]) if totals else str(finalists[0][0])
+    timed = partial(_timed, sampling=sampling)
+    trial = timed(decoder, prompts[:asked], contenders, limits, tick) if asked else {}
+    pace = {name: _seconds_a_token(runs) for name, runs in trial.items()}
+    best = min(pace, key=lambda name: pace[name]) if pace else str(finalists[0][0])
     measured: Contenders = {"plain": PlainPlanner, "masked": contenders[best]}
-    runs = _timed(decoder, prompts[asked:], measured, limits, tick)
+    runs = timed(decoder, prompts[asked:], measured, limits, tick)
     for _ in range(ROUNDS - 1):
         if _is_narrow(_figures(runs["plain"], runs["masked"])):
             break
-        again, before = _timed(decoder, prompts[asked:], measured, limits, lambda: None), _seconds(runs)
+        again, before = timed(decoder, prompts[asked:], measured, limits, lambda: None), _seconds(runs)
         runs = {name: _quickest(runs[name], again[name]) for name in runs}
         if _seconds(runs) > SETTLED * before:
             break
@@ -96,9 +100,10 @@ def _timed(
     contenders: Contenders,
     limits: Limits,
     tick: Callable[[], None],
+    sampling: Sampling,
 ) -> dict[str, list[Generation]]:
     """Every contender on every prompt, in turn, behind one short warm-up."""
-    shared = SharedPrefix(decoder, prompts)
+    shared = SharedPrefix(decoder, prompts, sampling)
     runs: dict[str, list[Generation]] = {name: [] for name in contenders}
     for turn, ids in enumerate(prompts):
         session, prompt = shared.prefill(ids)
@@ -119,6 +124,15 @@ def _quickest(one: list[Generation], other: list[Generation]) -> list[Generation
     return [min(pair, key=attrgetter("decode_seconds")) for pair in zip(one, other, strict=True)]
 
 
+def _decoded(run: Generation) -> int:
+    """Tokens behind the one that the prefill yields."""
+    return max(1, len(run.token_ids) - 1)
+
+
+def _seconds_a_token(runs: Sequence[Generation]) -> float:
+    return sum(run.decode_seconds for run in runs) / sum(_decoded(run) for run in runs)
+
+
 def _require_same(session: Session, ids: list[int], expected: list[int], got: list[int]) -> None:
     found = compare(session, ids, expected, got)
     if found.kind is Kind.ERROR:
@@ -135,8 +149,12 @@ def _choice(entry: int, option: Option) -> Choice:
 
 
 def _figures(plain: list[Generation], masked: list[Generation]) -> Validation:
-    before, after = [run.decode_seconds for run in plain], [run.decode_seconds for run in masked]
-    low, high = interval_of_few(before, after)
+    before = [run.decode_seconds for run in plain]
+    # Behind a near tie outputs may differ in length: the time for as many tokens as plain decoding's.
+    after = [_seconds_a_token([run]) * _decoded(one) for one, run in zip(plain, masked, strict=True)]
+    interval = speedup_interval(before, after)
+    assert interval is not None, "two prompts at least"
+    low, high = interval
     forwards = sum(run.target_forwards for run in masked)
     drafted = sum(run.num_draft_tokens for run in masked)
     return Validation(

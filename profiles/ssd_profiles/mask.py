@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class SkipMask:
@@ -28,6 +30,16 @@ class SkipMask:
         if not chosen <= set(range(2 * num_layers)):
             raise ValueError(f"sub-layer indices must lie in 0..{2 * num_layers - 1}, got {sorted(chosen)}")
         return cls(tuple(i in chosen for i in range(2 * num_layers)))
+
+    @classmethod
+    def uniform(cls, num_layers: int, count: int, protect: int = 1) -> SkipMask:
+        """`count` whole layers, evenly spread between `protect` layers at either end that are kept.
+
+        So uniform skipping is in SWIFT. As many as there are where `count` is more.
+        """
+        count = min(count, max(0, num_layers - 2 * protect))
+        layers = np.linspace(protect, num_layers - 1 - protect, count).round()
+        return cls.of(num_layers, {2 * int(layer) + part for layer in layers for part in (0, 1)})
 
     @classmethod
     def from_hex(cls, text: str, num_layers: int) -> SkipMask:

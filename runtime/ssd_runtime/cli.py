@@ -35,7 +35,7 @@ def run(
     all_turns: Annotated[
         bool, typer.Option("--all-turns", help="Decode every turn of `turns`, not the first alone.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most, for each answer.")] = 128,
     strategy: Annotated[str, typer.Option(help=", ".join(NAMES))] = "auto",
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")

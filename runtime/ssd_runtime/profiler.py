@@ -20,6 +20,8 @@ from ssd_runtime.kv_cache import KVCache
 
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
+FAR = 2048
+"""A context at which attention shows what it costs."""
 ENGINE = 4
 """Raised whenever the decoder's steps get faster or slower, or are measured better: older tables are measured again."""
 MAX_ROUNDS = 9
@@ -101,24 +103,26 @@ class _Bench:
         self.kinds = {kind: [i for i, name in enumerate(names) if name == kind] for kind in dict.fromkeys(names)}
 
     def contexts(self, budget_seconds: float) -> list[int]:
-        """The contexts that fit the model, the memory and the time: one pass of each is tried."""
+        """The contexts that fit the model, the memory and, but for two, the time: one pass of each is tried."""
         shape = self.decoder.shape
         room = min(shape.max_context, MAX_CACHE_BYTES // self.cache.bytes_per_slot) - max(QUERIES)
         wanted = [context for context in CONTEXTS if context < room]
         if shape.max_context - max(QUERIES) == room and room > (wanted[-1] if wanted else 0):
             wanted.append(room)
+        # What a longer context costs is told by two of them: the second is a far one, whatever it takes.
+        far = [context for context in wanted[1:] if context <= FAR][-1:] or wanted[1:2]
         chosen: list[int] = []
         spent = 0.0
-        for context in wanted:
+        for context in (*wanted[:1], *far, *(context for context in wanted[1:] if context not in far)):
             self.cache.reserve(context + max(QUERIES))
             passes = [self._attention(context, n, layers) for layers in self.kinds.values() for n in QUERIES]
             cost = sum(seconds(work, self.decoder.device) for work in passes)
             # Room for the rounds still to come decides, so that a slow context is tried once at most.
-            if chosen and spent + cost * MIN_ROUNDS > budget_seconds:
+            if len(chosen) > 1 and spent + cost * MIN_ROUNDS > budget_seconds:
                 break
             chosen.append(context)
             spent += cost * MIN_ROUNDS
-        return chosen or [max(1, room)]
+        return sorted(chosen) or [max(1, room)]
 
     def works(self, contexts: list[int]) -> list[tuple[str, Callable[[], object]]]:
         """Every figure to be taken: a name and what to run."""
@@ -142,30 +146,27 @@ class _Bench:
         def grid(kind: str, scale: int = 1) -> tuple[Array, Array]:
             return _curve([np.asarray(samples[f"{kind} {n}"]) / scale for n in QUERIES])
 
-        attention = {
-            kind: [grid(f"{kind} {context}", len(of_kind)) for context in contexts]
-            for kind, of_kind in self.kinds.items()
-        }
+        attention, spread = dict[str, Array](), dict[str, Array]()
+        for kind, of_kind in self.kinds.items():
+            medians, spreads = zip(*(grid(f"{kind} {context}", len(of_kind)) for context in contexts), strict=True)
+            # A longer context never takes less time either; the table goes on behind it by the last slope.
+            attention[kind] = np.apply_along_axis(rising, 0, np.asarray(medians))
+            spread[kind] = np.asarray(spreads)
         (mlp, mlp_spread), (head, head_spread) = grid("mlp", layers), grid("head")
         growth, step_spread = _curve([np.divide(samples[f"step {n}"], samples[f"plain {n}"]) for n in QUERIES])
         step = growth / growth[0] * np.median(np.concatenate([samples[f"plain {n}"] for n in QUERIES]))
-        blocks = sum(len(of_kind) * attention[kind][base][0] for kind, of_kind in self.kinds.items())
+        blocks = sum(len(of_kind) * attention[kind][base] for kind, of_kind in self.kinds.items())
         parts = blocks + layers * mlp + head
         return LatencyTable(
             device_key(self.decoder),
             self.decoder.layer_kinds,
             np.asarray(QUERIES, float),
             np.asarray(contexts, float),
-            {kind: np.asarray([values for values, _ in grids]) for kind, grids in attention.items()},
+            attention,
             mlp,
             head,
             step - parts,
-            {
-                **{kind: np.asarray([spread for _, spread in grids]) for kind, grids in attention.items()},
-                "mlp": mlp_spread,
-                "head": head_spread,
-                "step": step_spread,
-            },
+            {**spread, "mlp": mlp_spread, "head": head_spread, "step": step_spread},
         )
 
     def _rows(self, n: int) -> torch.Tensor:

@@ -39,8 +39,9 @@ def test_repeats_make_an_interval_no_narrower() -> None:
 def test_halves_go_by_the_place_in_the_stream() -> None:
     rows = [row(f"{place}-{name}", "plain", 1.0) for place, name in ((0, "a"), (7, "b-1"), (12, "c"))]
     assert [each.category for each in halves(rows)] == ["served tuning", "held back", "served tuning"]
-    with pytest.raises(UserError, match="--halves"):
-        halves(ROWS)
+    for others in (ROWS, [row("81", "plain", 1.0), row("82", "plain", 1.0)]):
+        with pytest.raises(UserError, match="--halves"):
+            halves(others)
 
 
 def test_rows_are_read_back_and_other_files_refused(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from bench import compare
 from bench.contenders import Decode, Timed, Unavailable
-from bench.ledger import Ledger, Row
+from bench.ledger import NOT_COMPARED, Ledger, Row
 from bench.peers import PEERS
 from bench.standings import against, standings
+from bench.tables import sameness
 from ssd_profiles.errors import UserError
 from ssd_runtime.generate import Limits
 from ssd_runtime.models import LoadedModel
@@ -30,6 +31,7 @@ def test_speed_is_total_tokens_over_total_seconds_of_the_same_prompts() -> None:
     found = standings([*rows, row("3", "plain", 9.0, category="b")], ["plain"])
     assert found["fast"]["overall"]["tokens_per_second"] == 20 / 3.0
     assert found["fast"]["overall"]["against"]["plain"]["speedup"] == 2.0
+    assert found["plain"]["categories"]["b"]["against"]["plain"] == {"speedup": 1.0}, "one prompt has no interval"
     assert set(found["plain"]["categories"]) == {"a", "b"}
 
 
@@ -41,6 +43,22 @@ def test_with_the_measured_verification_the_formula_accounts_for_every_second_of
         cycles = {"drafts": 2, "drafted": 6, "accepted": 5, "draft_tokens": tokens, **spent}
         found = standings([plain, replace(row("1", "drafting", 5.0, counted=tokens), cycles=cycles)], ["plain"])
         assert found["drafting"]["overall"]["expected_speedup_with_verification"] == pytest.approx(tokens / 5.0)
+
+
+def test_outputs_that_nobody_compared_are_not_counted_as_different() -> None:
+    rows = [replace(row("1", name, 1.0), divergence=NOT_COMPARED) for name in ("plain", "drafting")]
+    figures = standings(rows, ["plain"])["drafting"]["overall"]
+    assert sameness(figures) == NOT_COMPARED
+    assert sameness(standings([row("1", "plain", 1.0)], [])["plain"]["overall"]) == "1 of 1"
+
+
+def test_what_other_guests_took_is_weighted_by_time(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "rows.jsonl", {"contenders": ["plain"]})
+    ledger.add([row("0", "plain", 5.0)])
+    assert ledger.stolen is None
+    ledger.add([row("1", "plain", 3.0)], stolen=0.0)
+    ledger.add([row("2", "plain", 1.0)], stolen=0.2)
+    assert ledger.stolen == pytest.approx(0.05)
 
 
 def test_an_output_of_another_length_counts_by_its_own_tokens() -> None:
@@ -101,3 +119,9 @@ def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatc
             assert (each["error"] > 0) == (name == "wrong")
             assert each["tokens"] <= 3 * 11
         assert len((tmp_path / "out" / "rows.jsonl").read_text().splitlines()) == 1 + 3 * 6
+    prompts.write_text(prompts.read_text().replace(TEXTS[0], TEXTS[0] + "!"))
+    with pytest.raises(UserError, match="other settings"):
+        compare.main()
+    prompts.write_text(json.dumps({"id": "1", "prompt": "a"}) + "\n" + json.dumps({"id": "1", "prompt": "b"}))
+    with pytest.raises(UserError, match="two prompts of one id"):
+        compare.main()

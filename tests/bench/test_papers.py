@@ -50,14 +50,17 @@ def test_the_page_states_speed_interval_and_wrong_outputs(tmp_path: Path) -> Non
         for name, divergence, seconds, found in (("plain", "none", 2.0, plain), ("swift", "error", 1.0, cycles))
     ]
     device = {"device": "A CPU", "threads": 2, "torch": "2.13", "dtype": "float32"}
-    settings = {"device": device, "prompts": ["some.jsonl", 4], "max_new_tokens": 21}
-    summary = {"settings": settings, "commit": "abc1234", "standings": standings(rows, ["plain"])}
+    settings = {"device": device, "prompts": ["some.jsonl", 4], "max_new_tokens": 21, "bundle": "0123456789ab"}
+    figures = standings(rows, ["plain"])
+    summary = {"settings": settings, "commit": "abc1234", "stolen": 0.013, "standings": figures}
     (tmp_path / COMPARISONS[0].name).mkdir()
     (tmp_path / COMPARISONS[0].name / "summary.json").write_text(json.dumps(summary))
     text = page(tmp_path)
     assert COMPARISONS[0].bundle.make in text
     assert COMPARISONS[1].title not in text
+    assert "Bundle 01234567: " in text
     assert "Commit abc1234." in text
+    assert "Other guests of the machine took 1.3% of its processors' time." in text
     assert "| `swift` | **2.00** (2.00–2.00) | 5.00 | 0.80 | 0.25 | 1.00 |" in text
     assert "10 + 5" in text
     assert "4 WRONG" in text
@@ -76,6 +79,16 @@ def test_what_a_tool_prints_is_kept_and_shown(tmp_path: Path) -> None:
     assert "another" in (measurement.section(tmp_path) or "")
     (tmp_path / "zen.txt").write_text("here: `python -m that`.\nanother")
     assert measurement.section(tmp_path) is None, "of other arguments"
+
+
+def test_what_was_measured_on_another_bundle_is_measured_again(tmp_path: Path) -> None:
+    bundle = MadeBundle("demo", "demo", "cnn")
+    measurement = Measurement("list", "Files", "compileall", ("-q", "-l", "-d", "demo"), bundle)
+    for origin, kept in ((bundle.digest()[:8], True), ("01234567", False)):
+        (tmp_path / "list.txt").write_text(f"Bundle {origin}. Command: `{measurement.command(tmp_path)}`.\nfound")
+        assert "found" in (measurement.section(tmp_path) or ""), "and shown until then"
+        measurement.run(tmp_path, full=False)
+        assert ("found" in (measurement.section(tmp_path) or "")) == kept
 
 
 def test_a_bundle_that_is_missing_says_how_it_is_made(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
-"""Figures name the commit that they are of."""
+"""Figures name the commit that they are of, and what was taken from the machine meanwhile."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from bench.provenance import commit
+from bench.provenance import Watch, commit, stolen_seconds
 
 
 def test_a_commit_is_marked_where_anything_but_documents_has_changed(
@@ -33,3 +35,15 @@ def test_a_commit_is_marked_where_anything_but_documents_has_changed(
     assert commit() == clean
     files[2].write_text("two")
     assert commit() == f"{clean}+"
+
+
+def test_stolen_time_is_the_eighth_figure_of_all_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr("bench.provenance.STAT", stat)
+    assert stolen_seconds(stat) is None
+    assert Watch().stolen() is None, "not every system counts it"
+    ticks = os.sysconf("SC_CLK_TCK")
+    stat.write_text(f"cpu  1 2 3 4 5 6 7 {3 * ticks} 9 10\ncpu0 0 0 0 0 0 0 0 0 0 0\n")
+    assert stolen_seconds(stat) == 3.0
+    watch = Watch(began=time.monotonic() - 10.0, before=1.0)
+    assert watch.stolen() == pytest.approx(0.2 / (os.cpu_count() or 1), rel=0.05)

@@ -35,3 +35,11 @@ def test_strays_fall_to_a_large_cluster() -> None:
     found = np.bincount(clusters(features, 3, seed=0))
     assert len(found) == 2
     assert found.sum() == 42
+    assert found[0] >= found[1]
+
+
+def test_the_largest_is_the_first_behind_strays_too() -> None:
+    """Ten of one kind, nine of another with five strays beside them."""
+    features, labels = groups([10, 9, 5], spread=0.1)
+    features[labels == 2] = features[labels == 1][0] + 0.5 * (features[labels == 2] - features[labels == 1][0])
+    assert np.bincount(clusters(features, 3, seed=0)).tolist() == [14, 10]

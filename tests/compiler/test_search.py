@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 from bench.planted import plant
 from ssd_compiler.bayesian import optimise, undecided_sublayers
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
-from ssd_compiler.evaluate import Evaluator
+from ssd_compiler.evaluate import Evaluator, Rated
+from ssd_compiler.frontier import select_frontier
 from ssd_compiler.search import SearchBounds, SearchResult, _perfect_runs, search, uniform_masks
 from ssd_profiles.acceptance import Trace
+from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.planning.throughput import Entry, best_option
@@ -120,6 +124,70 @@ def test_bounds_hold(reference: ReferenceStates) -> None:
     assert len(some.rated) == 3
     late = Evaluator(DECODER, reference, TABLE, 60, 8, 99, 0.0, lambda: None)
     assert late.rate_all([WEAK], "x") == []
+
+
+def test_a_mask_is_held_against_the_best_on_the_same_sequences(
+    reference: ReferenceStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first sequence is hard for all masks: one that is as good there and better elsewhere is not given up."""
+    tokens = 32
+
+    def drafted_as(_: object, states: ReferenceStates, mask: SkipMask, __: object) -> list[Trace]:
+        right = [0.6, *[0.99 if mask == better else 0.93 if mask == good else 0.5] * 3] if mask != bad else [0.2] * 4
+        held = [np.arange(tokens) < share * tokens for share in right[: len(states.groups)]]
+        return [Trace(matches, np.full(tokens, 0.9)) for matches in held]
+
+    monkeypatch.setattr("ssd_compiler.evaluate.drafted_as", drafted_as)
+    good, better, bad = SkipMask.of(8, range(2, 12)), SkipMask.of(8, range(3, 13)), SkipMask.of(8, range(1, 11))
+    some = evaluator(reference, 9)
+    for mask in (good, better, bad):
+        some.rate(mask, "x")
+    assert some.best().mask == better
+    assert [some.rated[mask].complete for mask in (good, better, bad)] == [True, True, False]
+
+
+def test_the_knapsack_leaves_the_others_their_share_of_the_time(
+    reference: ReferenceStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation takes a second of twenty."""
+    now = [0.0]
+
+    def tick() -> None:
+        now[0] += 1.0
+
+    for module in ("search", "evaluate"):
+        monkeypatch.setattr(f"ssd_compiler.{module}.perf_counter", lambda: now[0])
+    found = list[str]()
+    monkeypatch.setattr(Evaluator, "rate", noting(Evaluator.rate, found))
+    search(DECODER, reference, TABLE, 60, SearchBounds(10_000, 20.0, 0, 8), tick, lambda *_: None)
+    assert 7 <= found.count("knapsack") <= 12
+    assert {"uniform", "random"} <= set(found)
+    assert now[0] <= 21.0
+
+
+def noting(rate: Callable[..., Rated], found: list[str]) -> Callable[..., Rated]:
+    def noted(self: Evaluator, mask: SkipMask, origin: str) -> Rated:
+        found.extend([] if mask in self.rated else [origin])
+        return rate(self, mask, origin)
+
+    return noted
+
+
+def test_a_frontier_is_chosen_for_contexts_that_the_model_has(reference: ReferenceStates) -> None:
+    """Longer ones have no say."""
+    some = evaluator(reference, 99)
+    some.rate_all((SkipMask.of(8, range(0, 2 * n, 2)) for n in range(1, 9)), "attention")
+    some.rate_all((SkipMask.of(8, range(1, 2 * n, 2)) for n in range(1, 9)), "mlp")
+    asked = set[int]()
+
+    class Table(LatencyTable):
+        def step_seconds(self, context: float, queries: float = 1, mask: SkipMask | None = None) -> float:
+            asked.add(int(context))
+            return super().step_seconds(context, queries, mask)
+
+    table = Table(*(getattr(TABLE, each.name) for each in dataclasses.fields(TABLE)))
+    select_frontier(list(some.rated.values()), table, 60, 2048)
+    assert asked == {60, 128, 512, 2048}
 
 
 def test_no_time_at_all_still_gives_a_frontier(reference: ReferenceStates) -> None:

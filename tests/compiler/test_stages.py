@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from ssd_artifacts.anchors import AnchorSet
+from ssd_artifacts.domain_record import SearchCost
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.prompts import DomainPrompts, PromptFeatures
+from ssd_compiler.search import SearchResult
+from ssd_compiler.search_stage import SearchStage
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 
@@ -49,6 +52,23 @@ def test_the_threshold_is_set_against_prompts_of_no_domain(monkeypatch: pytest.M
     with_strangers, asked = anchors("ab", 30, monkeypatch)
     assert [tuple(known) for known in asked] == [("a", "b")]
     assert with_strangers.threshold > anchors("ab", 0, monkeypatch)[0].threshold + 0.05
+
+
+def test_the_mixture_has_as_many_samples_of_each_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[list[Sample]]()
+
+    def search(self: SearchStage, name: str, samples: list[Sample]) -> SearchResult:
+        given.append(samples)
+        return SearchResult([], [], 9, 1.0, False, SearchCost(seconds=0.0, evaluations=0, target_forwards=0.0))
+
+    monkeypatch.setattr(SearchStage, "_search", search)
+    nothing: Any = None
+    decoder: Any = SimpleNamespace(shape=SimpleNamespace(num_layers=4))
+    stage = SearchStage(nothing, decoder, *[nothing] * 6)
+    for sizes, share in (((8, 8), 4), ((8, 2), 2), ((9, 9, 1), 1), ((2, 2, 2, 2), 1)):
+        domains = [[Sample([domain], [1, 2], {}, [])] * size for domain, size in enumerate(sizes)]
+        stage.mixture(domains)
+        assert [sample.prompt for sample in given.pop()] == [[n] for n in range(len(sizes)) for _ in range(share)]
 
 
 def test_where_every_domain_is_known_or_one_stands_alone_no_stranger_is_looked_at(

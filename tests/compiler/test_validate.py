@@ -15,6 +15,7 @@ from tests.tables import latency_table, profile
 
 MODEL, WEAK = plant(tiny_model("llama", seed=6, max_position_embeddings=256), 0.02, 4)
 DECODER = Decoder(MODEL)
+Timed = dict[str, list[Generation]]
 PROMPTS = [[1, 2, 3 + i] for i in range(4)]
 
 
@@ -48,7 +49,7 @@ def test_a_disturbed_round_is_repeated_and_the_quickest_times_count(monkeypatch:
     """Masks are twice as fast; in the first round another program slows one prompt down, in the second another one."""
     slow, rounds = [(0, "masked"), (2, "plain"), None], list[int]()
 
-    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object) -> dict[str, list[Generation]]:
+    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object, **___: object) -> Timed:
         hit = slow[len(rounds)]
         rounds.append(len(prompts))
         return {
@@ -73,7 +74,7 @@ def test_a_disturbed_round_is_repeated_and_the_quickest_times_count(monkeypatch:
 def test_prompts_that_differ_are_measured_once_more_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = list[int]()
 
-    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object) -> dict[str, list[Generation]]:
+    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object, **___: object) -> Timed:
         rounds.append(len(prompts))
         return {
             name: [
@@ -88,6 +89,25 @@ def test_prompts_that_differ_are_measured_once_more_and_no_further(monkeypatch: 
         DECODER, PROMPTS, [(0, Entry("weak", WEAK, profile(0.95)))], latency_table(8), 50, Limits(20), lambda: None
     )
     assert rounds == [4, 4]
+
+
+def test_an_output_cut_short_by_a_near_tie_counts_by_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object, **___: object) -> Timed:
+        """A step takes a second, whoever makes it."""
+        lengths = {"masked": 11}
+        return {
+            name: [
+                Generation(3, None, [1] * lengths.get(name, 41), decode_seconds=lengths.get(name, 41) - 1.0)
+                for _ in prompts
+            ]
+            for name in contenders
+        }
+
+    monkeypatch.setattr("ssd_compiler.validate._timed", timed)
+    weak = [(0, Entry("weak", WEAK, profile(0.95)))]
+    found = validate(DECODER, PROMPTS, weak, latency_table(8), 50, Limits(41), lambda: None).validation
+    assert found.speedup == 1.0
+    assert found.speedup_interval == (1.0, 1.0)
 
 
 def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:

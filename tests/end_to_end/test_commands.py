@@ -144,11 +144,11 @@ def test_domains_are_found_in_unlabelled_prompts(room: Path) -> None:
     assert np.bincount(bundle.anchors.labels).tolist() == [3, 3]
     assert set(bundle.domains) == {"both-1", "both-2", "mix"}
     assert bundle.exits is None
-    for wrong, files in (("auto:0", 1), ("auto:x", 1), ("auto", 2)):
-        extra = ["--domain-file", "more=both.jsonl"] if files == 2 else []
-        done = command(room, COMPILE, *options, *extra, "--domains", wrong, "--out", "wrong")
+    for wrong, files in (("auto:0", 1), ("auto:x", 1), ("auto", 2), ("auto", 0)):
+        given = [part for name in ("one", "two")[:files] for part in ("--domain-file", f"{name}=both.jsonl")]
+        done = command(room, COMPILE, "--model", "model", *given, "--domains", wrong, "--out", "wrong")
         assert done.returncode == 2
-        assert "--domains" in done.stderr
+        assert ("one file of prompts" if wrong == "auto" else "--domains") in done.stderr
 
 
 def test_from_python_a_loaded_model_answers_as_the_command_does(room: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,3 +41,17 @@ def test_a_mask_of_other_length_is_refused(bad: str) -> None:
 def test_indices_must_exist() -> None:
     with pytest.raises(ValueError, match=r"0\.\.7"):
         SkipMask.of(4, {8})
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 3))
+def test_uniform_masks_skip_whole_layers_far_from_each_other(layers: int, count: int, protect: int) -> None:
+    mask = SkipMask.uniform(layers, count, protect)
+    skipped = [layer for layer in range(layers) if mask.bits[2 * layer]]
+    assert all(mask.bits[2 * layer] == mask.bits[2 * layer + 1] for layer in range(layers))
+    room = max(0, layers - 2 * protect)
+    assert len(skipped) == min(count, room)
+    assert all(protect <= layer < layers - protect for layer in skipped)
+    if len(skipped) > 1:
+        gaps = [b - a for a, b in pairwise(skipped)]
+        assert max(gaps) - min(gaps) <= 1
+        assert (skipped[0], skipped[-1]) == (protect, layers - 1 - protect)

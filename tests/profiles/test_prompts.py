@@ -37,6 +37,7 @@ def test_all_three_forms(tmp_path: Path) -> None:
         ('{"prompt": "  "}', "empty"),
         ('{"prompt": 3}', "needs"),
         ('{"turns": []}', "needs"),
+        ('{"prompt": "a", "id": ' + "1" * 5000 + "}", ":1: not JSON"),
         ('{"messages": [{"role": "user"}]}', "messages"),
         ('{"prompt": "a", "category": 3}', "category"),
         (b'{"prompt": "\xff"}', "UTF-8"),

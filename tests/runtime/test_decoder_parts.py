@@ -166,6 +166,16 @@ def test_a_latency_table_is_measured_within_its_model() -> None:
     assert all(b >= a * (1 - 1e-9) for a, b in pairwise(steps)), "more tokens never take less time"
 
 
+def test_where_time_is_short_two_contexts_tell_what_a_longer_one_costs() -> None:
+    decoder = Decoder(tiny_model("llama", max_position_embeddings=4096))
+    table = measure_latency(decoder, 0.0)
+    assert table.contexts.tolist() == [16.0, 2048.0]
+    for queries in table.queries:
+        assert table.attention_seconds(16, queries, "full") <= table.attention_seconds(2048, queries, "full")
+        assert table.attention_seconds(2048, queries, "full") <= table.attention_seconds(4000, queries, "full")
+        assert table.attention_seconds(2048, 1, "full") <= table.attention_seconds(2048, queries, "full")
+
+
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=12))
 def test_the_rising_sequence_is_the_nearest_one(values: list[float]) -> None:
     found = rising(np.asarray(values))

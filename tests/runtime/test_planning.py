@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -101,6 +101,15 @@ def test_strangers_go_where_they_are_sent(strangers: Literal["nearest", "mix", "
     for axis, expected in ((0, {2, 3}), (7, mask)):
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.plan(100, 1).mask == (None if expected is None else SkipMask.of(LAYERS, expected))
+
+
+def test_a_bundle_without_mixture_sends_no_strangers_there() -> None:
+    decoder: Any = SimpleNamespace(shape=SimpleNamespace(num_layers=LAYERS))
+    table = latency_table(LAYERS)
+    with pytest.raises(UserError, match="no mixture"):
+        make_strategy("knn", NearestSettings("mix"), decoder, bundle(), table)
+    mixed = bundle(one=record("one", {(2, 3): 0.9}), mix=record("mix", {(4, 5): 0.9}))
+    assert make_strategy("knn", NearestSettings("mix"), decoder, mixed, table)()
 
 
 def test_promises_are_corrected_by_what_was_accepted_in_validation_and_not_by_its_times() -> None:

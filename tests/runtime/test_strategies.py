@@ -292,6 +292,14 @@ def test_what_the_bundle_has_tuned_and_what_a_user_sets_reach_the_drafter() -> N
     assert (plan.draft_length, drafter.threshold, drafter.annealing) == (8, 0.55, 0.2)
 
 
+def test_del_has_exits_in_a_model_of_few_layers() -> None:
+    decoder = Decoder(tiny_model("llama"))
+    assert decoder.shape.num_layers == 4
+    planner = DelPlanner(ExitHeads(decoder, None), 4, DelSettings(confidence=0.0))
+    got = generate(Session(decoder), [1, 2, 3], planner, Limits(40))
+    assert {cycle.plan.reason.split()[3] for cycle in got.cycles if cycle.begun} == {"2"}
+
+
 def test_del_compares_exits_of_one_kind() -> None:
     for heads, layers in ((HEADS, {2, 4, 6}), (fitted(3, 5), {3, 5})):
         planner = DelPlanner(heads, 8, DelSettings(every=2, confidence=0.0))
@@ -358,15 +366,23 @@ def test_clasp_refreshes_by_verifications() -> None:
 
 
 def test_swift_finds_weak_layers_and_keeps_them_for_the_stream() -> None:
-    make = strategy("swift", "window=16", "steps=200", "enough=1", "idle=200", "bayes_interval=10", "skip=0.3")
+    steps = "window=16", "steps=200", "enough=1", "idle=200", "bayes_interval=10"
+    make = strategy("swift", *steps, "skip=0.3", "protect=0")  # the uniform mask then begins with a layer that matters
     search = make()._search  # type: ignore[attr-defined]
     before = search.best
     runs = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(150)) for seed in range(1, 9)]
     assert search.tried > 30, "the search goes on from prompt to prompt"
     assert len(set(search.best) & set(WEAK)) > len(set(before) & set(WEAK))
     assert runs[-1].num_accepted_tokens / runs[-1].num_draft_tokens > 0.5
-    protected = {0, 1, 14, 15}
-    assert not protected & set(search.best)
+
+
+def test_swift_never_tries_a_protected_layer() -> None:
+    search = SwiftSearch(8, SwiftSettings(steps=100, bayes_interval=5))
+    for number in range(40):
+        mask = search.suggest()
+        assert not {0, 1, 14, 15} & set(mask)
+        search.record(mask, number / 100)
+    assert search.tried == 40
 
 
 def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> None:
@@ -433,9 +449,13 @@ def test_swift_skips_less_while_acceptance_stays_low() -> None:
 
 
 def test_without_steps_swift_keeps_the_uniform_mask() -> None:
+    """Every other layer, the first and the last kept."""
     make = strategy("swift", "steps=0")
     got = generate(Session(DECODER), [5, 6], make(), Limits(60))
-    assert len({cycle.plan.mask for cycle in got.cycles}) == 1
+    [mask] = {cycle.plan.mask for cycle in got.cycles}
+    assert mask is not None
+    assert mask.attention_skipped == mask.mlp_skipped == 4
+    assert not {0, 1, 14, 15} & set(mask)
 
 
 def test_the_gaussian_process_prefers_what_is_like_good_masks() -> None:

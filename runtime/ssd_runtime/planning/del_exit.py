@@ -25,7 +25,8 @@ class DelPlanner(BasePlanner):
     def __init__(self, heads: ExitHeads, num_layers: int, settings: DelSettings) -> None:
         self._heads, self._layers, self._settings = heads, num_layers, settings
         # Exits with fitted heads and exits without would not be compared fairly.
-        exits = heads.fitted or range(settings.every, num_layers, settings.every)
+        every = min(settings.every, max(1, num_layers // 2))
+        exits = heads.fitted or range(every, num_layers, every)
         self._seen = dict.fromkeys(exits, (0.0, 0.0))
         """Layer to (tokens looked at, tokens it had right), old ones counting less."""
         self._cycles = 0

@@ -32,7 +32,11 @@ class RecentStates:
         self._kept.append(states)
 
     def reference(self, session: Session, rows: int | None = None) -> ReferenceStates:
-        """The states of all kept tokens, or of the last `rows`; the session must not have gone on since."""
+        """The states of all kept tokens, or of the last `rows`; the session must not have gone on since.
+
+        Targets are the logits' own choices, also where sampling or a penalty has chosen others: a mask is judged by
+        what it makes of the logits, not by chance.
+        """
         states = [torch.cat(parts) for parts in zip(*self._kept, strict=True)]
         if rows is not None:
             states = [x[-rows:] for x in states]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.domain_record import MIXTURE
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.decoder import Decoder
@@ -67,6 +68,8 @@ def make_strategy(
             raise UserError(f"--strategy {name}: the bundle has no such domain; it has {', '.join(frontiers)}")
         return lambda: FixedPlanner(chosen, latency)
     if name == "knn":
+        if settings.strangers == "mix" and MIXTURE not in frontiers:
+            raise UserError("--set strangers=mix: the bundle has no mixture; compile two domains or more together")
         return lambda: NearestAnchorPlanner(frontiers, router, latency, settings)
     assert name == "knapsack", "check_strategy() comes first"
     nearest = NearestSettings()

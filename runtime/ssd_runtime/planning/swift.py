@@ -120,8 +120,9 @@ class SwiftSearch:
         return min(round(self.skip * 2 * self.num_layers), len(self.free))
 
     def _uniform(self) -> SkipMask:
-        places = np.linspace(0, len(self.free) - 1, self._count).round().astype(int) if self._count else ()
-        return self._mask(self.free[int(place)] for place in places)
+        # Whole layers: of an odd number of sub-layers the last layer's attention alone.
+        layers = SkipMask.uniform(self.num_layers, -(-self._count // 2), self.settings.protect)
+        return self._mask(list(layers)[: self._count])
 
     def _any(self) -> SkipMask:
         return self._mask(self._random.choice(self.free, self._count, replace=False))
