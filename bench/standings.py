@@ -10,6 +10,9 @@ from bench.ledger import NOT_COMPARED, Row
 from ssd_profiles.formulas import expected_speedup
 from ssd_profiles.intervals import speedup, speedup_interval
 
+FEWEST = 3
+"""Prompts that make an interval: of two it is as soon a thousand wide as one."""
+
 
 def standings(rows: Sequence[Row], baselines: Sequence[str]) -> dict[str, Any]:
     """Figures of every contender, overall and by category.
@@ -51,7 +54,7 @@ def _figures(rows: Sequence[Row], name: str, baselines: Sequence[str]) -> dict[s
 def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | None:
     """How many times as fast as `base`: each prompt's time per token, weighted by its tokens.
 
-    With `low` and `high`, the interval, where there are two prompts or more.
+    With `low` and `high`, the interval, where there are as many prompts as `FEWEST`.
     """
     base_seconds, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
     for one, other in paired(rows, base, name):
@@ -62,7 +65,7 @@ def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | Non
     if not seconds:
         return None
     plain, ours = list(base_seconds.values()), list(seconds.values())
-    interval = speedup_interval(plain, ours)
+    interval = speedup_interval(plain, ours) if len(plain) >= FEWEST else None
     return {"speedup": speedup(plain, ours)} | (dict(zip(("low", "high"), interval, strict=True)) if interval else {})
 
 

@@ -116,8 +116,10 @@ class SearchStage:
 
         def run() -> dict[str, Any]:
             with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
-                timed = self.latency, found.context, limits, tick, self.sampling
-                confirmed = validate(self.decoder, held_back, finalists, *timed)
+                confirmed = validate(
+                    *(self.decoder, held_back, finalists, self.latency, found.context, limits, tick),
+                    sampling=self.sampling,
+                )
             return {
                 "choice": confirmed.choice.model_dump(mode="json"),
                 "validation": confirmed.validation.model_dump(mode="json"),
