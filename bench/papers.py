@@ -199,9 +199,9 @@ HEAD = """# The five papers, side by side
 
 Written by `python -m bench.papers`; what follows from it stands in [results.md](results.md#the-five-papers). One
 engine, one process a table, everything in turn; speed is decoding only, ÷ plain decoding of the same engine; intervals
-are 95% bootstrap over prompts. M: tokens a verification of drafts. α: accepted ÷ drafted. c, v: draft step and
-verification ÷ a plain step, measured. E(Spd) takes v as 1; the next column takes v as measured. Skipped: attention and
-MLP blocks on average.
+are 95% over prompts by Student's t, for three prompts or more. M: tokens a verification of drafts. α: accepted ÷
+drafted. c, v: draft step and verification ÷ a plain step, measured. E(Spd) takes v as 1; the next column takes v as
+measured. Skipped: attention and MLP blocks on average. Identical: outputs that are plain decoding's.
 """
 
 
