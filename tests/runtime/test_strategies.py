@@ -41,7 +41,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import DelSettings, SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.planning.swift import FALLEN, TREE, SwiftSearch
+from ssd_runtime.planning.swift import FALLEN, LOOK_EVERY, TREE, SwiftPlanner, SwiftSearch
 from ssd_runtime.planning.throughput import Entry
 from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Session
@@ -400,6 +400,21 @@ def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> Non
     assert search.score == 0.6
 
 
+def test_swift_looks_at_a_found_mask_once_in_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, matchness = [], SwiftPlanner._matchness
+
+    def counted(planner: SwiftPlanner, mask: SkipMask) -> float:
+        looks.append(mask)
+        return matchness(planner, mask)
+
+    monkeypatch.setattr(SwiftPlanner, "_matchness", counted)
+    make = strategy("swift", "window=16", "enough=0", "least_skip=0.5")  # any candidate ends the search
+    answers = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(60)).token_ids for seed in range(1, 11)]
+    tokens = sum(map(len, answers))
+    assert tokens > 2 * LOOK_EVERY
+    assert tokens // (LOOK_EVERY + 60) <= len(looks) - 2 <= tokens // LOOK_EVERY
+
+
 def test_swift_keeps_what_it_has_learned_when_a_request_ends() -> None:
     """Masks that skip few of some sub-layers are better; every request is harder or easier than the one before."""
     found = []
@@ -435,16 +450,16 @@ def test_swift_skips_less_while_acceptance_stays_low() -> None:
     search = SwiftSearch(20, SwiftSettings())
     sizes = [len(list(search.best))]
     for _ in range(5):
-        search.drafted(64, 20)
+        search.drafted(64, 20, 40)
         assert len(list(search.best)) == sizes[-1], "a mask that nobody chose says nothing"
         for _ in range(SwiftSettings().bayes_interval):
             search.record(search.suggest(), 0.1)
-        search.drafted(64, 20)
+        search.drafted(64, 20, 40)
         sizes.append(len(list(search.best)))
     assert sizes[:3] == [20, 18, 16]
     assert sizes[3:] == [16] * 3, "it does not step below the least share"
     kept = search.skip
-    search.drafted(64, 60)
+    search.drafted(64, 60, 80)
     assert search.skip == kept
 
 
@@ -480,7 +495,7 @@ def test_swift_without_steps_keeps_its_mask_however_little_is_accepted() -> None
     search = SwiftSearch(20, SwiftSettings(steps=0))
     before = search.best
     for _ in range(5):
-        search.drafted(64, 0)
+        search.drafted(64, 0, 20)
     assert search.best == before
 
 
