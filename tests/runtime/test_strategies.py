@@ -409,7 +409,7 @@ def test_swift_looks_at_a_found_mask_once_in_so_many_tokens(monkeypatch: pytest.
 
     monkeypatch.setattr(SwiftPlanner, "_matchness", counted)
     make = strategy("swift", "window=16", "enough=0", "least_skip=0.5")  # any candidate ends the search
-    answers = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(60)).token_ids for seed in range(1, 11)]
+    answers = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(60)).token_ids for seed in range(1, 13)]
     tokens = sum(map(len, answers))
     assert tokens > 2 * LOOK_EVERY
     assert tokens // (LOOK_EVERY + 60) <= len(looks) - 2 <= tokens // LOOK_EVERY
