@@ -41,7 +41,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.recent import RecentStates
 from ssd_runtime.planning.settings import DelSettings, SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.planning.swift import FALLEN, LOOK_EVERY, TREE, SwiftPlanner, SwiftSearch
+from ssd_runtime.planning.swift import LOOK_EVERY, TREE, SwiftPlanner, SwiftSearch
 from ssd_runtime.planning.throughput import Entry
 from ssd_runtime.sampling import GREEDY, Sampling
 from ssd_runtime.session import Session
@@ -390,7 +390,7 @@ def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> Non
     search.record(search.suggest(), 0.95)
     assert not search.running
     chosen = search.best
-    search.rescored(0.95 - FALLEN / 2)
+    search.rescored(0.9)
     assert not search.running
     search.rescored(0.5)
     assert search.running
@@ -398,6 +398,21 @@ def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> Non
     # An easy prompt's score does not stand in the way of what is better on this one.
     search.record(search.suggest(), 0.6)
     assert search.score == 0.6
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 0.95])
+def test_swift_does_not_search_again_because_of_chance(share: float) -> None:
+    """Matchness on 32 tokens of the same text differs from window to window; of other text, by more."""
+
+    def searches_again(then: float) -> bool:
+        search = SwiftSearch(8, SwiftSettings(steps=1))
+        search.record(search.suggest(), random.binomial(32, share) / 32)
+        search.rescored(random.binomial(32, then) / 32)
+        return search.running
+
+    random = np.random.default_rng(0)
+    assert np.mean([searches_again(share) for _ in range(400)]) <= 0.06
+    assert np.mean([searches_again(share / 10) for _ in range(400)]) >= 0.6
 
 
 def test_swift_looks_at_a_found_mask_once_in_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ TREE: Branching = ((0.5, 10), (0.8, 5), (0.95, 3), (1.0, 1))
 SKIP_STEP = 0.05
 JUDGED = 64
 """Draft steps over which the acceptance rate is judged."""
-FALLEN = 0.1
-"""A finished search is begun again when its mask's matchness on a new request is lower by this much."""
+DOUBT = 2.0
+"""Standard errors by which a finished search's mask must do worse on new tokens for the search to begin again."""
 LOOK_EVERY = 256
 """Tokens of the stream from one look at a finished search's mask to the next. With the window's own choices a look
 takes some two plain steps: that is within 1% of the time up to 1.28 times plain decoding's speed."""
@@ -102,7 +102,7 @@ class SwiftSearch:
         """Take in the best mask's matchness on a new request; those of others are moved by as much."""
         self._seen = [(mask, seen + score - self.score) for mask, seen in self._seen]
         self.score, self._unseen = score, 0
-        if self.finished_at is not None and score < min(self.finished_at - FALLEN, self.settings.enough):
+        if self.finished_at is not None and score < min(self.finished_at - self._chance, self.settings.enough):
             self._begin(self.best, score)
 
     def drafted(self, steps: int, accepted: int, tokens: int) -> None:
@@ -126,6 +126,13 @@ class SwiftSearch:
     def _begin(self, best: SkipMask, score: float = 0.0) -> None:
         self.best, self.score, self.tried, self.idle, self._seen = best, score, 0, 0, [(best, score)]
         self.finished_at = None if self.settings.steps else score
+
+    @property
+    def _chance(self) -> float:
+        """How far below the found mask's matchness another window's may lie by chance."""
+        tokens = self.settings.window
+        share = ((self.finished_at or 0.0) * tokens + 1) / (tokens + 2)  # all of a few tokens right: not certainty yet
+        return DOUBT * float(np.sqrt(2 * share * (1 - share) / tokens))
 
     @property
     def _count(self) -> int:
