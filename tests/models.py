@@ -136,3 +136,16 @@ def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel
             scale = 0.3 if parameter.ndim == 2 else 0.1
             parameter.add_(torch.randn_like(parameter) * (0.1 if "norm" in name else scale))
     return model
+
+
+class SharedScale(torch.nn.Module):
+    """A linear module whose activations share one dynamic scale over all rows of a forward, as int8 kernels may."""
+
+    def __init__(self, inner: torch.nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+        self.in_features = inner.in_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().max() / 127
+        return self.inner((x / scale).round() * scale)

@@ -11,6 +11,7 @@ from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
 from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import load_model
+from ssd_runtime.parity import require_faithful
 
 
 def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter: Reporter) -> Bundle:
@@ -21,6 +22,7 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
             loaded = load_model(settings.model, settings.device, settings.dtype)
             fingerprint = loaded.fingerprint(full=True)
             decoder = fitted_decoder(loaded.model, settings.weight_memory)
+            require_faithful(decoder)
         reporter.note(decoder.memory)
         work.begin(fingerprint)
         stages = Stages(settings, loaded, decoder, fingerprint, work, reporter, base)

@@ -7,20 +7,43 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 
+GROUPED_ROWS = 31
+"""Up to so many rows, the query heads that share a key-value head are run as rows of one head: its keys are read once,
+which takes up to a third less time. Beyond, heads stay apart and share one bias, which takes a group's less memory."""
+
+
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, cap: float | None
 ) -> Tensor:
-    """Values mixed by attention: [1, kv_heads, rows, head_dim] of queries [1, kv_heads, rows, head_dim].
+    """Values mixed by attention: [heads, n, head_dim] of queries [heads, n, head_dim].
 
-    Keys and values are [1, kv_heads, length, head_dim]; `bias` [rows, length] is added to the scores.
+    Keys and values are [1, kv_heads, length, head_dim]. `bias`, as `bias_of` makes it, is added to the scores.
     """
+    (heads, n, width), kv_heads = queries.shape, keys.shape[1]
+    if cap is None and n > GROUPED_ROWS:
+        apart = (kv_heads, heads // kv_heads, -1, width)
+        shared_keys, shared_values = (each.transpose(0, 1).expand(apart) for each in (keys, values))
+        mixed = scaled_dot_product_attention(
+            queries.reshape(apart), shared_keys, shared_values, attn_mask=bias, scale=scale
+        )
+        return mixed.reshape(heads, n, width)
+    grouped = queries.reshape(1, kv_heads, -1, width)
     if cap is None:
-        return scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
+        return scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=scale).view(heads, n, width)
     # The fused kernels know no soft-cap.
-    scores = capped(queries @ keys.transpose(-1, -2) * scale, cap)
+    scores = capped(grouped @ keys.transpose(-1, -2) * scale, cap)
     if bias is not None:
-        scores = scores + bias
-    return torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype) @ values
+        scores = (scores.unflatten(2, (-1, bias.shape[0])) + bias).flatten(2, 3)
+    return (torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype) @ values).view(heads, n, width)
+
+
+def bias_of(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """The bias of scores that hides keys where `visible` [n, keys] is false: 0 or -inf.
+
+    It is [n, keys], or [groups * n, keys] where `attend` runs the `groups` query heads of a key-value head as rows.
+    """
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+    return bias if visible.shape[0] > GROUPED_ROWS else bias.repeat(groups, 1)
 
 
 def capped(scores: Tensor, cap: float | None) -> Tensor:

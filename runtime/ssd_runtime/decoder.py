@@ -8,7 +8,7 @@ from itertools import groupby
 from threading import RLock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
@@ -18,7 +18,7 @@ from ssd_runtime.families import LONGROPE, Family, family_of, layer_kinds, rope_
 from ssd_runtime.hooks import require_unhooked
 from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.layer import Layer, Norm
-from ssd_runtime.linear import ALWAYS, Linear, PackedMemory, can_pack
+from ssd_runtime.linear import ALWAYS, Linear, PackedMemory, can_pack, named
 from ssd_runtime.memory import gib
 from ssd_runtime.placement import device_of
 from ssd_runtime.rotary import RotaryTable, Rotation, rotate
@@ -107,11 +107,17 @@ class Decoder:
     def kernels(self) -> str:
         """Which kernels serve the projections: `module`, `packed`, or packed for some of them or for some rows."""
         packed = [linear.packed for linear in self._linears()]
+        beside = f"{named(self.foreign)}{self._placement}"
         if not any(packed) or not any(self._serves):
-            return f"module{self._placement}"
+            return f"module{beside}"
         where = "" if all(packed) else f" {sum(packed)} of {len(packed)}"
         rows = "" if all(self._serves) else f" rows {_ranges(self._serves)}"
-        return f"packed{where}{rows}{self._placement}"
+        return f"packed{where}{rows}{beside}"
+
+    @property
+    def foreign(self) -> list[nn.Module]:
+        """The projections that are not exactly a plain `nn.Linear`: quantised ones, adapters."""
+        return [module for linear in self._linears() for module in linear.foreign]
 
     @property
     def _placement(self) -> str:
@@ -169,15 +175,13 @@ class Decoder:
     def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
         """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
         with self.lock:
-            parts, shape, n = self.layers[layer], self.shape, x.shape[0]
+            parts, n = self.layers[layer], x.shape[0]
             x, sight = self._brought(layer, x), self.sight(layer, span)
             queries, new = self.project(layer, x, sight.rotation)
             cache.write(layer, span.slot, new)
             all_keys, all_values = cache.read(layer, sight.begin, sight.end)
-            # Query heads of a group become rows, so that their shared keys are read once and never expanded.
-            grouped = queries.transpose(0, 1).reshape(1, shape.kv_heads, shape.groups * n, shape.head_dim)
-            mixed = attend(grouped, all_keys, all_values, sight.bias, parts.scale, self._cap)
-            return parts.add_attention(x, mixed.view(shape.heads, n, shape.head_dim).transpose(0, 1).reshape(n, -1))
+            mixed = attend(queries.transpose(0, 1), all_keys, all_values, sight.bias, parts.scale, self._cap)
+            return parts.add_attention(x, mixed.transpose(0, 1).reshape(n, -1))
 
     def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""

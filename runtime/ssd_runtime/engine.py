@@ -14,6 +14,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import LoadedModel, load_model
+from ssd_runtime.parity import require_faithful
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.profiler import known_latency, measure_latency
 from ssd_runtime.runner import Runner, RunSettings
@@ -45,6 +46,7 @@ class Engine:
             bundle.model.require_same_model(loaded.fingerprint(), where)
         self.loaded, self.bundle = loaded, bundle
         self.decoder = fitted_decoder(loaded.model, weight_memory)
+        require_faithful(self.decoder)
         self._before_measuring = before_measuring
 
     @classmethod

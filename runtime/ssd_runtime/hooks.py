@@ -22,18 +22,18 @@ def hooked(module: nn.Module) -> bool:
 
 
 def require_unhooked(model: PreTrainedModel) -> None:
-    """Raise UserError where a hook would be passed by: on a part that decoding takes to pieces.
+    """Raise UserError where a hook or a forward that is not transformers' own would be bypassed.
 
-    Projections, norms and the embedding are called as they are, hooks and all; the blocks, layers and models around
-    them never are.
+    Projections, norms and the embedding are called as they are, hooks and all. The blocks, layers and models around
+    them never are: neither hooks on them nor a forward that a subclass or a patch of their class brings would run.
     """
     for name, part in _taken_apart(model):
-        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values(), type(part).forward]
         if "forward" in part.__dict__ and not hasattr(part, "_hf_hook"):
             hooks.append(part.__dict__["forward"])
         if any(_home(hook).partition(".")[0] not in LIBRARIES for hook in hooks):
             raise UserError(
-                f"model: {name} has a hook or a forward of its own, which decoding layer by layer would pass by; "
+                f"model: {name} has a hook or a forward of its own, which decoding layer by layer would bypass; "
                 "remove it, or put it on projections or norms"
             )
 

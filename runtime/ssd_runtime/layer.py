@@ -61,9 +61,10 @@ class Norm:
         module: nn.Module = getattr(self._parent, self._name)
         self._module, self._stamp = module, stamp_of([module])
         self._epsilon = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
-        weight: Any = getattr(self._module, "weight", None)
-        self._short = isinstance(weight, Tensor) and weight.dtype == torch.float32 and not hooked(self._module)
-        if self._short:
+        weight = module._parameters.get("weight")
+        # A wrapper that forwards the `weight` of an inner module may change to another one at any time, as PEFT's do.
+        self._short = weight is not None and weight.dtype == torch.float32 and _has_nothing_else(module)
+        if weight is not None and self._short:
             self._weight = weight.detach() + self._offset if self._offset else weight.detach()
             width = weight.numel()
             self._floor = weight.new_tensor((width * self._epsilon) ** 0.5)
@@ -71,6 +72,11 @@ class Norm:
             probe = torch.linspace(-2, 3, weight.numel(), device=weight.device)[None]
             expected = self._module(probe)
             self._short = bool((self(probe) - expected).abs().max() <= NORM_TOLERANCE * expected.abs().max())
+
+
+def _has_nothing_else(norm: nn.Module) -> bool:
+    """Whether a norm has no hook, submodule or tensor beside its weight that the result could depend on."""
+    return not (hooked(norm) or norm._modules or norm._buffers) and set(norm._parameters) == {"weight"}
 
 
 @dataclass(frozen=True, slots=True)

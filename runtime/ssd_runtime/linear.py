@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +58,11 @@ class Linear:
         """Whether there is a packed copy."""
         return self._packed is not None
 
+    @property
+    def foreign(self) -> list[nn.Module]:
+        """The modules that are not exactly a plain `nn.Linear`: quantised ones, adapters."""
+        return [module for module in self._modules if not is_exact(module)]
+
     def serve(self, rows: Sequence[bool]) -> None:
         """Let the packed copy serve n rows where `rows[n - 1]` is true; the last entry holds for all more rows."""
         self._serves, self._last = tuple(rows), len(rows) - 1
@@ -84,14 +91,22 @@ class Linear:
         linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]
         if len(linears) < len(self._modules) or not self._memory.claim(_bytes(linears)):
             return
+        try:
+            self._pack(linears)
+        except Exception:  # whatever the operation cannot take, the modules can
+            self._packed = None
+        if self._packed is None:
+            self._memory.used -= _bytes(linears)
+
+    def _pack(self, linears: Sequence[nn.Linear]) -> None:
+        """Pack the weights, unless what the copy gives differs from the modules."""
         weights = [linear.weight.detach() for linear in linears]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         if any(linear.bias is not None for linear in linears):
             zeros = weight.new_zeros
             self._bias = torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        if not self._agrees(self._packed, weight.shape[1]):
-            self._drop()
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._packed = packed if self._agrees(packed, weight.shape[1]) else None
 
     def _drop(self) -> None:
         if self._packed is not None:
@@ -123,9 +138,30 @@ def _bytes(linears: Sequence[nn.Linear]) -> int:
     return sum(linear.weight.numel() * linear.weight.element_size() for linear in linears)
 
 
+def is_exact(module: nn.Module) -> bool:
+    """Whether the module multiplies by a plain weight; subclasses of tensors, as torchao's, may do anything else."""
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter
+
+
+def named(modules: Sequence[nn.Module]) -> str:
+    """The kinds of some modules with their numbers, and a digest of what they and their tensors are; "" for none.
+
+    Latencies of a model depend on it: its quantised version, or one with adapters, takes another time.
+    """
+    if not modules:
+        return ""
+    kinds = Counter(f"{type(module).__module__.partition('.')[0]}.{type(module).__name__}" for module in modules)
+    about = hashlib.sha256()
+    for module in modules:
+        tensors = [(tensor.dtype, tuple(tensor.shape)) for tensor in (*module.parameters(), *module.buffers())]
+        about.update(f"{module.extra_repr()} {tensors}".encode())
+    digest = about.hexdigest()[:6]
+    return f" with {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))} ({digest})"
+
+
 def _packable(module: nn.Linear) -> bool:
     return (
-        type(module) is nn.Linear
+        is_exact(module)
         and module.weight.dtype == torch.float32
         and module.weight.device.type == "cpu"
         and not hooked(module)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import nn
 
@@ -17,4 +19,6 @@ def device_of(part: nn.Module) -> torch.device:
         if (device := getattr(hook, "execution_device", None)) is not None:
             # `cuda` and `cuda:0` are not equal, though they are the same.
             return torch.empty(0, device=device).device
-    return next(part.parameters()).device
+    # torch's own quantised modules hold their weights elsewhere, and run on a CPU alone.
+    held = next(chain(part.parameters(), part.buffers()), None)
+    return torch.device("cpu") if held is None else held.device

@@ -64,10 +64,13 @@ def repeated(rotation: Rotation | None, times: int) -> Rotation | None:
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate `heads` [n, heads, head_dim]; of a partial embedding, the first part of each head."""
+    """Rotate `heads` [n, heads, head_dim]; of a partial embedding, the first part of each head.
+
+    Angles may be of higher precision than `heads` (OLMo-2 keeps them in fp32): the result is in the dtype of `heads`.
+    """
     cos, sin = rotation
     width = cos.shape[-1]
     if width == heads.shape[-1]:
-        return heads * cos + heads.roll(width // 2, -1) * sin
+        return (heads * cos + heads.roll(width // 2, -1) * sin).to(heads.dtype)
     turned, kept = heads[..., :width], heads[..., width:]
-    return torch.cat([turned * cos + turned.roll(width // 2, -1) * sin, kept], -1)
+    return torch.cat([(turned * cos + turned.roll(width // 2, -1) * sin).to(heads.dtype), kept], -1)

@@ -201,7 +201,7 @@ class Session:
 
     def _fill(self, ids: list[int]) -> Iterator[Tensor]:
         """Run and commit `ids` in chunks; yields the states behind the last sub-layer."""
-        row_bytes = self.decoder.shape.groups * self.decoder.dtype.itemsize
+        row_bytes = self.decoder.dtype.itemsize
         start = 0
         while start < len(ids):
             fitting = MAX_BIAS_BYTES // (row_bytes * (self.committed + PREFILL_CHUNK))

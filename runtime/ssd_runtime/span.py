@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ssd_runtime.attention import bias_of
 from ssd_runtime.families import LayerKind
 from ssd_runtime.rotary import RotaryTable, Rotation
 
@@ -19,8 +20,8 @@ _Seen = tuple[int, int, Tensor | None]
 class Sight:
     """What n rows see in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
 
-    `bias` [groups * n, end - begin] holds 0 or -inf, its rows repeated for each query head of a group; None where
-    every row sees them all. `rotation` is None in layers without one, else has a row for every head of queries,
+    `bias` hides the keys among them that a row does not see (`attention.bias_of`); None where every row sees them all.
+    `rotation` is None in layers without one, else has a row for every head of queries,
     keys and values; those of values change nothing.
     """
 
@@ -116,5 +117,4 @@ class Spans:
         return self._bias(visible & (keys > rows - window) if window else visible)
 
     def _bias(self, visible: Tensor) -> Tensor:
-        bias = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
-        return bias.masked_fill_(~visible, float("-inf")).repeat(self.groups, 1)
+        return bias_of(visible.to(self.device), self.groups, self.dtype)

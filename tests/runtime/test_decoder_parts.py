@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import threading
+from copy import deepcopy
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from sklearn.isotonic import IsotonicRegression
 from torch import nn
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.attention import GROUPED_ROWS, attend, bias_of, capped
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.kernels import ROWS, choice, fitted_decoder, measured
@@ -19,9 +22,9 @@ from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.linear import Linear, PackedMemory
 from ssd_runtime.models import find_model
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.profiler import measure_latency, rising
+from ssd_runtime.profiler import device_key, measure_latency, rising
 from ssd_runtime.session import Session
-from tests.models import tiny_model
+from tests.models import SharedScale, tiny_model
 
 
 def test_the_cache_grows_and_keeps_what_it_holds() -> None:
@@ -49,6 +52,78 @@ def test_packed_projections_side_by_side_with_biases() -> None:
     modules[1].weight.data = torch.randn(8, 24)
     linear.refresh()
     torch.testing.assert_close(linear(x), torch.cat([module(x) for module in modules], -1))
+
+
+class Switched(nn.Module):
+    """Forwards the `weight` of one of two norms, as PEFT's wrapper of modules to save does."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.other = norm, deepcopy(norm), False
+        self.second.weight.data.mul_(2)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return (self.second if self.other else self.first).weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.second if self.other else self.first)(x)
+
+
+@torch.no_grad()
+def test_a_wrapped_norm_is_followed_where_it_turns() -> None:
+    model, ids = tiny_model("llama"), list(range(2, 20))
+    model.model.norm = wrapper = Switched(model.model.norm)
+    decoder = Decoder(model)
+    for wrapper.other in (False, True):
+        got = decoder.logits(Session(decoder).forward(ids))
+        torch.testing.assert_close(got, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
+
+
+class Sealed(torch.Tensor):
+    """A weight of its own kind, as torchao's quantised ones: oneDNN's packing operation does not take it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mkldnn" in str(func):
+            raise NotImplementedError(f"{func} of a sealed weight")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_weights_of_another_kind_are_not_packed() -> None:
+    module, x = nn.Linear(6, 4), torch.randn(2, 6)
+    expected = module(x)
+    with torch.no_grad():
+        module.weight = nn.Parameter(module.weight.detach().as_subclass(Sealed), requires_grad=False)
+    linear = Linear(nn.Sequential(module), ("0",), PackedMemory(1 << 20))
+    assert not linear.packed
+    assert linear.foreign == [module]
+    torch.testing.assert_close(linear(x).as_subclass(torch.Tensor), expected)
+
+
+def test_an_error_while_packing_leaves_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(Linear, "_agrees", broken)
+    memory, module, x = PackedMemory(1 << 20), nn.Linear(6, 4), torch.randn(2, 6)
+    linear = Linear(nn.Sequential(module), ("0",), memory)
+    assert not linear.packed
+    assert memory.used == 0
+    torch.testing.assert_close(linear(x), module(x))
+
+
+def test_other_weights_are_measured_by_themselves() -> None:
+    """A table of a model does not serve its quantised version or one with adapters."""
+    plain, served = tiny_model("llama"), list[str]()
+    for scaled in (0, 1, 2):
+        model = tiny_model("llama")
+        for layer in model.model.layers[:scaled]:
+            layer.mlp.down_proj = SharedScale(layer.mlp.down_proj)
+        served.append(device_key(Decoder(model)).slug())
+    assert len(set(served)) == 3
+    assert served[0] == device_key(Decoder(plain)).slug()
+    assert Decoder(plain).kernels == "packed"
 
 
 class Doubled(nn.Linear):
@@ -214,7 +289,7 @@ def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch
         list[int](),
     )
     whole = Session(decoder).prefill(ids)
-    monkeypatch.setattr("ssd_runtime.session.MAX_BIAS_BYTES", 60_000 * decoder.shape.groups * 4)
+    monkeypatch.setattr("ssd_runtime.session.MAX_BIAS_BYTES", 60_000 * 4)
     session = Session(decoder)
     forward = session.forward
     monkeypatch.setattr(session, "forward", lambda part: (sizes.append(len(part)), forward(part))[1])
@@ -255,3 +330,19 @@ def test_a_session_decodes_only_behind_the_prompt_that_it_holds() -> None:
         session.rewind(first)
     session.rewind(second)
     assert session.ids == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("rows", [1, 7, GROUPED_ROWS, GROUPED_ROWS + 1, 70])
+def test_attention_is_the_softmax_of_its_scores(rows: int, cap: float | None) -> None:
+    """However many rows there are; beyond a few, a bias takes no more memory for more query heads."""
+    heads, kv_heads, keys, width = 6, 2, 90, 8
+    queries, known = torch.randn(heads, rows, width), torch.randn(2, 1, kv_heads, keys, width)
+    visible = torch.rand(rows, keys) < 0.6
+    visible[:, 0] = True
+    bias = bias_of(visible, heads // kv_heads, torch.float32)
+    got = attend(queries, known[0], known[1], bias, 0.3, cap)
+    each = known[:, 0].repeat_interleave(heads // kv_heads, 1)
+    scores = capped(queries @ each[0].transpose(1, 2) * 0.3, cap).masked_fill(~visible, float("-inf"))
+    torch.testing.assert_close(got, scores.softmax(-1) @ each[1])
+    assert bias.numel() == rows * keys * (1 if rows > GROUPED_ROWS else heads // kv_heads)
