@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-
 GROUPED_ROWS = 31
 """Up to so many rows, the query heads that share a key-value head are run as rows of one head: its keys are read once,
 which takes up to a third less time. Beyond, heads stay apart and share one bias, which takes a group's less memory."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -19,6 +18,7 @@ from transformers import (
 
 from ssd_runtime.highest import highest
 from ssd_runtime.sampling import GREEDY, Sampling
+from ssd_runtime.seen_tokens import SeenTokens
 
 Paths = Callable[[], list[list[int]]]
 """Gives, for each row, the tokens that it stands behind, from the pending one on."""
@@ -55,10 +55,10 @@ class Chooser:
         self._unit = sampling.temperature if sampling.random else 1.0
         """Logits a unit of the scores."""
         self._tests = sampling.tests_drafts
-        self._by_context, self._by_row = _processors(sampling)
+        penalty = sampling.repetition_penalty
+        self._seen = None if penalty in (None, 1.0) else SeenTokens(float(penalty), device)
+        self._filters = _filters(sampling)
         self._leaves_out = bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
-        self._by_logits = not self._random and not self._by_context
-        """Whether the choice is the arg max of the logits as they are."""
         self._seed, self._generator = sampling.seed, torch.Generator(device)
         self.restart(0)
 
@@ -68,6 +68,8 @@ class Chooser:
         self._noise: list[Tensor] = []
         self._first = prompt_tokens
         """The place that the kept noise begins at."""
+        if self._seen is not None:
+            self._seen.restart()
 
     def choose(
         self, logits: Tensor, known: list[int], paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()
@@ -77,8 +79,10 @@ class Chooser:
         Row i stands behind the tokens `known` and paths()[i]. drawn[i] is the token drafted behind row i with its
         draft_probs, as far as such were.
         """
-        if self._by_logits:
-            return highest(logits).tolist().__getitem__
+        if not self._random:
+            # All rows at once: the host waits for the device a single time.
+            best = highest(self._penalised(logits, known, paths)).tolist()
+            return lambda row: int(best[row])
         behind = paths()
 
         def token(row: int) -> int:
@@ -104,7 +108,7 @@ class Chooser:
         filter, so surprise is of how far the choice lies before every token, in logits. Near temperature 0, and where
         a filter leaves one token, drafts end where greedy ones do.
         """
-        if self._by_logits:
+        if not self._random and self._seen is None:
             best = int(highest(logits[None]))
             return Proposal(best, logits, _surprise(lambda: logits[best].float() - logits.float(), annealed))
         behind = path()
@@ -154,12 +158,13 @@ class Chooser:
         return max(0.0, float(noisy[choice] - noisy[token])), near
 
     def _processed(self, logits: Tensor, known: list[int], behind: list[int]) -> tuple[Tensor, Tensor]:
-        """Logits [vocabulary] as the processors that look at tokens before leave them, and as all do; fp32."""
-        plain = logits.float()[None]
-        if self._by_context:
-            plain = self._by_context(torch.tensor([known + behind], device=plain.device), plain)
-        # The others look at nothing but the scores.
-        return plain[0], (self._by_row(torch.empty(0), plain) if self._by_row else plain)[0]
+        """Logits [vocabulary] after the penalty on tokens before, and after the filters too; both in fp32."""
+        plain = self._penalised(logits[None], known, lambda: [behind]).float()
+        return plain[0], (self._filters(torch.empty(0), plain) if self._filters else plain)[0]
+
+    def _penalised(self, logits: Tensor, known: list[int], paths: Paths) -> Tensor:
+        """`logits` [n, vocabulary] with the penalty on tokens that each row stands after; as they are without one."""
+        return logits if self._seen is None else self._seen.penalised(logits, known, paths())
 
     def _noise_at(self, known: int, ahead: int, like: Tensor) -> Tensor:
         """Of the place `ahead` of the first `known`: the same whoever asks, and however often; none if greedy."""
@@ -213,21 +218,19 @@ def judge(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: 
     return torch.where(stands[:, 0], tokens, draw(beyond, generator))
 
 
-def _processors(sampling: Sampling) -> tuple[LogitsProcessorList, LogitsProcessorList]:
-    """Those that look at the tokens before, and those that do not; in the order in which `generate` has them.
+def _filters(sampling: Sampling) -> LogitsProcessorList:
+    """The processors that look at nothing but the scores, in the order in which `generate` has them.
 
     They take no int for a float.
     """
-    by_context, by_row = LogitsProcessorList(), LogitsProcessorList()
-    if sampling.repetition_penalty not in (None, 1.0):
-        by_context.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
+    filters = LogitsProcessorList()
     if sampling.temperature not in (0.0, 1.0):
-        by_row.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        filters.append(TemperatureLogitsWarper(float(sampling.temperature)))
     if sampling.random:
         if sampling.top_k > 0:
-            by_row.append(TopKLogitsWarper(sampling.top_k))
+            filters.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1.0:
-            by_row.append(TopPLogitsWarper(float(sampling.top_p)))
+            filters.append(TopPLogitsWarper(float(sampling.top_p)))
         if sampling.min_p > 0.0:
-            by_row.append(MinPLogitsWarper(float(sampling.min_p)))
-    return by_context, by_row
+            filters.append(MinPLogitsWarper(float(sampling.min_p)))
+    return filters

@@ -78,7 +78,7 @@ def generate(
     leaves no room in the context; ends early where the context is full.
     """
     began = perf_counter()
-    prompt = session.prefill(prompt_ids)
+    prompt = session.prefill(prompt_ids, new_tokens=limits.max_new_tokens)
     session.decoder.synchronize()
     return decode(session, prompt, planner, limits, on_tokens, perf_counter() - began)
 

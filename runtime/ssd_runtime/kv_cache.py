@@ -7,14 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MIN_CAPACITY = 256
+SPARE_SLOTS = 128
+"""Slots beyond the tokens that a sequence will have: rows of a verification, drafts, tokens of a search."""
+GROWTH = 8
+"""A cache that turns out too small grows by this part of itself, and by `SPARE_SLOTS` at least."""
 
 
 class KVCache:
     """Keys and values of every layer, written by slot; how many of them count is the session's affair.
 
     Drafts write past the committed length, verification overwrites them, rollback is a number in the session:
-    nothing here is cloned, cropped or concatenated. Grows by doubling, up to `max_slots`.
+    nothing here is cloned, cropped or concatenated. It has the slots that were asked for, and grows where those do
+    not suffice, up to `max_slots`.
     """
 
     def __init__(
@@ -38,13 +42,21 @@ class KVCache:
         two, heads, width = self._shape
         return len(self._layers) * two * heads * width * self._layers[0].element_size()
 
+    def reserve_tokens(self, tokens: int) -> None:
+        """Make room for a sequence that will have so many tokens, and for what is tried out behind it."""
+        self._grow(min(tokens + SPARE_SLOTS, self.max_slots))
+
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots, keeping what is written. Raises ValueError beyond `max_slots`."""
-        if slots <= self.capacity:
-            return
         if slots > self.max_slots:
             raise ValueError(f"the cache holds at most {self.max_slots} tokens, asked for {slots}")
-        capacity = min(max(slots, 2 * self.capacity, MIN_CAPACITY), self.max_slots)
+        if slots > self.capacity:
+            more = max(self.capacity // GROWTH, SPARE_SLOTS)
+            self._grow(min(max(slots, self.capacity + more), self.max_slots))
+
+    def _grow(self, capacity: int) -> None:
+        if capacity <= self.capacity:
+            return
         for layer, old in enumerate(self._layers):
             grown = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
             kept = min(capacity, old.shape[3])

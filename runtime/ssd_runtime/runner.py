@@ -101,7 +101,7 @@ class Runner:
         Their outputs are compared unless tests by rejection make them differ.
         """
         first = generate(session, ids, PlainPlanner(), Limits(1))  # the prefill, timed, and a warm-up
-        prefilled = session.prefill(ids)
+        prefilled = session.prefill(ids, new_tokens=limits.max_new_tokens)
         runs: dict[str, Generation] = {}
         for name in ("plain", "strategy") if self._decoded % 2 else ("strategy", "plain"):
             planner = PlainPlanner() if name == "plain" else self.make_planner()

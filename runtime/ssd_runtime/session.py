@@ -16,6 +16,8 @@ from ssd_runtime.sampling import GREEDY, Sampling
 
 PREFILL_CHUNK, MIN_PREFILL_CHUNK = 512, 32
 """Tokens of a prompt that run through the model together."""
+MAX_ROOM = 4096
+"""New tokens that memory is taken for beforehand: a higher limit is seldom reached."""
 MAX_BIAS_BYTES = 64 << 20
 """What masks a chunk's attention grows with the context: longer prompts go in smaller chunks."""
 
@@ -58,10 +60,11 @@ class Session:
         return len(self.ids)
 
     @torch.inference_mode()
-    def prefill(self, ids: list[int], behind: Prefill | None = None) -> Prefill:
+    def prefill(self, ids: list[int], behind: Prefill | None = None, new_tokens: int = 0) -> Prefill:
         """Run the full model over a prompt from position 0, or over the rest of one `behind` its prefilled beginning.
 
-        Raises UserError when the prompt is empty or leaves no room to decode.
+        Takes the memory that the prompt and up to `new_tokens` more need. Raises UserError when the prompt is empty or
+        leaves no room to decode.
         """
         known = self.ids[: behind.tokens] if behind is not None else []
         total, limit = len(known) + len(ids), self.decoder.shape.max_context
@@ -75,6 +78,7 @@ class Session:
         if behind is not None and self._is_long(total) != self.cache.long:
             known, ids, behind = [], known + ids, None
         self.ids, self.cache.long, self._prompt = known, self._is_long(total), None
+        self.cache.reserve_tokens(min(total + min(new_tokens, MAX_ROOM), limit))
         summed = behind.mean * behind.tokens if behind is not None else torch.zeros((), device=self.decoder.device)
         for x in self._fill(ids):
             normed = self.decoder.norm(x)

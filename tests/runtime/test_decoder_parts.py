@@ -18,7 +18,7 @@ from ssd_runtime.attention import GROUPED_ROWS, attend, bias_of, capped
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.generate import Limits, generate
 from ssd_runtime.kernels import ROWS, choice, fitted_decoder, measured
-from ssd_runtime.kv_cache import KVCache
+from ssd_runtime.kv_cache import SPARE_SLOTS, KVCache
 from ssd_runtime.linear import Linear, PackedMemory
 from ssd_runtime.models import find_model
 from ssd_runtime.planning.plan import PlainPlanner
@@ -32,15 +32,25 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
     cache.reserve(10)
     keys, values = torch.randn(10, 2, 4), torch.randn(10, 2, 4)
     cache.write(1, 0, torch.cat([keys, values], 1))
-    small = cache.capacity
-    cache.reserve(small + 1)
-    assert cache.capacity == 2 * small
+    cache.reserve(cache.capacity + 1)
     got_keys, got_values = cache.read(1, 0, 10)
     assert torch.equal(got_keys[0].transpose(0, 1), keys)
     assert torch.equal(got_values[0].transpose(0, 1), values)
     cache.reserve(600)
     with pytest.raises(ValueError, match="600"):
         cache.reserve(601)
+
+
+def test_a_prompt_takes_the_memory_that_it_and_its_answer_need() -> None:
+    decoder = Decoder(tiny_model("llama", max_position_embeddings=4096))
+    session = Session(decoder)
+    generate(session, [1 + i % 90 for i in range(1100)], PlainPlanner(), Limits(100))
+    assert session.cache.capacity == 1100 + 100 + SPARE_SLOTS
+    longer = Session(decoder)
+    longer.prefill([1, 2, 3], new_tokens=10**9)
+    assert longer.cache.capacity == 4096 + SPARE_SLOTS, "never more than the context"
+    session.cache.reserve(1400)
+    assert session.cache.capacity < 1.2 * 1400, "what is tried out behind it does not double it"
 
 
 def test_packed_projections_side_by_side_with_biases() -> None:

@@ -1,0 +1,51 @@
+"""A repetition penalty whose cost does not grow with the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class SeenTokens:
+    """The distinct tokens of one sequence, kept from step to step, and the penalty on their logits.
+
+    The penalty is that of transformers' `RepetitionPenaltyLogitsProcessor`: a seen token's logit is divided by it where
+    it is positive, and multiplied where it is negative, once however often the token was seen.
+    """
+
+    def __init__(self, penalty: float, device: torch.device | str) -> None:
+        self.penalty = penalty
+        self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the sequence."""
+        self._known: set[int] = set()
+        self._ids = torch.empty(0, dtype=torch.long, device=self._device)
+        self._read = 0
+
+    def penalised(self, logits: Tensor, known: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """Penalised `logits` [n, vocabulary] in fp32, of rows that stand after `known` and paths[row].
+
+        Between two calls without a `restart`, tokens may only be appended to `known`.
+        """
+        self._take(known)
+        scores = logits.to(torch.float32, copy=True)
+        scores[:, self._ids] = self._lowered(scores[:, self._ids])
+        fresh = [(row, token) for row, path in enumerate(paths) for token in set(path) - self._known]
+        if fresh:
+            rows, tokens = torch.tensor(fresh, device=logits.device).unbind(1)
+            scores[rows, tokens] = self._lowered(scores[rows, tokens])
+        return scores
+
+    def _take(self, known: Sequence[int]) -> None:
+        fresh = set(known[self._read :]) - self._known
+        self._read = len(known)
+        if fresh:
+            self._known |= fresh
+            self._ids = torch.cat([self._ids, torch.tensor(sorted(fresh), device=self._device)])
+
+    def _lowered(self, logits: Tensor) -> Tensor:
+        return torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
