@@ -78,8 +78,15 @@ def controller(
     return Controller(latency, stream, lookup, sources)
 
 
-def replay(controller: Controller, stream: Stream, trace: Trace, latency: LatencyTable, predict: Predict) -> Replay:
-    """Take the controller through a trace."""
+def replay(
+    controller: Controller,
+    stream: Stream,
+    trace: Trace,
+    latency: LatencyTable,
+    predict: Predict,
+    plan_seconds: float = 0.0,
+) -> Replay:
+    """Take the controller through a trace; planning a cycle takes `plan_seconds`, which its cost includes."""
     done = Replay([], [])
     place = 1
     while place < len(trace.answer):
@@ -102,6 +109,7 @@ def replay(controller: Controller, stream: Stream, trace: Trace, latency: Latenc
             verify_seconds -= begun
         cycle = Cycle(
             *(plan, context, draft.trunk, verdict.accepted, tokens, rows, draft_seconds, verify_seconds, draft.steps),
+            plan_seconds=plan_seconds if controller.planned else 0.0,
             begun=exiting,
         )
         controller.observe(cycle)
@@ -109,7 +117,7 @@ def replay(controller: Controller, stream: Stream, trace: Trace, latency: Latenc
             before = trace.answer[here - 1] if here else trace.prompt[-1]
             stream.lookup.followers.see(before, trace.answer[here], trace.candidates[here][:RANKS])
         done.cycles.append(cycle)
-        done.costs.append((draft_seconds + verify_seconds) / latency.step_seconds(context))
+        done.costs.append((cycle.plan_seconds + cycle.seconds) / latency.step_seconds(context))
         place += len(tokens)
     return done
 

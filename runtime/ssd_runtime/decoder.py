@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from threading import RLock
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.attention import attend, capped
-from ssd_runtime.clock import synchronize
+from ssd_runtime.clock import WaitedLock, synchronize
 from ssd_runtime.families import LONGROPE, Family, family_of, layer_kinds, rope_types, setting
 from ssd_runtime.hooks import require_unhooked
 from ssd_runtime.kv_cache import KVCache
@@ -57,7 +56,7 @@ class Decoder:
         self.family = family_of(model.config)
         require_unhooked(model)
         self.model = model
-        self.lock = RLock()
+        self.lock = WaitedLock()
         config, base = model.config, model.model
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(
@@ -174,7 +173,7 @@ class Decoder:
 
     def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
         """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
-        with self.lock:
+        with self.lock.inner:
             parts, n = self.layers[layer], x.shape[0]
             x, sight = self._brought(layer, x), self.sight(layer, span)
             queries, new = self.project(layer, x, sight.rotation)
@@ -195,7 +194,7 @@ class Decoder:
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden]."""
-        with self.lock:
+        with self.lock.inner:
             return self.layers[layer].add_mlp(self._brought(layer, x))
 
     def sight(self, layer: int, span: Span) -> Sight:

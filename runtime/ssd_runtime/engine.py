@@ -12,6 +12,7 @@ from ssd_artifacts.fingerprint import config_sha256
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime.exits import ExitHeads
 from ssd_runtime.kernels import fitted_decoder
 from ssd_runtime.models import LoadedModel, load_model
 from ssd_runtime.parity import require_faithful
@@ -81,12 +82,17 @@ class Engine:
         model_key = config_sha256(self.loaded.model.config.to_dict())
         return known_latency(self.decoder, tables, model_key, measure)
 
+    @cached_property
+    def _exit_heads(self) -> ExitHeads:
+        """The bundle's exit heads on this device, shared by all streams."""
+        return ExitHeads(self.decoder, self.bundle.exits if self.bundle is not None else None)
+
     def planners(self, strategy: str = "auto", parameters: Any = None) -> MakePlanner:
         """What makes a planner for each request of one stream; `parameters` as in `RunSettings`."""
         check_strategy(strategy, self.bundle is not None)
         latency = self.latency if needs_latency(strategy) else None
         parameters = read_settings(strategy, []) if parameters is None else parameters
-        return make_strategy(strategy, parameters, self.decoder, self.bundle, latency)
+        return make_strategy(strategy, parameters, self.decoder, self.bundle, latency, self._exit_heads)
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:
         """What decodes one stream of prompts: what one of them shows of the model serves the next.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.acceptance import Verdict, accept
+from ssd_runtime.clock import Stopwatch
 from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.session import Prefill, Session
@@ -114,31 +115,30 @@ def decode(
 
 def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cycle]:
     """Draft-verify cycles until the output is complete."""
-    observing = 0.0
+    watch, observing = Stopwatch(session.decoder.lock), 0.0
     while not output.done:
-        began = perf_counter() - observing
+        watch.lap()  # what the receiver of the tokens took is nobody's
         context, pending = session.committed, output.tokens[-1]
         plan = planner.plan(context, pending)
-        planned = perf_counter()
+        planning = observing + watch.lap()
         draft = _draft(session, pending, plan, output.remaining - 1)
-        drafted = perf_counter()
+        drafting = watch.lap()
         states: list[Tensor] | None = [] if planner.wants_states else None
         logits = _verify(session, pending, draft, states)
         verdict = _judge(session, pending, draft, logits)
         before, rows = session.ids[-1], draft.rows(pending)
         session.commit([rows[row] for row in verdict.rows], verdict.rows)
-        verified = perf_counter()
+        verifying = watch.lap()
         tokens = output.take([*(rows[row] for row in verdict.rows[1:]), verdict.next_token])
         cycle = Cycle(
             *(replace(plan, drafter=None), context, draft.trunk, verdict.accepted, tokens, len(rows)),
-            *(drafted - planned, verified - drafted, draft.steps, planned - began, draft.begun is not None),
+            *(drafting, verifying, draft.steps, planning, draft.begun is not None),
         )
-        began = perf_counter()
         planner.observe(cycle, None if states is None else _rows(states, verdict.rows))
         # Only now: guesses are judged by what was known before.
         if planner.followers is not None:
             planner.followers.verified(before, draft.paths(pending), verdict.rows, logits)
-        observing = perf_counter() - began
+        observing = watch.lap()
         yield cycle
 
 

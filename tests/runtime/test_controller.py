@@ -19,7 +19,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
-from ssd_runtime.planning.budget import MOST, PER_TOKEN, Budget
+from ssd_runtime.planning.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget
 from ssd_runtime.planning.controller import Stream
 from ssd_runtime.planning.draft_record import HYSTERESIS, MIN_GAIN, DraftRecord
 from ssd_runtime.planning.exit_drafts import ExitDrafts
@@ -66,16 +66,23 @@ def story(kind: str, seed: int, length: int = 300) -> Trace:
     return Trace("", "", prompt, answer, [[99, 98, 97, 96]] * (length - 1), DOMAIN)
 
 
+TEN_MS = latency_table(LAYERS, mlp=8e-4, per_token=1e-4)
+"""A plain step takes some 10 ms, by this table."""
+PLANNING = 2.8e-4
+
+
 def run(
     trace: Trace,
     right: Callable[[int], bool],
     frontiers: Mapping[str, Frontier] = HALF,
     stream: Stream | None = None,
     exits: ExitChoice | None = None,
+    table: LatencyTable = TABLE,
+    plan_seconds: float = 0.0,
 ) -> Replay:
     stream = stream or Stream()
-    planner = controller(TABLE, stream, trace, frontiers, {DOMAIN: exits} if exits else {})
-    return replay(planner, stream, trace, TABLE, lambda entry, place: (right(place), 1.0))
+    planner = controller(table, stream, trace, frontiers, {DOMAIN: exits} if exits else {})
+    return replay(planner, stream, trace, table, lambda entry, place: (right(place), 1.0), plan_seconds)
 
 
 @given(st.lists(st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=80))
@@ -92,6 +99,53 @@ def test_the_budget_bounds_the_loss_over_any_run_of_cycles(cycles: list[tuple[in
             tokens = sum(each for each, _ in taken[first : last + 1])
             lost = sum(cost for _, cost in taken[first : last + 1]) - tokens
             assert lost <= MOST + tokens * PER_TOKEN + 1e-9
+
+
+@given(st.lists(st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=80), st.floats(0.0, 0.3))
+def test_it_bounds_the_loss_with_the_time_of_planning(cycles: list[tuple[int, float]], planning: float) -> None:
+    budget, taken = Budget(), list[tuple[int, float]]()
+    for tokens, cost in cycles:
+        planned = budget.covers_planning
+        done = (tokens, cost) if planned and budget.allows(cost) else (1, 1.0)
+        budget.settle(*done, planning if planned else 0.0)
+        taken.append((done[0], done[1] + planning * planned))
+        assert budget.credit >= -1e-9
+    for first in range(len(taken)):
+        tokens = sum(each for each, _ in taken[first:])
+        lost = sum(cost for _, cost in taken[first:]) - tokens
+        limit = MOST + MOST_PLANNING + planning + tokens * (PER_TOKEN + PLANNING_PER_TOKEN)
+        assert lost <= limit + 1e-9
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([{}, HALF]))
+def test_where_planning_brings_nothing_a_fast_device_plans_less_often(
+    seed: int, frontiers: Mapping[str, Frontier]
+) -> None:
+    """Steps of 10 ms, of which planning every one takes 2.8%: a share of less than 1% remains."""
+    plain = TEN_MS.step_seconds(100)
+    assert 0.009 < plain < 0.011
+    trace = story("random", seed, length=900)
+    done = run(trace, lambda _: False, frontiers, table=TEN_MS, plan_seconds=PLANNING)
+    planning = sum(cycle.plan_seconds for cycle in done.cycles) / plain
+    assert planning <= done.tokens * PLANNING_PER_TOKEN + MOST_PLANNING + PLANNING / plain
+    assert planning <= 0.012 * done.tokens < 0.02 * done.tokens <= PLANNING / plain * done.tokens
+    losses = done.losses()
+    for first in range(0, len(losses), 7):
+        for last in range(first, len(losses), 11):
+            tokens = last - first + 1
+            limit = MOST + MOST_PLANNING + 0.4 + tokens * (PER_TOKEN + PLANNING_PER_TOKEN)
+            assert sum(losses[first : last + 1]) <= limit
+
+
+def test_where_planning_pays_nearly_every_cycle_is_planned() -> None:
+    trace = story("repeating", 3)
+    done = run(trace, lambda _: False, {}, table=TEN_MS, plan_seconds=PLANNING)
+    free = run(trace, lambda _: False, {}, table=TEN_MS)
+    assert sum(cycle.plan_seconds > 0 for cycle in done.cycles) >= 0.95 * len(done.cycles)
+    assert sum(done.costs) <= 1.1 * sum(free.costs)
+    slow = run(story("random", 3), lambda _: False, {}, table=latency_table(LAYERS, mlp=4e-3), plan_seconds=PLANNING)
+    assert all(cycle.plan_seconds for cycle in slow.cycles), "steps of 34 ms leave room for planning each"
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine import Engine
+from ssd_runtime.exits import ExitHeads
 from ssd_runtime.models import LoadedModel
 from ssd_runtime.planning.settings import ClaspSettings
 from ssd_runtime.runner import RunSettings
@@ -97,3 +98,18 @@ def test_whole_numbers_will_do_for_sampling(loaded: LoadedModel) -> None:
     sampling = Sampling(2, top_k=5, repetition_penalty=2, seed=3)
     runner = Engine(loaded).runner(RunSettings("plain", max_new_tokens=4, sampling=sampling))
     assert len(runner.answer(QUESTION).generation.token_ids) == 4
+
+
+def test_streams_share_the_exit_heads(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[ExitHeads]()
+    create = ExitHeads.__init__
+
+    def counted(self: ExitHeads, *arguments: object) -> None:
+        made.append(self)
+        create(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ExitHeads, "__init__", counted)
+    engine = Engine(loaded)
+    for _ in range(3):
+        engine.runner(RunSettings("exit"))
+    assert len(made) == 1

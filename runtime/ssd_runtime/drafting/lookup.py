@@ -75,6 +75,15 @@ class Lookup:
         """Take in the prompt."""
         self._index.extend(prompt)
 
+    def catch_up(self, context: int, pending: int) -> None:
+        """Take in the token after a prompt of `context` tokens, of which no cycle tells."""
+        if self.known == context:
+            self.learn((pending,))
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take in the answer's next tokens alone, which costs less than to learn from them."""
+        self._index.extend(tokens)
+
     def learn(self, tokens: Sequence[int]) -> None:
         """Take in the answer's next tokens, and whether they had been guessed."""
         for token in tokens:

@@ -10,6 +10,7 @@ from ssd_artifacts.domain_record import MIXTURE, ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.exits import ExitHeads
+from ssd_runtime.followers import Followers
 from ssd_runtime.planning.controller import Controller, Stream
 from ssd_runtime.planning.exit_drafts import ExitDrafts
 from ssd_runtime.planning.frontier import Frontier
@@ -56,7 +57,7 @@ class AutoPlanner(BasePlanner):
         self._frontiers, self._exits, self._heads = frontiers, exits, heads
         self._router, self._latency, self._stream = router, latency, stream
         self._controller: Controller | None = None
-        self.followers = stream.lookup.followers
+        self.followers: Followers | None = stream.lookup.followers
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
@@ -72,7 +73,10 @@ class AutoPlanner(BasePlanner):
     def plan(self, context: int, pending: int) -> Plan:
         """The controller's choice."""
         assert self._controller is not None, "start() comes first"
-        return self._controller.plan(context, pending)
+        plan = self._controller.plan(context, pending)
+        # Reading the target's candidates is a part of planning's cost.
+        self.followers = self._stream.lookup.followers if self._controller.planned else None
+        return plan
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Let the controller learn from the cycle."""

@@ -53,8 +53,7 @@ class ExitDrafts:
         """Take in the cycle's tokens against those that so much work was to bring, and its time."""
         cost, pace = self._cost(cycle.context, cycle.steps, costs), self.record.pace
         if not cycle.is_cut:
-            spent = cycle.seconds + cycle.plan_seconds  # as `plain_seconds` counts it
-            seen = spent / (cost * plain_seconds) if plain_seconds else pace
+            seen = cycle.seconds / (cost * plain_seconds) if plain_seconds else pace
             self.record.see(len(cycle.tokens), self._promised(cycle.plan.draft_length) * cost, seen)
         return cost * pace
 

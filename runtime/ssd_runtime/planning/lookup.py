@@ -49,13 +49,8 @@ def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: flo
     return best
 
 
-def best_guess(
-    lookup: Lookup, context: int, pending: int, costs: Sequence[float], depth: int, most_cost: float
-) -> Guess:
-    """What is worth verifying behind `context` committed tokens and the pending one."""
-    if lookup.known == context:
-        # The prompt's own next token: no cycle has told of it.
-        lookup.learn((pending,))
+def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: float) -> Guess:
+    """The guesses that are worth verifying after the tokens that `lookup` has."""
     return worth_verifying(lookup.grow((), MOST_ROWS, depth), costs, most_cost)
 
 
@@ -79,7 +74,8 @@ class LookupPlanner(BasePlanner):
     def plan(self, context: int, pending: int) -> Plan:
         """The best tree of guesses."""
         depth = self._settings.max_draft
-        guess = best_guess(self._lookup, context, pending, self._costs.at(context), depth, float("inf"))
+        self._lookup.catch_up(context, pending)
+        guess = best_guess(self._lookup, self._costs.at(context), depth, float("inf"))
         if not guess.tree:
             return Plan("plain: no guess is worth its verification")
         return Plan("lookup", Ready(guess.tree), depth)

@@ -31,9 +31,17 @@ MakePlanner = Callable[[], Planner]
 
 
 def make_strategy(
-    name: str, settings: Any, decoder: Decoder, bundle: Bundle | None, latency: LatencyTable | None
+    name: str,
+    settings: Any,
+    decoder: Decoder,
+    bundle: Bundle | None,
+    latency: LatencyTable | None,
+    heads: ExitHeads | None = None,
 ) -> MakePlanner:
-    """What makes a planner for each request of one stream."""
+    """What makes a planner for each request of one stream.
+
+    `heads` are the bundle's on the decoder's device, for several streams to share; made here by default.
+    """
     layers = decoder.shape.num_layers
     if name == "plain":
         return PlainPlanner
@@ -45,8 +53,8 @@ def make_strategy(
     router = Router(bundle.anchors) if bundle is not None else None
     domains = bundle.domains if bundle is not None else {}
     tuned = {record.name: record.exit for record in domains.values() if record.exit is not None}
+    heads = heads or ExitHeads(decoder, bundle.exits if bundle is not None else None)
     if name in ("exit", "del"):
-        heads = ExitHeads(decoder, bundle.exits if bundle is not None else None)
         if name == "del":
             return lambda: DelPlanner(heads, layers, settings)
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
@@ -57,7 +65,6 @@ def make_strategy(
     frontiers = Frontier.of_all(domains, layers, latency)
     if name == "auto":
         stream = Stream(_lookup_record(decoder, bundle))
-        heads = ExitHeads(decoder, bundle.exits if bundle is not None and tuned else None)
         return lambda: AutoPlanner(frontiers, tuned, heads, router, latency, stream)
     if name == "knapsack" and (router is None or not settings.warm_start):
         return lambda: KnapsackPlanner(latency, settings)

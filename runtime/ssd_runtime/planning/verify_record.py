@@ -39,8 +39,8 @@ class _Excess:
 class VerifyRecord:
     """Times of verifications against the table's, by number of rows.
 
-    The table was measured once, on chains and the arg max of their rows; trees, sampling, planning and the
-    neighbours in the processor's cache are seen here. A machine that gets slower as a whole changes no choice: its
+    The table was measured once, on chains and the arg max of their rows; trees, sampling and the neighbours in the
+    processor's cache are seen here. A machine that gets slower as a whole changes no choice: its
     pace is followed apart, and plain steps tell it from the cost of rows.
     """
 

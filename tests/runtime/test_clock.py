@@ -1,0 +1,59 @@
+"""What a session waits for another one does not count as the time of its own work."""
+
+from __future__ import annotations
+
+from threading import Event, Thread
+from time import sleep
+
+from ssd_runtime.clock import Stopwatch, WaitedLock
+from ssd_runtime.decoder import Decoder
+from ssd_runtime.generate import Generation, Limits, decode
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.session import Session
+from tests.models import tiny_model
+
+HELD = 0.4
+
+
+def test_a_lap_leaves_out_what_its_thread_waited() -> None:
+    lock, held, laps = WaitedLock(), Event(), list[float]()
+
+    def work() -> None:
+        watch = Stopwatch(lock)
+        held.wait()
+        watch.lap()
+        with lock, lock:
+            sleep(0.02)
+        laps.append(watch.lap())
+
+    thread = Thread(target=work)
+    thread.start()
+    with lock:
+        held.set()
+        sleep(HELD)
+    thread.join()
+    assert 0.02 <= laps[0] < HELD
+    assert lock.waited == 0.0, "of this thread"
+
+
+def test_cycles_are_timed_without_the_forwards_of_other_sessions() -> None:
+    decoder, delivered, held, done = Decoder(tiny_model("llama")), Event(), Event(), list[Generation]()
+    session = Session(decoder)
+    prompt = session.prefill([1, 2, 3])
+
+    def interrupt(tokens: list[int]) -> None:
+        delivered.set()
+        held.wait()
+
+    def work() -> None:
+        done.append(decode(session, prompt, PlainPlanner(), Limits(6), interrupt))
+
+    thread = Thread(target=work)
+    thread.start()
+    delivered.wait()
+    with decoder.lock:
+        held.set()
+        sleep(HELD)
+    thread.join()
+    assert sum(cycle.seconds + cycle.plan_seconds for cycle in done[0].cycles) < HELD / 2
+    assert done[0].decode_seconds >= HELD
