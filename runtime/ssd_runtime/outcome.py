@@ -40,6 +40,7 @@ class Outcome:
             **({"seed": self.seed} if self.seed is not None else {}),
             "token_ids": generation.token_ids,
             "text": self.text,
+            "finish_reason": generation.finish_reason,
             "prompt_tokens": generation.prompt_tokens,
             **Tally.of(self).figures(),
         }

@@ -122,6 +122,7 @@ def test_every_strategy_decodes_as_plain_decoding_does(room: Path, strategy: str
         assert record["divergence"] in ("none", "near_tie")
         assert record["new_tokens"] == len(record["token_ids"]) == 24
         assert record["strategy"] == strategy
+        assert record["finish_reason"] == "length"
         if strategy in ("plain", "auto", "knapsack") and not record["num_drafts"]:
             assert record["target_forwards"] == 23
     total = last["summary"]
