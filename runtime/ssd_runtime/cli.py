@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,17 +92,18 @@ def run(
     # Only now the imports that take seconds: bad input is answered at once.
     import torch
 
-    from ssd_runtime.engine import Engine
+    from ssd_runtime.engine import Engine, IgnoredSettingsWarning
     from ssd_runtime.models import load_model
     from ssd_runtime.outcome import Summary
     from ssd_runtime.runner import RunSettings
 
     if threads is not None:
         torch.set_num_threads(threads)
-    engine = Engine(load_model(model, device, dtype), bundle, str(artifact), memory, _before_measuring)
-    if engine.loaded.left_out:
-        names = ", ".join(engine.loaded.left_out)
-        print(f"note: {model}'s generation config has {names}, which ssd-run leaves out", file=sys.stderr)
+    loaded = load_model(model, device, dtype)
+    with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
+        engine = Engine(loaded, bundle, str(artifact), memory, _before_measuring)
+    for note in notes:
+        print(f"note: {note.message}", file=sys.stderr)
     if explain or explain_steps:
         print(engine.decoder.memory, file=sys.stderr)
     run_settings = RunSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +21,18 @@ from ssd_runtime.runner import Runner, RunSettings
 from ssd_runtime.strategies import check_strategy, needs_latency, read_settings
 
 
+class IgnoredSettingsWarning(UserWarning):
+    """The model's generation config asks for something that decoding does not do."""
+
+
 class Engine:
     """What decodes: a loaded model, of which it is a view, with or without a bundle.
 
         engine = Engine.open("bundle")
         print(engine.runner().answer("Why is the sky blue?").text)
 
-    Nothing of the model is changed. Raises UserError where the bundle is of another model.
+    Nothing of the model is changed. Raises UserError where the bundle is of another model. Emits one
+    IgnoredSettingsWarning where the model's generation config has settings that decoding ignores.
     """
 
     def __init__(
@@ -43,6 +49,13 @@ class Engine:
         """
         if bundle is not None:
             bundle.model.require_same_model(loaded.fingerprint(), where)
+        if loaded.unsupported_settings:
+            names = ", ".join(loaded.unsupported_settings)
+            warnings.warn(
+                f"the model's generation config sets {names}, which decoding ignores",
+                IgnoredSettingsWarning,
+                stacklevel=2,
+            )
         self.loaded, self.bundle = loaded, bundle
         self.decoder = fitted_decoder(loaded.model, weight_memory)
         self._before_measuring = before_measuring

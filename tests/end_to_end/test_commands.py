@@ -423,6 +423,16 @@ def test_a_cache_that_cannot_be_written_is_done_without(room: Path) -> None:
     assert records(command(room, RUN, *options, SSD_CACHE="/proc/nowhere"))[0]["new_tokens"] == 4
 
 
+@pytest.mark.parametrize("python_warnings", ["", "error"])
+def test_ignored_generation_settings_are_noted_once(room: Path, tmp_path: Path, python_warnings: str) -> None:
+    shutil.copytree(room / "model", tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
+    options = ["--model", "model", "--strategy", "plain", "--max-new-tokens", "2", "--json", "The river"]
+    done = command(tmp_path, RUN, *options, PYTHONWARNINGS=python_warnings)
+    assert len(records(done)) == 2
+    assert re.fullmatch(r"note: .*sets no_repeat_ngram_size, .*\n", done.stderr)
+
+
 def assert_refused(done: subprocess.CompletedProcess[str], says: str) -> None:
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert done.stdout == ""
