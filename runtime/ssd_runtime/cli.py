@@ -15,7 +15,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
-from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
+from ssd_runtime.command import WEIGHT_MEMORY_HELP, VersionOption, read_size, run_command
 from ssd_runtime.sampling import read_sampling
 from ssd_runtime.strategies import NAMES, check_strategy, read_settings
 
@@ -74,6 +74,7 @@ def run(
     explain: Annotated[bool, typer.Option("--explain", help="Say on standard error what was planned and why.")] = False,
     explain_steps: Annotated[bool, typer.Option("--explain-steps", help="The same for every step.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, the summary last.")] = False,
+    version: VersionOption = False,
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
     requests = _requests(prompt, prompts, all_turns)

@@ -6,16 +6,29 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 
 # Typer brings its own copy of click in some versions: only its exceptions' common base is the same everywhere.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 BAD_INPUT, INTERRUPTED = 2, 130
 WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free."
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"ssd-decoding {tool_version()}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+]
+"""The option `--version` of a command: the type of a parameter that the command itself does not use."""
 
 
 def run_command(app: typer.Typer) -> None:

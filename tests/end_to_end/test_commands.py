@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -389,12 +390,25 @@ def test_the_last_domains_prompts_are_checked_before_anything_is_computed(
     assert {path.name for path in bad_room.iterdir()} - before <= {"cache"}
 
 
+HEAVY = "{'torch', 'transformers', 'sklearn', 'scipy', 'faiss'}"
+
+
 @pytest.mark.parametrize("module", ["ssd_runtime.cli", "ssd_compiler.cli"])
 def test_bad_input_is_answered_before_torch_is_imported(module: str) -> None:
-    heavy = "{'torch', 'transformers', 'sklearn', 'scipy', 'faiss'}"
-    code = f"import sys, {module}; sys.exit(f'imports {{found}}' if (found := {heavy} & set(sys.modules)) else 0)"
+    code = f"import sys, {module}; sys.exit(f'imports {{found}}' if (found := {HEAVY} & set(sys.modules)) else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["ssd_runtime.cli", "ssd_compiler.cli"])
+def test_the_version_is_printed_without_importing_torch(module: str) -> None:
+    code = (
+        f"import atexit, sys, {module}; sys.argv = ['ssd', '--version']; "
+        f"atexit.register(lambda: print('imports', {HEAVY} & set(sys.modules))); {module}.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"ssd-decoding {version('ssd-decoding')}\nimports set()\n"
 
 
 def test_a_model_too_large_is_refused_before_it_is_loaded(

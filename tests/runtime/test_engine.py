@@ -71,8 +71,7 @@ def test_an_engine_warns_once_of_generation_settings_that_it_ignores(folder: Pat
     model.generation_config.update(no_repeat_ngram_size=3, suppress_tokens=[4], repetition_penalty=1.4)
     loaded = LoadedModel.of(model, AutoTokenizer.from_pretrained(folder))
     with pytest.warns(IgnoredSettingsWarning, match="sets no_repeat_ngram_size, suppress_tokens, ") as caught:
-        runner = Engine(loaded).runner(RunSettings("plain", max_new_tokens=2))
-        runner.answer(QUESTION)
+        Engine(loaded).runner(RunSettings("plain", max_new_tokens=2)).answer(QUESTION)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
