@@ -93,8 +93,10 @@ def compile_(
 
     # Only now the imports that take seconds: bad input is answered at once.
     from ssd_compiler.build import compile_bundle
+    from ssd_runtime.memory import guard_memory
 
-    bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
+    with guard_memory("compiling", device or "this device"):
+        bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
     if as_json:
         summaries = [domain_summary(record, bundle.model.num_layers) for record in bundle.domains.values()]
         print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))

@@ -14,6 +14,7 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.kernels import fitted_decoder
+from ssd_runtime.memory import guard_memory
 from ssd_runtime.models import LoadedModel, load_model
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.profiler import known_latency, measure_latency
@@ -57,7 +58,8 @@ class Engine:
                 stacklevel=2,
             )
         self.loaded, self.bundle = loaded, bundle
-        self.decoder = fitted_decoder(loaded.model, weight_memory)
+        with guard_memory("packing weights", loaded.model.device):
+            self.decoder = fitted_decoder(loaded.model, weight_memory)
         self._before_measuring = before_measuring
 
     @classmethod
@@ -86,7 +88,8 @@ class Engine:
         def measure() -> LatencyTable:
             if self._before_measuring is not None:
                 self._before_measuring()
-            return measure_latency(self.decoder)
+            with guard_memory("measuring this device", self.decoder.device):
+                return measure_latency(self.decoder)
 
         tables = self.bundle.latency if self.bundle is not None else {}
         model_key = config_sha256(self.loaded.model.config.to_dict())
