@@ -15,7 +15,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
-from ssd_runtime.command import WEIGHT_MEMORY_HELP, VersionOption, read_size, run_command
+from ssd_runtime.command import BAD_INPUT, WEIGHT_MEMORY_HELP, VersionOption, complain, one_line, read_size, run_command
 from ssd_runtime.sampling import read_sampling
 from ssd_runtime.strategies import NAMES, check_strategy, read_settings
 
@@ -117,13 +117,19 @@ def run(
         sampling=sampling,
     )
     runner = engine.runner(run_settings, None if as_json else _write)
-    summary = Summary()
+    summary = Summary(compare)
     for request in requests:
-        for outcome in runner.run(request):
-            summary.add(outcome)
-            _report(outcome, as_json, compare)
-            if explain or explain_steps:
-                _explain(outcome, explain_steps)
+        try:
+            for outcome in runner.run(request):
+                summary.add(outcome)
+                _report(outcome, as_json, compare)
+                if explain or explain_steps:
+                    _explain(outcome, explain_steps)
+        except UserError as error:
+            if prompts is None:
+                raise
+            summary.failed += 1
+            _report_failure(request, str(error), as_json)
     _finish(summary, as_json, compare)
 
 
@@ -168,6 +174,15 @@ def _report(outcome: Outcome, as_json: bool, compare: bool) -> None:
         )
 
 
+def _report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
+    if as_json:
+        record = {"id": prompt.id, "category": prompt.category, "error": one_line(message)}
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+    else:
+        _write("\n")
+        complain(message)
+
+
 def _explain(outcome: Outcome, steps: bool) -> None:
     """Each plan in force, with where it began and what came of it; every step by itself where `steps` asks for it."""
     routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
@@ -186,6 +201,7 @@ def _explain(outcome: Outcome, steps: bool) -> None:
 
 
 def _finish(summary: Summary, as_json: bool, compare: bool) -> None:
+    """Print the summary and choose the exit code: a wrong output outweighs prompts that failed."""
     total = summary.record()
     if as_json:
         print(json.dumps({"summary": total}), flush=True)
@@ -194,3 +210,5 @@ def _finish(summary: Summary, as_json: bool, compare: bool) -> None:
     if compare and total["divergence"] == "error":
         print("error: an output differs from plain decoding by more than rounding; please report it", file=sys.stderr)
         raise typer.Exit(1)
+    if summary.failed:
+        raise typer.Exit(BAD_INPUT)
