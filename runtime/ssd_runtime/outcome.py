@@ -90,7 +90,7 @@ class Tally:
     def figures(self, compare: bool) -> dict[str, Any]:
         """Totals over totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, tokens ÷ target forwards.
 
-        A ratio to nothing is None. With `compare` the figures of plain decoding are among them.
+        A ratio whose denominator is zero is None. `compare` adds the figures of plain decoding.
         """
         rate = _ratio(self.tokens, self.decode_seconds)
         figures: dict[str, Any] = {
@@ -122,7 +122,7 @@ class Summary:
     compare: bool = False
     """Whether prompts are decoded plainly, too."""
     failed: int = 0
-    """Prompts whose decoding ended in a user's error; figures do without them."""
+    """Prompts whose decoding ended in a UserError; the figures leave them out."""
     total: Tally = field(default_factory=Tally)
     categories: dict[str, Tally] = field(default_factory=dict)
 

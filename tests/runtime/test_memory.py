@@ -80,7 +80,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.mark.parametrize("compare", [False, True])
 @pytest.mark.parametrize("strategy", ["plain", "auto", "swift", "lookup"])
-def test_a_runner_goes_on_after_a_prompt_that_memory_does_not_suffice_for(
+def test_a_runner_goes_on_after_a_prompt_that_runs_out_of_memory(
     loaded: LoadedModel, strategy: str, compare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(loaded)
@@ -96,7 +96,7 @@ def test_a_runner_goes_on_after_a_prompt_that_memory_does_not_suffice_for(
         assert runner.answer(QUESTION).generation.token_ids == expected
 
 
-def test_memory_that_does_not_suffice_for_measuring_is_a_users_error(
+def test_running_out_of_memory_while_measuring_is_a_users_error(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ssd_runtime.kv_cache.KVCache.reserve", exhaust)
