@@ -31,7 +31,7 @@ STEPS_A_ROUND = 3
 """Whole steps are taken more often than their parts: plans hang on how they grow with the number of tokens."""
 MAX_CACHE_BYTES = 2 << 30
 CACHE_SHARE = 0.25
-"""Largest share of the free memory that the cache takes. Growing it may take twice that for a moment."""
+"""Largest share of the free memory that the cache takes. It grows by doubling, which may take up to twice that."""
 
 Progress = Callable[[float], None]
 
