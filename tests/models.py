@@ -60,6 +60,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-yarn-rope": (
+        "qwen2",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
     "qwen2-untied": ("qwen2", {}),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-wide-heads": ("qwen3", {"head_dim": 16}),

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from ssd_artifacts.fingerprint import ModelFingerprint
 
 FORMAT_VERSION = 1
+
+
+def tool_version() -> str:
+    """The installed version of this package; `unknown` where it runs from a source tree that is not installed."""
+    try:
+        return version("ssd-decoding")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 class FileEntry(BaseModel):

@@ -20,7 +20,7 @@ from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
+from ssd_runtime.command import WEIGHT_MEMORY_HELP, VersionOption, read_size, run_command
 
 MOST_FOUND = 64
 
@@ -62,6 +62,7 @@ def compile_(
         bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+    version: VersionOption = False,
 ) -> None:
     """Measure a model on this device, search what to skip for each domain, and write a bundle."""
     base = bundle_path(base) if base is not None else None
@@ -92,8 +93,10 @@ def compile_(
 
     # Only now the imports that take seconds: bad input is answered at once.
     from ssd_compiler.build import compile_bundle
+    from ssd_runtime.memory import guard_memory
 
-    bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
+    with guard_memory("compiling", device or "this device"):
+        bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
     if as_json:
         summaries = [domain_summary(record, bundle.model.num_layers) for record in bundle.domains.values()]
         print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))

@@ -15,6 +15,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.domain import DomainDefinition, Record, domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
+from ssd_runtime.families import max_context
 from ssd_runtime.hub import hub_reachable
 from ssd_runtime.models import LoadedModel, conversation
 
@@ -126,7 +127,7 @@ def strange_prompts(known: Sequence[str], loaded: LoadedModel) -> list[list[int]
         if name not in known:
             definition, records = load_domain(name), starter_set(name).records[:STRANGE_PROMPTS]
             found += [loaded.encode(_user(definition.ask(record, way))) for way, record in enumerate(records)]
-    return [ids for ids in found if len(ids) < loaded.model.config.max_position_embeddings]
+    return [ids for ids in found if len(ids) < max_context(loaded.model.config)]
 
 
 def fitting_prompts(
@@ -136,7 +137,7 @@ def fitting_prompts(
 
     Raises UserError when too few do, or when the model's chat template refuses one.
     """
-    limit = loaded.model.config.max_position_embeddings - new_tokens
+    limit = max_context(loaded.model.config) - new_tokens
     try:
         fitting = [(prompt, ids) for prompt in prompts if len(ids := loaded.encode(prompt)) <= limit]
     except UserError as error:

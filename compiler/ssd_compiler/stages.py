@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +17,7 @@ from ssd_artifacts.domain_record import MIXTURE, DomainRecord
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.followers import FollowerSet
+from ssd_artifacts.manifest import tool_version
 from ssd_compiler.anchors import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, samples_of
 from ssd_compiler.cluster_stage import ClusterStage
@@ -209,7 +209,7 @@ class Stages:
         records = {name: records[name] for name in sorted(records, key=lambda name: name == MIXTURE)}
         report = json_report(self.given, self.fingerprint, latency, records, seconds)
         return Bundle(
-            version("ssd-decoding"),
+            tool_version(),
             created,
             self.fingerprint,
             records,

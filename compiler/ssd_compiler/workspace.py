@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from ssd_artifacts.files import cache_folder, clear_leftovers, write_atomically
 from ssd_artifacts.fingerprint import ModelFingerprint
+from ssd_artifacts.manifest import tool_version
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.errors import UserError
 
@@ -63,7 +63,7 @@ class Workspace:
 
         Raises UserError when there is something to resume, but of other settings.
         """
-        identity = json.dumps([version("ssd-decoding"), STAGES, self._settings.key(), model.model_dump()])
+        identity = json.dumps([tool_version(), STAGES, self._settings.key(), model.model_dump()])
         begun = self.folder / IDENTITY
         if self._resume and begun.is_file():
             if begun.read_text(encoding="utf-8") != identity:

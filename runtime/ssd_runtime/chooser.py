@@ -59,7 +59,9 @@ class Chooser:
         self._seen = None if penalty in (None, 1.0) else SeenTokens(float(penalty), device)
         self._filters = _filters(sampling)
         self._leaves_out = bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
-        self._seed, self._generator = sampling.seed, torch.Generator(device)
+        self._seed = sampling.seed
+        # `gumbel` computes in float64, which mps and some other devices do not have.
+        self._generator = torch.Generator(device if torch.device(device).type == "cuda" else "cpu")
         self.restart(0)
 
     def restart(self, prompt_tokens: int) -> None:
@@ -171,7 +173,7 @@ class Chooser:
         if not self._random:
             return torch.zeros_like(like)
         while self._first + len(self._noise) <= known + ahead:
-            noise = gumbel(like.shape[-1:], self._generator)
+            noise = gumbel(like.shape[-1:], self._generator).to(like.device)
             if self._first + len(self._noise) < known:
                 self._first += 1
             else:
@@ -187,7 +189,7 @@ def _surprise(leads: Callable[[], Tensor], annealed: float | None) -> float:
 
 
 def gumbel(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Noise that makes an arg max of log-probabilities a draw.
+    """Noise on the generator's device that makes an arg max of log-probabilities a draw.
 
     From the middles of 2^24 equal parts of (0, 1): torch's own exponential draws may be 0 or nearly so, which would
     beat any logit.
@@ -198,7 +200,7 @@ def gumbel(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
     """A token [n] of each distribution of `probs` [n, vocabulary], which need not add up to 1."""
-    return (probs.log() + gumbel(probs.shape, generator)).argmax(-1)
+    return (probs.log() + gumbel(probs.shape, generator).to(probs.device)).argmax(-1)
 
 
 def judge(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
@@ -209,7 +211,7 @@ def judge(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: 
     """
     asked = tokens[:, None]
     share = target_probs.gather(1, asked) / draft_probs.gather(1, asked)
-    stands = torch.rand(share.shape, generator=generator, device=share.device) < share
+    stands = torch.rand(share.shape, generator=generator, device=generator.device).to(share.device) < share
     if bool(stands.all()):
         return tokens
     beyond = (target_probs - draft_probs).clamp(min=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
-from ssd_runtime.command import WEIGHT_MEMORY_HELP, read_size, run_command
+from ssd_runtime.command import BAD_INPUT, WEIGHT_MEMORY_HELP, VersionOption, complain, one_line, read_size, run_command
 from ssd_runtime.sampling import read_sampling
 from ssd_runtime.strategies import NAMES, check_strategy, read_settings
 
@@ -73,6 +74,7 @@ def run(
     explain: Annotated[bool, typer.Option("--explain", help="Say on standard error what was planned and why.")] = False,
     explain_steps: Annotated[bool, typer.Option("--explain-steps", help="The same for every step.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, the summary last.")] = False,
+    version: VersionOption = False,
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
     requests = _requests(prompt, prompts, all_turns)
@@ -91,17 +93,18 @@ def run(
     # Only now the imports that take seconds: bad input is answered at once.
     import torch
 
-    from ssd_runtime.engine import Engine
+    from ssd_runtime.engine import Engine, IgnoredSettingsWarning
     from ssd_runtime.models import load_model
     from ssd_runtime.outcome import Summary
     from ssd_runtime.runner import RunSettings
 
     if threads is not None:
         torch.set_num_threads(threads)
-    engine = Engine(load_model(model, device, dtype), bundle, str(artifact), memory, _before_measuring)
-    if engine.loaded.left_out:
-        names = ", ".join(engine.loaded.left_out)
-        print(f"note: {model}'s generation config has {names}, which ssd-run leaves out", file=sys.stderr)
+    loaded = load_model(model, device, dtype)
+    with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
+        engine = Engine(loaded, bundle, str(artifact), memory, _before_measuring)
+    for note in notes:
+        print(f"note: {note.message}", file=sys.stderr)
     if explain or explain_steps:
         print(engine.decoder.memory, file=sys.stderr)
     run_settings = RunSettings(
@@ -114,13 +117,19 @@ def run(
         sampling=sampling,
     )
     runner = engine.runner(run_settings, None if as_json else _write)
-    summary = Summary()
+    summary = Summary(compare)
     for request in requests:
-        for outcome in runner.run(request):
-            summary.add(outcome)
-            _report(outcome, as_json, compare)
-            if explain or explain_steps:
-                _explain(outcome, explain_steps)
+        try:
+            for outcome in runner.run(request):
+                summary.add(outcome)
+                _report(outcome, as_json, compare)
+                if explain or explain_steps:
+                    _explain(outcome, explain_steps)
+        except UserError as error:
+            if prompts is None:
+                raise
+            summary.failed += 1
+            _report_failure(request, str(error), as_json)
     _finish(summary, as_json, compare)
 
 
@@ -165,6 +174,15 @@ def _report(outcome: Outcome, as_json: bool, compare: bool) -> None:
         )
 
 
+def _report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
+    if as_json:
+        record = {"id": prompt.id, "category": prompt.category, "error": one_line(message)}
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+    else:
+        _write("\n")
+        complain(message)
+
+
 def _explain(outcome: Outcome, steps: bool) -> None:
     """Each plan in force, with where it began and what came of it; every step by itself where `steps` asks for it."""
     routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
@@ -183,6 +201,7 @@ def _explain(outcome: Outcome, steps: bool) -> None:
 
 
 def _finish(summary: Summary, as_json: bool, compare: bool) -> None:
+    """Print the summary and choose the exit code: a wrong output outweighs prompts that failed."""
     total = summary.record()
     if as_json:
         print(json.dumps({"summary": total}), flush=True)
@@ -191,3 +210,5 @@ def _finish(summary: Summary, as_json: bool, compare: bool) -> None:
     if compare and total["divergence"] == "error":
         print("error: an output differs from plain decoding by more than rounding; please report it", file=sys.stderr)
         raise typer.Exit(1)
+    if summary.failed:
+        raise typer.Exit(BAD_INPUT)

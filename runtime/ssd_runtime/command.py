@@ -6,16 +6,29 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 
 # Typer brings its own copy of click in some versions: only its exceptions' common base is the same everywhere.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 BAD_INPUT, INTERRUPTED = 2, 130
 WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free."
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"ssd-decoding {tool_version()}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+]
+"""The option `--version` of a command: the type of a parameter that the command itself does not use."""
 
 
 def run_command(app: typer.Typer) -> None:
@@ -29,16 +42,16 @@ def run_guarded(work: Callable[[], object]) -> None:
     try:
         code = work()
     except UserError as error:
-        code = _complain(str(error))
+        code = complain(str(error))
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except _USAGE_ERROR as error:
-        code = _complain(f"{error.format_message()} See --help.")
+        code = complain(f"{error.format_message()} See --help.")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        code = _complain(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
+        code = complain(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
     if code == INTERRUPTED:
-        _complain("interrupted")
+        complain("interrupted")
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -52,6 +65,12 @@ def read_size(text: str | None) -> int | None:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def _complain(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+def complain(message: str) -> int:
+    """Print an error as one line on standard error; returns the exit code of bad input."""
+    print(f"error: {one_line(message)}", file=sys.stderr)
     return BAD_INPUT
+
+
+def one_line(message: str) -> str:
+    """The message with every line break and run of spaces as one space."""
+    return " ".join(message.split())

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.attention import attend, capped
 from ssd_runtime.clock import WaitedLock, synchronize
-from ssd_runtime.families import LONGROPE, Family, family_of, layer_kinds, rope_types, setting
+from ssd_runtime.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.hooks import require_unhooked
 from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.layer import Layer, Norm
@@ -66,7 +66,7 @@ class Decoder:
             config.num_key_value_heads,
             head_dim,
             config.vocab_size,
-            config.max_position_embeddings,
+            max_context(config),
         )
         self._serves: tuple[bool, ...] = ALWAYS
         self.dtype: torch.dtype = model.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.kernels import fitted_decoder
+from ssd_runtime.memory import guard_memory
 from ssd_runtime.models import LoadedModel, load_model
 from ssd_runtime.parity import require_faithful
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
@@ -22,13 +24,18 @@ from ssd_runtime.runner import Runner, RunSettings
 from ssd_runtime.strategies import check_strategy, needs_latency, read_settings
 
 
+class IgnoredSettingsWarning(UserWarning):
+    """The model's generation config asks for something that decoding does not do."""
+
+
 class Engine:
     """What decodes: a loaded model, of which it is a view, with or without a bundle.
 
         engine = Engine.open("bundle")
         print(engine.runner().answer("Why is the sky blue?").text)
 
-    Nothing of the model is changed. Raises UserError where the bundle is of another model.
+    Nothing of the model is changed. Raises UserError where the bundle is of another model. Emits one
+    IgnoredSettingsWarning where the model's generation config has settings that decoding ignores.
     """
 
     def __init__(
@@ -45,9 +52,17 @@ class Engine:
         """
         if bundle is not None:
             bundle.model.require_same_model(loaded.fingerprint(), where)
+        if loaded.unsupported_settings:
+            names = ", ".join(loaded.unsupported_settings)
+            warnings.warn(
+                f"the model's generation config sets {names}, which decoding ignores",
+                IgnoredSettingsWarning,
+                stacklevel=2,
+            )
         self.loaded, self.bundle = loaded, bundle
-        self.decoder = fitted_decoder(loaded.model, weight_memory)
-        require_faithful(self.decoder)
+        with guard_memory("packing weights", loaded.model.device):
+            self.decoder = fitted_decoder(loaded.model, weight_memory)
+            require_faithful(self.decoder)
         self._before_measuring = before_measuring
 
     @classmethod
@@ -76,7 +91,8 @@ class Engine:
         def measure() -> LatencyTable:
             if self._before_measuring is not None:
                 self._before_measuring()
-            return measure_latency(self.decoder)
+            with guard_memory("measuring this device", self.decoder.device):
+                return measure_latency(self.decoder)
 
         tables = self.bundle.latency if self.bundle is not None else {}
         model_key = config_sha256(self.loaded.model.config.to_dict())

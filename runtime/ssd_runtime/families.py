@@ -123,11 +123,22 @@ def family_of(config: PreTrainedConfig) -> Family:
 
 def rope_types(config: PreTrainedConfig, family: Family) -> dict[str, str]:
     """The rope type of each of the model's rotary embeddings, by name; a single one is called `default`."""
-    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    if not family.rope_by_layer:
-        return {"default": parameters.get("rope_type", "default")}
-    used = set(_layer_types(config, family))
-    return {name: (parameters.get(name) or {}).get("rope_type", "default") for name in sorted(used)}
+    ropes = _rope_parameters(config, family)
+    return {name: parameters.get("rope_type", "default") for name, parameters in ropes.items()}
+
+
+def max_context(config: PreTrainedConfig) -> int:
+    """The longest sequence, in tokens.
+
+    YaRN extends the original context by its factor. Many configurations, by Qwen2.5's recipe, have that factor and
+    leave `max_position_embeddings` at the original.
+    """
+    longest = int(config.max_position_embeddings)
+    for parameters in _rope_parameters(config, family_of(config)).values():
+        if parameters.get("rope_type") == "yarn":
+            original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+            longest = max(longest, int((parameters.get("factor") or 1.0) * original))
+    return longest
 
 
 def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
@@ -147,6 +158,14 @@ def setting(config: PreTrainedConfig, name: str | None) -> float | None:
     """A number of the config, where the family has it and the model uses it."""
     value = getattr(config, name, None) if name else None
     return None if value is None else float(value)
+
+
+def _rope_parameters(config: PreTrainedConfig, family: Family) -> dict[str, dict[str, Any]]:
+    """The parameters of each of the model's rotary embeddings, by name."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if not family.rope_by_layer:
+        return {"default": parameters}
+    return {name: parameters.get(name) or {} for name in sorted(set(_layer_types(config, family)))}
 
 
 def _layer_types(config: PreTrainedConfig, family: Family) -> list[str]:

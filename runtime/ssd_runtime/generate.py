@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from ssd_runtime.drafting.draft import NOTHING, Draft
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.session import Prefill, Session
 from ssd_runtime.verification import verify
+
+FinishReason = Literal["stop", "length", "context"]
+"""`stop`: an end-of-sequence token or a stop condition. `length`: `max_new_tokens`. `context`: the context is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Generation:
     cycles: list[Cycle] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    finish_reason: FinishReason = "length"
+    """An answer whose last allowed token is a stop finished by `stop`."""
 
     @property
     def target_forwards(self) -> int:
@@ -103,13 +109,19 @@ def decode(
 
     decoding = perf_counter()
     room = session.decoder.shape.max_context - prompt.tokens
-    output = _Output(result.token_ids, limits, min(limits.max_new_tokens, room))
+    output = _Output(
+        tokens=result.token_ids,
+        limits=limits,
+        most=min(limits.max_new_tokens, room),
+        finish_reason="context" if room < limits.max_new_tokens else "length",
+    )
     first = session.choose(session.decoder.head(prompt.last[None]), lambda: [[]])(0)
     _deliver(output.take([first]), on_tokens)
     for cycle in _cycles(session, planner, output):
         result.cycles.append(cycle)
         _deliver(cycle.tokens, on_tokens)
     result.decode_seconds = perf_counter() - decoding
+    result.finish_reason = output.finish_reason
     return result
 
 
@@ -179,6 +191,8 @@ class _Output:
     tokens: list[int]
     limits: Limits
     most: int
+    finish_reason: FinishReason
+    """The reason why `most` tokens are the limit, until a stop comes first."""
     done: bool = False
 
     @property
@@ -193,6 +207,8 @@ class _Output:
             if self.done:
                 break
             self.tokens.append(token)
-            stopped = self.limits.stop is not None and self.limits.stop(self.tokens)
-            self.done = stopped or token in self.limits.eos_ids or self.remaining <= 0
+            if token in self.limits.eos_ids or (self.limits.stop is not None and self.limits.stop(self.tokens)):
+                self.finish_reason, self.done = "stop", True
+            elif self.remaining <= 0:
+                self.done = True
         return self.tokens[before:]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,8 @@ from ssd_profiles.errors import UserError
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
+OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|ALLOC_FAILED")
+"""What torch's allocators and cuBLAS say in a RuntimeError when memory runs out."""
 
 
 def available_bytes(device: torch.device) -> int:
@@ -68,6 +72,19 @@ def require_room(spec: str, needed: int, device: torch.device) -> None:
             f"{spec}: needs {gib(needed)} of memory for its weights, {gib(free)} are free on {device}; "
             "give a smaller model, --dtype bf16, or another --device"
         )
+
+
+@contextmanager
+def guard_memory(
+    task: str, device: torch.device | str, remedy: str = "give --weight-memory 0, --dtype bf16 or a smaller model"
+) -> Iterator[None]:
+    """Raise UserError where memory runs out in the block: the message names task, device and remedy."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
+            raise
+        raise UserError(f"out of memory on {device} while {task}; {remedy}") from None
 
 
 def _stored_size(dtype: str) -> int:

@@ -38,12 +38,12 @@ LOAD_ERRORS = (
     *(SafetensorError, StrictDataclassError),
 )
 """What transformers raises on files that are damaged, or that are no model: what it meets first, unchecked."""
-NOT_DONE = (
+UNSUPPORTED = (
     *("no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids"),
     *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"),
     *("min_length", "min_new_tokens", "num_beams", "guidance_scale", "exponential_decay_length_penalty"),
 )
-"""Settings of transformers' `generate`."""
+"""Settings of transformers' `generate` that change which tokens are chosen, and that decoding here ignores."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -116,10 +116,10 @@ class LoadedModel:
         return float(getattr(self.model.generation_config, "repetition_penalty", None) or 1.0)
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """What else its generation config has that changes which tokens are chosen, and is not done here."""
+    def unsupported_settings(self) -> tuple[str, ...]:
+        """The settings of the model's generation config that decoding ignores, by name."""
         config = self.model.generation_config
-        return tuple(name for name in NOT_DONE if getattr(config, name, None) not in (None, 0, 1, [], False))
+        return tuple(name for name in UNSUPPORTED if getattr(config, name, None) not in (None, 0, 1, [], False))
 
     def encode(self, messages: Sequence[tuple[str, str]], raw: bool = False) -> list[int]:
         """Token ids of a conversation through the chat template, or of its texts as they are, a blank line between.

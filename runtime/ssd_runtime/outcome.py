@@ -40,8 +40,9 @@ class Outcome:
             **({"seed": self.seed} if self.seed is not None else {}),
             "token_ids": generation.token_ids,
             "text": self.text,
+            "finish_reason": generation.finish_reason,
             "prompt_tokens": generation.prompt_tokens,
-            **Tally.of(self).figures(),
+            **Tally.of(self).figures(compare=self.plain is not None),
         }
 
 
@@ -57,7 +58,6 @@ class Tally:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    plain_prompts: int = 0
     plain_tokens: int = 0
     plain_seconds: float = 0.0
     compared: int = 0
@@ -77,7 +77,6 @@ class Tally:
             drafts=sum(cycle.drafted > 0 for cycle in run.cycles),
             draft_tokens=run.num_draft_tokens,
             accepted_tokens=run.num_accepted_tokens,
-            plain_prompts=int(plain is not None),
             plain_tokens=len(plain.token_ids) if plain is not None else 0,
             plain_seconds=plain.decode_seconds if plain is not None else 0.0,
             compared=int(divergence is not None),
@@ -88,8 +87,11 @@ class Tally:
         sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally)}
         return Tally(**{**sums, "divergence": max(self.divergence, other.divergence)})
 
-    def figures(self) -> dict[str, Any]:
-        """Totals over totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, tokens ÷ target forwards."""
+    def figures(self, compare: bool) -> dict[str, Any]:
+        """Totals over totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, tokens ÷ target forwards.
+
+        A ratio whose denominator is zero is None. `compare` adds the figures of plain decoding.
+        """
         rate = _ratio(self.tokens, self.decode_seconds)
         figures: dict[str, Any] = {
             "new_tokens": self.tokens,
@@ -104,7 +106,7 @@ class Tally:
             "num_accepted_tokens": self.accepted_tokens,
             "target_forwards": self.forwards,
         }
-        if self.plain_prompts:
+        if compare:
             plain_rate = _ratio(self.plain_tokens, self.plain_seconds)
             figures["plain_tokens_per_second"] = plain_rate
             figures["speedup"] = round(rate / plain_rate, 4) if rate and plain_rate else None
@@ -117,6 +119,10 @@ class Tally:
 class Summary:
     """The figures over all prompts and for each category, while they come in."""
 
+    compare: bool = False
+    """Whether prompts are decoded plainly, too."""
+    failed: int = 0
+    """Prompts whose decoding ended in a UserError; the figures leave them out."""
     total: Tally = field(default_factory=Tally)
     categories: dict[str, Tally] = field(default_factory=dict)
 
@@ -131,8 +137,9 @@ class Summary:
         """The summary's JSON object."""
         return {
             "prompts": self.total.prompts,
-            **self.total.figures(),
-            "categories": {name: self.categories[name].figures() for name in sorted(self.categories)},
+            **({"failed": self.failed} if self.failed else {}),
+            **self.total.figures(self.compare),
+            "categories": {name: self.categories[name].figures(self.compare) for name in sorted(self.categories)},
         }
 
 

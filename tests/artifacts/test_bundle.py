@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.followers import FollowerSet
+from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
 
@@ -240,3 +242,11 @@ def test_what_is_not_a_bundles_is_never_replaced(saved: Path, change: Callable[[
     change(saved)
     with pytest.raises(UserError, match=says):
         require_replaceable(saved)
+
+
+def test_a_source_tree_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("ssd_artifacts.manifest.version", missing)
+    assert tool_version() == "unknown"

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.cli import main as run_main
+from ssd_runtime.divergence import Divergence, Kind
 from ssd_runtime.engine import Engine
 from ssd_runtime.models import LoadedModel
 from ssd_runtime.runner import RunSettings
+from ssd_runtime.session import Session
 from tests.folders import TEXTS, save_tiny_model
 
 COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
@@ -122,6 +125,7 @@ def test_every_strategy_decodes_as_plain_decoding_does(room: Path, strategy: str
         assert record["divergence"] in ("none", "near_tie")
         assert record["new_tokens"] == len(record["token_ids"]) == 24
         assert record["strategy"] == strategy
+        assert record["finish_reason"] == "length"
         if strategy in ("plain", "auto", "knapsack") and not record["num_drafts"]:
             assert record["target_forwards"] == 23
     total = last["summary"]
@@ -278,7 +282,7 @@ BAD_RUNS = {
     "missing file": (["--artifact", "bundle", "--prompts", "none.jsonl"], "none.jsonl: cannot be read"),
     "malformed file": (["--artifact", "bundle", "--prompts", "malformed.jsonl"], "malformed.jsonl:2"),
     "empty file": (["--artifact", "bundle", "--prompts", "empty.jsonl"], "no prompts"),
-    "too long": (["--artifact", "bundle", "--prompts", "long.jsonl"], "prompt 1: .*512"),
+    "too long": (["--artifact", "bundle", "long " * 600], "prompt 1: .*512"),
     "another model": (["--artifact", "bundle", "--model", "other", "hi"], "compiled for"),
     "another tokenizer": (["--artifact", "bundle", "--model", "retokenized", "hi"], "other tokenizer"),
     "not utf-8": (["--artifact", "bundle", "--prompts", "latin.jsonl"], "latin.jsonl:1: not JSON in UTF-8"),
@@ -304,7 +308,6 @@ def bad_room(room: Path) -> Path:
     (room / "mixed" / "notes.txt").write_text("precious")
     (room / "empty.jsonl").write_text("")
     (room / "malformed.jsonl").write_text('{"prompt": "a"}\n{"prompt"')
-    (room / "long.jsonl").write_text(json.dumps({"prompt": "long " * 600}))
     (room / "latin.jsonl").write_bytes('{"prompt": "Häuser"}'.encode("latin-1"))
     (room / "blank.jsonl").write_text('{"prompt": "a"}\n{"prompt": "  "}')
     (room / "list.jsonl").write_text('["a"]')
@@ -388,12 +391,25 @@ def test_the_last_domains_prompts_are_checked_before_anything_is_computed(
     assert {path.name for path in bad_room.iterdir()} - before <= {"cache"}
 
 
+HEAVY = "{'torch', 'transformers', 'sklearn', 'scipy', 'faiss'}"
+
+
 @pytest.mark.parametrize("module", ["ssd_runtime.cli", "ssd_compiler.cli"])
 def test_bad_input_is_answered_before_torch_is_imported(module: str) -> None:
-    heavy = "{'torch', 'transformers', 'sklearn', 'scipy', 'faiss'}"
-    code = f"import sys, {module}; sys.exit(f'imports {{found}}' if (found := {heavy} & set(sys.modules)) else 0)"
+    code = f"import sys, {module}; sys.exit(f'imports {{found}}' if (found := {HEAVY} & set(sys.modules)) else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["ssd_runtime.cli", "ssd_compiler.cli"])
+def test_the_version_is_printed_without_importing_torch(module: str) -> None:
+    code = (
+        f"import atexit, sys, {module}; sys.argv = ['ssd', '--version']; "
+        f"atexit.register(lambda: print('imports', {HEAVY} & set(sys.modules))); {module}.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"ssd-decoding {version('ssd-decoding')}\nimports set()\n"
 
 
 def test_a_model_too_large_is_refused_before_it_is_loaded(
@@ -420,6 +436,120 @@ def test_a_full_disk_is_one_line(
 def test_a_cache_that_cannot_be_written_is_done_without(room: Path) -> None:
     options = ["--artifact", "bundle", "The river", "--threads", "1", "--max-new-tokens", "4", "--json"]
     assert records(command(room, RUN, *options, SSD_CACHE="/proc/nowhere"))[0]["new_tokens"] == 4
+
+
+LONG = "long " * 600
+STRICT = "{% if messages[-1]['content']|length > 99 %}{{ raise_exception('too\nlong') }}{% endif %}x"
+FAILING = {"too long": "prompt NAME: .* 512", "refused": r"prompt NAME: .* refuses it \(too long\)", "memory": "memory"}
+PLAINLY = ["--model", "model", "--strategy", "plain", "--max-new-tokens", "8", "--prompts", "failing.jsonl"]
+
+
+@pytest.fixture
+def failing(room: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and a file in which a prompt and a conversation's second turn fail."""
+    shutil.copytree(room / "model", tmp_path / "model")
+    prompts = [
+        {"id": "one", "category": "short", "prompt": "The river"},
+        {"id": "two", "category": "long", "prompt": LONG},
+        {"id": "three", "turns": ["The river", LONG, "And then?"]},
+        {"id": "four", "category": "short", "prompt": "The river"},
+    ]
+    (tmp_path / "failing.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    prefill = Session.prefill
+
+    def scarce(session: Session, ids: list[int], *more: Any) -> Any:
+        return prefill(session, ids, *more) if len(ids) < 200 else torch.empty(1 << 60, dtype=torch.uint8)
+
+    if request.param == "refused":
+        (tmp_path / "model" / "chat_template.jinja").write_text(STRICT)
+    if request.param == "memory":
+        monkeypatch.setattr(Session, "prefill", scarce)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("failing", "says"), FAILING.items(), ids=FAILING, indirect=["failing"])
+def test_a_prompt_that_fails_is_reported_in_its_place(
+    failing: Path, says: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = within(failing, run_main, [*PLAINLY, "--all-turns", "--json"], monkeypatch, capfd)
+    assert (done.returncode, done.stderr) == (2, "")
+    *each, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["id"] for record in each] == ["one", "two", "three", "three", "four"]
+    for failed, name, category in ((each[1], "two", "long"), (each[3], "three", None)):
+        assert set(failed) == {"id", "category", "error"}
+        assert failed["category"] == category
+        assert re.fullmatch(f".*{says.replace('NAME', name)}.*", failed["error"])
+    assert each[4]["token_ids"] == each[2]["token_ids"] == each[0]["token_ids"]
+    total = last["summary"]
+    assert (total["prompts"], total["failed"], total["new_tokens"]) == (3, 2, 24)
+    assert set(total["categories"]) == {"short"}
+
+    shown = within(failing, run_main, PLAINLY, monkeypatch, capfd)
+    text = each[0]["text"]
+    assert (shown.returncode, shown.stdout) == (2, f"{text}\n\n{text}\n{text}\n")
+    assert re.fullmatch(f"error: .*{says.replace('NAME', 'two')}.*\n", shown.stderr)
+
+
+@pytest.mark.parametrize("failing", ["too long"], indirect=True)
+def test_a_prompt_that_fails_changes_no_other_answer(
+    failing: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sampled = [*PLAINLY, "--json", "--all-turns", "--temperature", "1", "--seed", "3"]
+    one = within(failing, run_main, sampled, monkeypatch, capfd)
+    prompts = failing / "failing.jsonl"
+    prompts.write_text(prompts.read_text().replace(LONG, "short"))
+    other = within(failing, run_main, sampled, monkeypatch, capfd)
+    answers = [[json.loads(line) for line in done.stdout.splitlines()][-2] for done in (one, other)]
+    assert answers[0]["id"] == answers[1]["id"] == "four"
+    assert (answers[0]["seed"], answers[0]["token_ids"]) == (answers[1]["seed"], answers[1]["token_ids"])
+
+
+@pytest.mark.parametrize("failing", ["too long"], indirect=True)
+@pytest.mark.parametrize("compare", [False, True])
+def test_a_summary_comes_even_if_every_prompt_fails(
+    failing: Path, compare: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (failing / "failing.jsonl").write_text(json.dumps({"prompt": LONG}))
+    options = [*PLAINLY, "--compare"] if compare else PLAINLY
+    done = within(failing, run_main, [*options, "--json"], monkeypatch, capfd)
+    assert (done.returncode, done.stderr) == (2, "")
+    total = json.loads(done.stdout.splitlines()[-1])["summary"]
+    assert (total["prompts"], total["failed"], total["new_tokens"]) == (0, 1, 0)
+    ratios = ["tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate"]
+    compared = ["plain_tokens_per_second", "speedup", "identical", "divergence"]
+    assert {total[name] for name in [*ratios, *(compared if compare else [])]} == {None}
+    assert within(failing, run_main, options, monkeypatch, capfd).returncode == 2
+
+
+@pytest.mark.parametrize("failing", ["too long"], indirect=True)
+def test_a_wrong_output_outweighs_a_prompt_that_fails(
+    failing: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ssd_runtime.runner.compare", lambda *_: Divergence(Kind.ERROR, 0))
+    done = within(failing, run_main, [*PLAINLY, "--compare"], monkeypatch, capfd)
+    assert done.returncode == 1
+    assert "error: prompt two: " in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: an output differs from plain decoding")
+
+
+def test_a_compile_that_runs_out_of_memory_is_one_line(
+    room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ssd_compiler.stages.measure_latency", lambda _: torch.empty(1 << 60, dtype=torch.uint8))
+    done = within(room, compile_main, compile_options("scarce"), monkeypatch, capfd)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: out of memory on cpu while compiling; give .*bf16.*", done.stderr.splitlines()[-1])
+    assert not (room / "scarce").exists()
+
+
+@pytest.mark.parametrize("python_warnings", ["", "error"])
+def test_ignored_generation_settings_are_noted_once(room: Path, tmp_path: Path, python_warnings: str) -> None:
+    shutil.copytree(room / "model", tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
+    options = ["--model", "model", "--strategy", "plain", "--max-new-tokens", "2", "--json", "The river"]
+    done = command(tmp_path, RUN, *options, PYTHONWARNINGS=python_warnings)
+    assert len(records(done)) == 2
+    assert re.fullmatch(r"note: .*sets no_repeat_ngram_size, .*\n", done.stderr)
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], says: str) -> None:

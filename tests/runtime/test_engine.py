@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine import Engine
+from ssd_runtime.engine import Engine, IgnoredSettingsWarning
 from ssd_runtime.exits import ExitHeads
 from ssd_runtime.models import LoadedModel
 from ssd_runtime.planning.settings import ClaspSettings
@@ -65,6 +65,16 @@ def test_a_models_own_repetition_penalty_holds_as_it_does_in_generate(folder: Pa
     for penalty, tokens in ((None, penalized), (1.0, expected)):
         settings = RunSettings(max_new_tokens=24, sampling=Sampling(repetition_penalty=penalty))
         assert Engine(loaded).runner(settings).answer(QUESTION).generation.token_ids == tokens
+
+
+def test_an_engine_warns_once_of_generation_settings_that_it_ignores(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.generation_config.update(no_repeat_ngram_size=3, suppress_tokens=[4], repetition_penalty=1.4)
+    loaded = LoadedModel.of(model, AutoTokenizer.from_pretrained(folder))
+    with pytest.warns(IgnoredSettingsWarning, match="sets no_repeat_ngram_size, suppress_tokens, ") as caught:
+        Engine(loaded).runner(RunSettings("plain", max_new_tokens=2)).answer(QUESTION)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
 
 
 def test_a_model_can_be_named(folder: Path, expected: list[int]) -> None:

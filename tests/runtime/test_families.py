@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -13,7 +14,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.divergence import Kind, compare
-from ssd_runtime.families import FAMILIES
+from ssd_runtime.families import FAMILIES, max_context
 from ssd_runtime.generate import Limits, decode
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.session import Session
@@ -81,6 +82,50 @@ def test_longrope_across_its_switch(length: int, skipped: set[int]) -> None:
         assert compare(Session(decoder), ids, out, got.token_ids).kind is not Kind.ERROR
         again = decode(session, prompt, PlainPlanner(), limits)
         assert compare(Session(decoder), ids, out, again.token_ids).kind is not Kind.ERROR
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+ORIGINAL = {"original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "longest"),
+    [
+        ("llama", {"rope_type": "default", "rope_theta": 1e4}, 100),
+        ("llama", {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, 100),
+        ("llama", VARIANTS["llama-llama3-rope"][1]["rope_parameters"], 100),
+        ("llama", {**YARN, **ORIGINAL}, 128),
+        ("llama", {**YARN, **ORIGINAL, "factor": 2.0}, 100),
+        ("llama", {**YARN, **ORIGINAL, "factor": None}, 100),
+        ("qwen2", YARN, 400),
+        ("qwen2", {**YARN, "original_max_position_embeddings": 100}, 400),
+        (
+            "gemma3_text",
+            {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+            400,
+        ),
+    ],
+)
+def test_yarn_extends_the_context_by_its_factor(kind: str, rope: dict[str, object], longest: int) -> None:
+    sizes = {**SMALL, "num_hidden_layers": 6, "max_position_embeddings": 100}
+    # transformers writes into the parameters that it is given.
+    config = AutoConfig.for_model(kind, **sizes, rope_parameters=copy.deepcopy(rope))
+    assert max_context(config) == longest
+
+
+@torch.no_grad()
+def test_decoding_crosses_the_original_context_of_yarn() -> None:
+    model = tiny_model("qwen2-yarn-rope", seed=2)
+    decoder, ids = Decoder(model), list(range(1, 81))
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=90, do_sample=False)[0]
+    assert len(expected) > model.config.max_position_embeddings
+    session, plan = Session(decoder), Plan.masked("test", SkipMask.of(4, {1, 4}), 6)
+    for planner in (PlainPlanner(), ConstantPlanner(plan)):
+        got = decode(session, session.prefill(ids), planner, Limits(90))
+        assert compare(Session(decoder), ids, expected[80:].tolist(), got.token_ids).kind is not Kind.ERROR
+    logits = model(expected[None]).logits[0]
+    ours = decoder.logits(Session(decoder).forward(expected.tolist()))
+    assert (ours - logits).abs().max() <= TOLERANCE * logits.abs().max()
 
 
 @torch.inference_mode()

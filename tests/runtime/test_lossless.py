@@ -261,6 +261,26 @@ def test_stop_conditions_cut_at_the_same_token() -> None:
     assert speculate(DECODER, ids, Plan.masked("test", SkipMask.of(LAYERS, {3}), 9), limits).token_ids == wanted
 
 
+def test_plain_and_speculative_decoding_finish_for_the_same_reason() -> None:
+    ids = [11, 12]
+    plain = plainly(DECODER, ids, Limits(30))
+    last = next(i for i in range(9, 30) if plain[i] not in plain[:i])
+    eos = frozenset({plain[last]})
+    cases = [
+        (Limits(30), "length"),
+        (Limits(126), "length"),
+        (Limits(127), "context"),
+        (Limits(30, eos), "stop"),
+        (Limits(last + 1, eos), "stop"),
+        (Limits(last, eos), "length"),
+        (Limits(126, stop=lambda tokens: len(tokens) == 126), "stop"),
+    ]
+    draft = Plan.masked("test", SkipMask.of(LAYERS, {3}), 9)
+    for limits, reason in cases:
+        for planner in (PlainPlanner(), ConstantPlanner(draft)):
+            assert generate(Session(DECODER), ids, planner, limits).finish_reason == reason, limits
+
+
 def test_a_session_can_be_used_again_and_streams_what_it_returns() -> None:
     session, seen = Session(DECODER), list[int]()
     plan = ConstantPlanner(Plan.masked("test", SkipMask.of(LAYERS, {4}), 4))

@@ -73,8 +73,8 @@ def test_what_is_no_causal_model_itself_is_refused(loaded: LoadedModel) -> None:
 
 
 def test_what_generate_would_do_besides_is_known(loaded: LoadedModel) -> None:
-    assert loaded.left_out == ()
+    assert loaded.unsupported_settings == ()
     assert loaded.repetition_penalty == 1.0
     loaded.model.generation_config.update(no_repeat_ngram_size=3, repetition_penalty=1.05, num_beams=1)
-    assert loaded.left_out == ("no_repeat_ngram_size",)
+    assert loaded.unsupported_settings == ("no_repeat_ngram_size",)
     assert loaded.repetition_penalty == 1.05

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import ssd_runtime.generate
 from ssd_profiles.errors import UserError
@@ -137,6 +139,41 @@ def test_noise_is_gumbels_and_never_out_of_all_proportion() -> None:
     assert float(noise.max()) < 17.4, "the greatest of 2^24 equal parts"
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.003)
     assert float(noise.var()) == pytest.approx(np.pi**2 / 6, abs=0.01)
+
+
+class Seen(TorchDispatchMode):
+    """Records the device types and dtypes of all tensors that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[tuple[str, torch.dtype]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.kinds |= {(x.device.type, x.dtype) for x in tree_leaves(result) if isinstance(x, Tensor)}
+        return result
+
+
+def test_sampling_needs_no_float64_on_other_devices() -> None:
+    """The meta device stands for mps, which has no float64."""
+    chooser = Chooser(Sampling(0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.2), "meta")
+    with Seen() as seen:
+        _, scores = chooser._processed(torch.empty(7, device="meta"), [1, 2], [3])
+        noise = chooser._noise_at(2, 0, scores)
+        token = draw(scores.softmax(-1)[None], chooser._generator)
+    assert (noise.device.type, token.device.type) == ("meta", "meta")
+    assert ("meta", torch.float32) in seen.kinds
+    assert ("meta", torch.float64) not in seen.kinds
+
+
+@pytest.mark.parametrize("rejection", [False, True])
+def test_a_seed_draws_the_same_on_mps_as_on_a_cpu(rejection: bool) -> None:
+    sampling = Sampling(1.0, rejection=rejection, seed=5)
+    logits = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
+    paths = [list(range(row)) for row in range(40)]
+    choices = [Chooser(sampling, device).choose(logits, [1], lambda: paths) for device in ("cpu", "mps")]
+    cpu, mps = ([choice(row) for row in range(40)] for choice in choices)
+    assert cpu == mps
 
 
 def far(counts: np.ndarray, expected: np.ndarray) -> float:
