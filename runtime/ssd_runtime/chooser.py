@@ -70,8 +70,6 @@ class Chooser:
         self._noise: list[Tensor] = []
         self._first = prompt_tokens
         """The place that the kept noise begins at."""
-        if self._seen is not None:
-            self._seen.restart()
 
     def choose(
         self, logits: Tensor, known: list[int], paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()

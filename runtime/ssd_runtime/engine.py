@@ -60,7 +60,7 @@ class Engine:
                 stacklevel=2,
             )
         self.loaded, self.bundle = loaded, bundle
-        with guard_memory("packing weights", loaded.model.device):
+        with guard_memory("packing and checking the model", loaded.model.device):
             self.decoder = fitted_decoder(loaded.model, weight_memory)
             require_faithful(self.decoder)
         self._before_measuring = before_measuring

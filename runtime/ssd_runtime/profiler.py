@@ -16,7 +16,7 @@ from ssd_runtime.clock import seconds
 from ssd_runtime.decoder import Decoder
 from ssd_runtime.hardware import device_identity
 from ssd_runtime.highest import highest
-from ssd_runtime.kv_cache import SPARE_SLOTS, KVCache
+from ssd_runtime.kv_cache import KVCache
 from ssd_runtime.memory import available_bytes
 
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -30,6 +30,8 @@ MIN_ROUNDS = 3
 STEPS_A_ROUND = 3
 """Whole steps are taken more often than their parts: plans hang on how they grow with the number of tokens."""
 MAX_CACHE_BYTES = 2 << 30
+LEAST_SLOTS = 256
+"""The cache has so many, whatever they take: a table needs two contexts to tell what a longer one costs."""
 CACHE_SHARE = 0.25
 """Largest share of the free memory that the cache takes: a layer of it is there twice while it grows."""
 
@@ -109,7 +111,7 @@ class _Bench:
         """The contexts that fit the model, the memory and, but for two, the time: one pass of each is tried."""
         shape = self.decoder.shape
         cache_bytes = min(MAX_CACHE_BYTES, int(CACHE_SHARE * available_bytes(self.decoder.device)))
-        slots = max(SPARE_SLOTS, cache_bytes // self.cache.bytes_per_slot)
+        slots = max(LEAST_SLOTS, cache_bytes // self.cache.bytes_per_slot)
         room = min(shape.max_context, slots) - max(QUERIES)
         wanted = [context for context in CONTEXTS if context < room]
         if shape.max_context - max(QUERIES) == room and room > (wanted[-1] if wanted else 0):

@@ -18,18 +18,17 @@ class SeenTokens:
     def __init__(self, penalty: float, device: torch.device | str) -> None:
         self.penalty = penalty
         self._device = device
-        self.restart()
+        self._begin([])
 
-    def restart(self) -> None:
-        """Forget the sequence."""
+    def _begin(self, tokens: Sequence[int]) -> None:
+        self._tokens, self._read = tokens, 0
         self._known: set[int] = set()
         self._ids = torch.empty(0, dtype=torch.long, device=self._device)
-        self._read = 0
 
     def penalised(self, logits: Tensor, known: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
         """Penalised `logits` [n, vocabulary] in fp32, of rows that stand after `known` and paths[row].
 
-        Between two calls without a `restart`, tokens may only be appended to `known`.
+        The same list is taken to have grown at its end alone since the last call; another one is read from its start.
         """
         self._take(known)
         scores = logits.to(torch.float32, copy=True)
@@ -41,6 +40,8 @@ class SeenTokens:
         return scores
 
     def _take(self, known: Sequence[int]) -> None:
+        if known is not self._tokens or len(known) < self._read:
+            self._begin(known)
         fresh = set(known[self._read :]) - self._known
         self._read = len(known)
         if fresh:

@@ -457,8 +457,8 @@ def failing(room: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypa
     (tmp_path / "failing.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     prefill = Session.prefill
 
-    def scarce(session: Session, ids: list[int], *more: Any) -> Any:
-        return prefill(session, ids, *more) if len(ids) < 200 else torch.empty(1 << 60, dtype=torch.uint8)
+    def scarce(session: Session, ids: list[int], **more: Any) -> Any:
+        return prefill(session, ids, **more) if len(ids) < 200 else torch.empty(1 << 60, dtype=torch.uint8)
 
     if request.param == "refused":
         (tmp_path / "model" / "chat_template.jinja").write_text(STRICT)

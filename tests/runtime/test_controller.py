@@ -128,8 +128,6 @@ def test_where_planning_brings_nothing_a_fast_device_plans_less_often(
     trace = story("random", seed, length=900)
     done = run(trace, lambda _: False, frontiers, table=TEN_MS, plan_seconds=PLANNING)
     planning = sum(cycle.plan_seconds for cycle in done.cycles) / plain
-    gained = sum(max(0.0, len(cycle.tokens) - cycle.seconds / plain) for cycle in done.cycles)
-    assert planning <= done.tokens * PLANNING_PER_TOKEN + MOST_PLANNING + PLANNING / plain + gained
     assert planning <= 0.012 * done.tokens < 0.02 * done.tokens <= PLANNING / plain * done.tokens
     losses = done.losses()
     for first in range(0, len(losses), 7):

@@ -99,9 +99,10 @@ def test_a_runner_goes_on_after_a_prompt_that_runs_out_of_memory(
 def test_running_out_of_memory_while_measuring_is_a_users_error(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    engine = Engine(loaded)
     monkeypatch.setattr("ssd_runtime.kv_cache.KVCache.reserve", exhaust)
     with pytest.raises(UserError, match=r"^out of memory on cpu while measuring .*--weight-memory 0"):
-        Engine(loaded).runner()
+        engine.runner()
 
 
 def test_measuring_takes_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

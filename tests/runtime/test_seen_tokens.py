@@ -33,6 +33,9 @@ def test_the_penalty_is_that_of_transformers(
             context = torch.tensor([[*known, *path]], dtype=torch.long)
             assert torch.equal(got[row], processor(context, logits[row : row + 1])[0])
     assert torch.equal(logits, before)
+    other = [*prompt[:1], 7]
+    context = torch.tensor([other], dtype=torch.long)
+    assert torch.equal(seen.penalised(logits[:1], other, [[]])[0], processor(context, logits[:1])[0])
 
 
 class Recorded(TorchDispatchMode):
