@@ -19,18 +19,18 @@ from unittest.mock import patch
 
 import numpy as np
 
-import ssd_runtime.generate
+import ssd_runtime.engine.loop
 from bench.stratified import stratified
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine import Engine
-from ssd_runtime.generate import Generation, Limits, generate
-from ssd_runtime.models import conversation
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import Cycle
+from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.profiler import measure_latency
-from ssd_runtime.session import Session
-from ssd_runtime.strategies import read_settings
+from ssd_runtime.profiling.latency import measure_latency
 
 
 class Stopwatch:
@@ -72,7 +72,7 @@ def main() -> None:
     generate(Session(decoder), loaded.encode(conversation(prompts[0])), make(), Limits(8))  # warm-up
 
     watch, runs = Stopwatch(), list[Generation]()
-    loop = ssd_runtime.generate
+    loop = ssd_runtime.engine.loop
     for prompt in prompts:
         planner = make()
         with (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ssd_compiler.calibrate import Sample, continue_prompts, samples_of
 from ssd_compiler.prompts import DomainPrompts, Warn, load_prompts
 from ssd_compiler.settings import CompileSettings
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.models import LoadedModel
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.model.decoder import Decoder
 
 
 def calibration(

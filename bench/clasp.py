@@ -19,14 +19,14 @@ from torch import Tensor
 from bench.stratified import stratified
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.knapsack import Weights, branch_attention, search_knapsack
-from ssd_runtime.models import conversation, load_model
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import conversation, load_model
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.session import Session
-from ssd_runtime.states import ReferenceStates, RowGroup
+from ssd_runtime.search.knapsack import Weights, branch_attention, search_knapsack
+from ssd_runtime.search.replay import ReferenceStates, RowGroup
+from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 NEVER = 10**6
 """The weight of a layer that no budget can skip."""

@@ -33,14 +33,14 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.command import run_guarded
-from ssd_runtime.divergence import compare
-from ssd_runtime.engine import Engine
-from ssd_runtime.generate import Limits
-from ssd_runtime.models import LoadedModel, conversation
-from ssd_runtime.profiler import device_key
-from ssd_runtime.sampling import Sampling, read_sampling
-from ssd_runtime.session import Session
-from ssd_runtime.strategies import read_settings
+from ssd_runtime.engine.divergence import compare
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import Limits
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import LoadedModel, conversation
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.sampling.params import Sampling, read_sampling
 
 PLAIN, AGAIN = "plain", "plain again"
 QUICK = ("auto", "transformers", "transformers-lookup")

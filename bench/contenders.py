@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Generation, Limits, generate
+from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.sampling import GREEDY, Sampling
-from ssd_runtime.session import Session
+from ssd_runtime.sampling.params import GREEDY, Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine import Engine
-from ssd_runtime.generate import Generation, Limits
-from ssd_runtime.interleaved import in_turn
-from ssd_runtime.models import conversation
-from ssd_runtime.planning.knapsack import KnapsackPlanner
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.interleaved import in_turn
+from ssd_runtime.engine.loop import Generation, Limits
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import conversation
+from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.session import Session
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ from ssd_compiler.prompts import load_prompts
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.models import LoadedModel, load_model
-from ssd_runtime.session import Session
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.model.decoder import Decoder
 
 TRUTH = "planted.json"
 STEEPNESS = 30.0

@@ -17,15 +17,15 @@ import torch
 from bench.stratified import stratified
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.divergence import Kind, compare
-from ssd_runtime.engine import Engine
-from ssd_runtime.generate import Limits, decode
-from ssd_runtime.models import conversation
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import Limits, decode
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
+from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.sampling import Sampling
-from ssd_runtime.session import Session
-from ssd_runtime.strategies import read_settings
+from ssd_runtime.sampling.params import Sampling
 
 
 def main() -> None:

@@ -24,9 +24,9 @@ from ssd_compiler.exit_tuning import exit_traces, tune_exits
 from ssd_compiler.exits import exit_layers, fit_exits, held_back
 from ssd_compiler.settings import CompileSettings
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine import Engine
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.states import ReferenceStates
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.search.replay import ReferenceStates
 
 Held = Mapping[str, tuple[float, ReferenceStates]]
 """By domain: the context that its exits are tuned for, and the states that judge them."""

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.clock import seconds
 from ssd_runtime.command import run_guarded
-from ssd_runtime.highest import highest
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import load_model
-from ssd_runtime.profiler import measure_latency
-from ssd_runtime.session import Session
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import load_model
+from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.profiling.latency import measure_latency
+from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 KINDS = ("plain step", "draft step", "verification")
 

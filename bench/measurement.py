@@ -14,7 +14,7 @@ from bench.bundles import MadeBundle
 from bench.picture import Picture
 from bench.provenance import commit
 from ssd_artifacts.files import write_atomically
-from ssd_runtime.hardware import device_name
+from ssd_runtime.profiling.device import device_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from bench.contenders import Decode, Stamps, Timed, Unavailable
-from ssd_runtime.generate import Limits
-from ssd_runtime.models import LoadedModel
+from ssd_runtime.engine.loop import Limits
+from ssd_runtime.loading.models import LoadedModel
 
 MakePeer = Callable[[LoadedModel], Decode]
 

@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd_runtime.clock import seconds
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine import Engine
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.highest import highest
-from ssd_runtime.knapsack import Weights, search_knapsack
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.planning.papers.recent import RecentStates
+from ssd_runtime.planning.papers.swift import SwiftSearch
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.planning.recent import RecentStates
+from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import SwiftSettings
-from ssd_runtime.planning.swift import SwiftSearch
-from ssd_runtime.routing import Router
-from ssd_runtime.session import Prefill, Session
-from ssd_runtime.states import drafted_as
+from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.search.knapsack import Weights, search_knapsack
+from ssd_runtime.search.replay import drafted_as
 
 ANSWER = 40
 PROMPT = "A shop sells pens at 3 for two dollars. How much do 18 pens cost, and how many can be bought for 30 dollars?"

@@ -63,7 +63,7 @@ def plant_at(model: PreTrainedModel, epsilon: float, places: Collection[int]) ->
 def write_planted(spec: str, out: Path, epsilon: float, seed: int) -> SkipMask:
     """Plant as many weak layers as `spec` has real ones and save the model, its tokenizer and the mask."""
     from ssd_artifacts.files import new_folder
-    from ssd_runtime.models import load_model
+    from ssd_runtime.loading.models import load_model
 
     loaded = load_model(spec, "cpu", "fp32")
     model, mask = plant(loaded.model, epsilon, loaded.model.config.num_hidden_layers, seed)

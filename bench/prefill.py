@@ -13,13 +13,13 @@ from functools import partial
 import torch
 from transformers import PreTrainedConfig
 
-from ssd_runtime.clock import seconds
 from ssd_runtime.command import run_guarded
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.memory import gib
-from ssd_runtime.models import load_model
-from ssd_runtime.session import Session
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import load_model
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.profiling.memory import gib
+from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 NEW_TOKENS = 128
 """Of the answer that memory is taken for."""

@@ -26,14 +26,14 @@ from ssd_compiler.search import SearchBounds, search
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.knapsack import Weights, search_knapsack
-from ssd_runtime.models import load_model
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import load_model
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
-from ssd_runtime.profiler import measure_latency
-from ssd_runtime.session import Session
+from ssd_runtime.profiling.latency import measure_latency
+from ssd_runtime.search.knapsack import Weights, search_knapsack
+from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 SELF_SD_EVALUATIONS, SELF_SD_TOKENS, SELF_SD_STOP = 1000, 32, 0.8
 

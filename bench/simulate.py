@@ -21,19 +21,19 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.acceptance import accept
 from ssd_runtime.command import run_guarded
-from ssd_runtime.drafting.draft import NOTHING, Draft
+from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.followers import RANKS, Followers
-from ssd_runtime.planning.auto import draft_sources
-from ssd_runtime.planning.controller import Controller, Stream
-from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.drafting.successors import RANKS, Followers
+from ssd_runtime.drafting.tree import NOTHING, Draft
+from ssd_runtime.engine.accept import accept
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.auto import draft_sources
+from ssd_runtime.planning.auto.controller import Controller, Stream
+from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
-from ssd_runtime.session import Session
 
 WRONG = -1
 """No token of any vocabulary."""

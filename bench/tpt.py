@@ -26,13 +26,13 @@ from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine import Engine
-from ssd_runtime.generate import Limits
-from ssd_runtime.interleaved import in_turn
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.interleaved import in_turn
+from ssd_runtime.engine.loop import Limits
+from ssd_runtime.engine.session import Session
+from ssd_runtime.planning.cost import StepCosts
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.planning.throughput import StepCosts
-from ssd_runtime.session import Session
-from ssd_runtime.states import drafted_as
+from ssd_runtime.search.replay import drafted_as
 
 LENGTHS = (3, 6)
 

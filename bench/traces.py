@@ -24,15 +24,15 @@ from ssd_artifacts.domain_record import MIXTURE
 from ssd_compiler.calibrate import Sample, reference_states
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import run_guarded
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.engine import Engine
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.models import conversation
-from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.loading.models import conversation
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle, PlainPlanner
-from ssd_runtime.routing import Router
-from ssd_runtime.session import Prefill, Session
-from ssd_runtime.states import drafted_as
+from ssd_runtime.planning.routing import Router
+from ssd_runtime.search.replay import drafted_as
 
 KINDS = ("spec_bench", *POOLS)
 KEPT = 8

@@ -20,11 +20,11 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import replay
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.engine import Engine
-from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.throughput import Option, StepCosts, best_option
-from ssd_runtime.states import ReferenceStates, drafted_as
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.cost import Option, StepCosts, best_option
+from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.search.replay import ReferenceStates, drafted_as
 
 
 @torch.inference_mode()

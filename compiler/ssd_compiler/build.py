@@ -9,9 +9,9 @@ from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
-from ssd_runtime.kernels import fitted_decoder
-from ssd_runtime.models import load_model
-from ssd_runtime.parity import require_faithful
+from ssd_runtime.loading.models import load_model
+from ssd_runtime.model.parity import require_faithful
+from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 
 def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter: Reporter) -> Bundle:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.followers import Followers
-from ssd_runtime.generate import Limits, decode
-from ssd_runtime.highest import highest
+from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.engine.loop import Limits, decode
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.sampling import GREEDY, Sampling
-from ssd_runtime.session import Prefill, Session
-from ssd_runtime.states import ReferenceStates, RowGroup
+from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.search.replay import ReferenceStates, RowGroup
 
 Tick = Callable[[], None]
 

@@ -93,7 +93,7 @@ def compile_(
 
     # Only now the imports that take seconds: bad input is answered at once.
     from ssd_compiler.build import compile_bundle
-    from ssd_runtime.memory import guard_memory
+    from ssd_runtime.profiling.memory import guard_memory
 
     with guard_memory("compiling", device or "this device"):
         bundle = compile_bundle(settings, out.resolve(), resume, Reporter())

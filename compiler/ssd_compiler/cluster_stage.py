@@ -17,8 +17,8 @@ from ssd_compiler.prompts import DEFAULT_NEW_TOKENS, MIN_PROMPTS, fitting_prompt
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.models import LoadedModel, conversation
+from ssd_runtime.loading.models import LoadedModel, conversation
+from ssd_runtime.model.decoder import Decoder
 
 SHOWN = 60
 MOST_PROMPTS = 512

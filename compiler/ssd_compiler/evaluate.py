@@ -9,9 +9,9 @@ from time import perf_counter
 from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.planning.throughput import Entry, Option, best_option
-from ssd_runtime.states import ReferenceStates, drafted_as
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.cost import Entry, Option, best_option
+from ssd_runtime.search.replay import ReferenceStates, drafted_as
 
 FAR_BEHIND = 0.9
 """A mask slower than this share of the best one, on the first sequences, is not looked at further."""

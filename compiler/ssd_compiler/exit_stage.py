@@ -16,8 +16,8 @@ from ssd_compiler.exits import exit_layers, fit_exits, held_back
 from ssd_compiler.progress import Reporter
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.exits import ExitHeads
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
 
 FEATURES = "exit-features.safetensors"
 

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.exits import chunked_states
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.highest import highest
-from ssd_runtime.states import HEAD_ROWS
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.search.replay import HEAD_ROWS
 
 LEARNING_RATE, BATCH = 3e-5, 128
 """SpecBound §3.1 trains by AdamW at this rate, for 20 epochs."""

@@ -14,9 +14,9 @@ from ssd_artifacts.domain_record import ExitChoice
 from ssd_profiles.formulas import annealed_temperature
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.early_exit import ways_down
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.highest import surest
-from ssd_runtime.states import HEAD_ROWS, ReferenceStates
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.sampling.argmax import surest
+from ssd_runtime.search.replay import HEAD_ROWS, ReferenceStates
 
 ANNEALINGS = (0.0, 0.2, 0.5)
 THRESHOLDS = (0.4, 0.55, 0.7, 0.8, 0.9, 0.95)

@@ -11,8 +11,8 @@ from torch import Tensor
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_profiles.errors import UserError
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.session import PREFILL_CHUNK, Session
+from ssd_runtime.engine.session import PREFILL_CHUNK, Session
+from ssd_runtime.model.decoder import Decoder
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """Strengths of the pull towards leaving states as they are, ÷ the mean square of a feature; the best one is taken."""

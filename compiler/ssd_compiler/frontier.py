@@ -6,7 +6,7 @@ from itertools import chain
 
 from ssd_compiler.evaluate import Rated
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.planning.throughput import Entry, best_option
+from ssd_runtime.planning.cost import Entry, best_option
 
 FRONTIER_ENTRIES = 24
 FRONTIER_CONTEXTS = (128, 512, 2048, 8192, 32768)

@@ -15,9 +15,9 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.domain import DomainDefinition, Record, domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.families import max_context
-from ssd_runtime.hub import hub_reachable
-from ssd_runtime.models import LoadedModel, conversation
+from ssd_runtime.loading.hub import hub_reachable
+from ssd_runtime.loading.models import LoadedModel, conversation
+from ssd_runtime.model.families import max_context
 
 MIN_PROMPTS = 6
 STRANGE_PROMPTS = 6

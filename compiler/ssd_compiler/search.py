@@ -17,10 +17,10 @@ from ssd_profiles.acceptance import Trace
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
-from ssd_runtime.planning.throughput import StepCosts
-from ssd_runtime.states import ReferenceStates
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.cost import StepCosts
+from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.search.replay import ReferenceStates
 
 KNAPSACK_ROWS = 24
 """Tokens whose states the dynamic programme carries along; more sharpen it little and cost in proportion."""

@@ -15,10 +15,10 @@ from ssd_compiler.settings import CompileSettings
 from ssd_compiler.validate import validate
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits
-from ssd_runtime.planning.throughput import Entry, Option, best_option
-from ssd_runtime.sampling import Sampling
+from ssd_runtime.engine.loop import Limits
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.cost import Entry, Option, best_option
+from ssd_runtime.sampling.params import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,11 @@ from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.followers import Followers
-from ssd_runtime.models import LoadedModel
-from ssd_runtime.profiler import device_key, measure_latency
-from ssd_runtime.sampling import Sampling
+from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.latency import device_key, measure_latency
+from ssd_runtime.sampling.params import Sampling
 
 
 @dataclass(slots=True)

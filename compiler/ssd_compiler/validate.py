@@ -11,14 +11,14 @@ from ssd_artifacts.domain_record import Choice, Validation
 from ssd_compiler.calibrate import SharedPrefix
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.divergence import Kind, compare
-from ssd_runtime.generate import Generation, Limits
-from ssd_runtime.interleaved import Contenders, in_turn
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.interleaved import Contenders, in_turn
+from ssd_runtime.engine.loop import Generation, Limits
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.cost import Entry, Option, best_option
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
-from ssd_runtime.planning.throughput import Entry, Option, best_option
-from ssd_runtime.sampling import GREEDY, Sampling
-from ssd_runtime.session import Session
+from ssd_runtime.sampling.params import GREEDY, Sampling
 
 ENOUGH = 4
 """Prompts of which some may choose and the others still tell how sure the measurement is."""

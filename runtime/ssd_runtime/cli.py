@@ -16,11 +16,11 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
 from ssd_runtime.command import BAD_INPUT, WEIGHT_MEMORY_HELP, VersionOption, complain, one_line, read_size, run_command
-from ssd_runtime.sampling import read_sampling
-from ssd_runtime.strategies import NAMES, check_strategy, read_settings
+from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
+from ssd_runtime.sampling.params import read_sampling
 
 if TYPE_CHECKING:
-    from ssd_runtime.outcome import Outcome, Summary
+    from ssd_runtime.engine.result import Outcome, Summary
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -93,10 +93,10 @@ def run(
     # Only now the imports that take seconds: bad input is answered at once.
     import torch
 
-    from ssd_runtime.engine import Engine, IgnoredSettingsWarning
-    from ssd_runtime.models import load_model
-    from ssd_runtime.outcome import Summary
-    from ssd_runtime.runner import RunSettings
+    from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
+    from ssd_runtime.engine.result import Summary
+    from ssd_runtime.engine.runner import RunSettings
+    from ssd_runtime.loading.models import load_model
 
     if threads is not None:
         torch.set_num_threads(threads)

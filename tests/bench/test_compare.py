@@ -16,8 +16,8 @@ from bench.peers import PEERS
 from bench.standings import against, standings
 from bench.tables import sameness
 from ssd_profiles.errors import UserError
-from ssd_runtime.generate import Limits
-from ssd_runtime.models import LoadedModel
+from ssd_runtime.engine.loop import Limits
+from ssd_runtime.loading.models import LoadedModel
 from tests.folders import TEXTS, save_tiny_model
 
 

@@ -9,8 +9,8 @@ import torch
 from bench.domain_planted import gate, truth
 from bench.planted import plant_at
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.session import Session
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
 from tests.models import tiny_model
 
 

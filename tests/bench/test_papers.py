@@ -12,7 +12,7 @@ from bench.measurement import Measurement
 from bench.papers import COMPARISONS, MEASUREMENTS, page
 from bench.picture import Picture
 from bench.standings import standings
-from ssd_runtime.strategies import check_strategy, read_settings
+from ssd_runtime.planning.registry import check_strategy, read_settings
 
 
 def test_every_comparison_names_strategies_and_parameters_that_there_are() -> None:

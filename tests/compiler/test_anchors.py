@@ -6,7 +6,7 @@ import torch
 
 from ssd_compiler.anchors import RULES, build_anchors
 from ssd_compiler.settings import ANCHOR_RULES
-from ssd_runtime.routing import Router
+from ssd_runtime.planning.routing import Router
 
 
 def cloud(axis: int, count: int, seed: int, spread: float = 0.2) -> np.ndarray:

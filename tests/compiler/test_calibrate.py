@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ssd_compiler.calibrate import continue_prompts, samples_of
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.followers import RANKS
-from ssd_runtime.sampling import Sampling
+from ssd_runtime.drafting.successors import RANKS
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.sampling.params import Sampling
 from tests.models import tiny_model
 
 

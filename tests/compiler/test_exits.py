@@ -18,12 +18,12 @@ from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, _Chain, _Cos
 from ssd_compiler.exits import Regression, exit_layers, fit_exits
 from ssd_profiles.errors import UserError
 from ssd_profiles.formulas import expected_tokens
-from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.generate import Limits, generate
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
-from ssd_runtime.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table
 

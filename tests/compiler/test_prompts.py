@@ -19,7 +19,7 @@ from ssd_compiler.prompts import (
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
-from ssd_runtime.models import LoadedModel, load_model
+from ssd_runtime.loading.models import LoadedModel, load_model
 from tests.folders import save_tiny_model
 
 

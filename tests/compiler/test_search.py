@@ -18,9 +18,9 @@ from ssd_compiler.search import SearchBounds, SearchResult, _perfect_runs, searc
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.planning.throughput import Entry, best_option
-from ssd_runtime.states import ReferenceStates
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.cost import Entry, best_option
+from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
 from tests.tables import latency_table
 

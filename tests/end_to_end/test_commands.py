@@ -26,11 +26,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.cli import main as run_main
-from ssd_runtime.divergence import Divergence, Kind
-from ssd_runtime.engine import Engine
-from ssd_runtime.models import LoadedModel
-from ssd_runtime.runner import RunSettings
-from ssd_runtime.session import Session
+from ssd_runtime.engine.divergence import Divergence, Kind
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.runner import RunSettings
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import LoadedModel
 from tests.folders import TEXTS, save_tiny_model
 
 COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
@@ -415,8 +415,8 @@ def test_the_version_is_printed_without_importing_torch(module: str) -> None:
 def test_a_model_too_large_is_refused_before_it_is_loaded(
     bad_room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ssd_runtime.memory.available_bytes", lambda _: 1000)
-    monkeypatch.setattr("ssd_runtime.models.AutoModelForCausalLM", None)
+    monkeypatch.setattr("ssd_runtime.profiling.memory.available_bytes", lambda _: 1000)
+    monkeypatch.setattr("ssd_runtime.loading.models.AutoModelForCausalLM", None)
     done = within(bad_room, run_main, ["--artifact", "bundle", "hi"], monkeypatch, capfd)
     assert_refused(done, r"needs 0\.0 GiB of memory .* give a smaller model")
 
@@ -525,7 +525,7 @@ def test_a_summary_comes_even_if_every_prompt_fails(
 def test_a_wrong_output_outweighs_a_prompt_that_fails(
     failing: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ssd_runtime.runner.compare", lambda *_: Divergence(Kind.ERROR, 0))
+    monkeypatch.setattr("ssd_runtime.engine.runner.compare", lambda *_: Divergence(Kind.ERROR, 0))
     done = within(failing, run_main, [*PLAINLY, "--compare"], monkeypatch, capfd)
     assert done.returncode == 1
     assert "error: prompt two: " in done.stderr

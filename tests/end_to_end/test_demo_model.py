@@ -14,13 +14,13 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.domain import load_domain, starter_set
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.divergence import Kind, compare
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.models import LoadedModel, load_model
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.routing import Router
-from ssd_runtime.session import Session
+from ssd_runtime.planning.routing import Router
 
 pytestmark = pytest.mark.model
 NEW_TOKENS = 32

@@ -10,7 +10,7 @@ import pytest
 
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_runtime import profiler
-from ssd_runtime.strategies import SETTINGS
+from ssd_runtime.planning.registry import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

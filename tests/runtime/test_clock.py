@@ -5,11 +5,11 @@ from __future__ import annotations
 from threading import Event, Thread
 from time import sleep
 
-from ssd_runtime.clock import Stopwatch, WaitedLock
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Generation, Limits, decode
+from ssd_runtime.engine.loop import Generation, Limits, decode
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.session import Session
+from ssd_runtime.profiling.clock import Stopwatch, WaitedLock
 from tests.models import tiny_model
 
 HELD = 0.4

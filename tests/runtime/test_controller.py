@@ -17,18 +17,18 @@ from bench.traces import Trace
 from ssd_artifacts.domain_record import ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.drafting.extended import Extended
+from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
-from ssd_runtime.planning.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget
-from ssd_runtime.planning.controller import Stream
-from ssd_runtime.planning.draft_record import HYSTERESIS, MIN_GAIN, DraftRecord
-from ssd_runtime.planning.exit_drafts import ExitDrafts
-from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget
+from ssd_runtime.planning.auto.controller import Stream
+from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftRecord
+from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
+from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
+from ssd_runtime.planning.auto.offer import Source
+from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.lookup import row_costs
-from ssd_runtime.planning.masked_drafts import MaskedDrafts
-from ssd_runtime.planning.offer import Source
+from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle
-from ssd_runtime.planning.throughput import Entry
 from tests.tables import latency_table, profile
 
 LAYERS = 8

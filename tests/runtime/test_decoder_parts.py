@@ -14,16 +14,16 @@ from sklearn.isotonic import IsotonicRegression
 from torch import nn
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.attention import GROUPED_ROWS, attend, bias_of, capped
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.kernels import ROWS, choice, fitted_decoder, measured
-from ssd_runtime.kv_cache import SPARE_SLOTS, KVCache
-from ssd_runtime.linear import Linear, PackedMemory
-from ssd_runtime.models import find_model
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import find_model
+from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.kv_cache import SPARE_SLOTS, KVCache
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.profiler import device_key, measure_latency, rising
-from ssd_runtime.session import Session
+from ssd_runtime.profiling.latency import device_key, measure_latency, rising
+from ssd_runtime.weights.kernel_choice import ROWS, choice, fitted_decoder, measured
+from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.models import SharedScale, tiny_model
 
 
@@ -173,8 +173,8 @@ def test_each_number_of_rows_is_served_as_measured(monkeypatch: pytest.MonkeyPat
         return [n >= 4 for n in ROWS], len(asked) > 1  # the machine was busy the first time
 
     assert fitted_decoder(model).kernels == "packed"  # too small to be measured
-    monkeypatch.setattr("ssd_runtime.kernels.SMALL_BYTES", 0)
-    monkeypatch.setattr("ssd_runtime.kernels.measured", from_four_on)
+    monkeypatch.setattr("ssd_runtime.weights.kernel_choice.SMALL_BYTES", 0)
+    monkeypatch.setattr("ssd_runtime.weights.kernel_choice.measured", from_four_on)
     decoder = fitted_decoder(model)
     assert decoder.kernels == "packed rows 4+"
     assert all(fitted_decoder(model).kernels == decoder.kernels for _ in range(3))
@@ -287,7 +287,7 @@ def test_every_kind_of_layer_has_its_own_latencies() -> None:
     ],
 )
 def test_models_that_are_not_there(spec: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_runtime.models.hub_reachable", lambda: False)
+    monkeypatch.setattr("ssd_runtime.loading.models.hub_reachable", lambda: False)
     with pytest.raises(UserError, match=says):
         find_model(spec)
 
@@ -299,7 +299,7 @@ def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch
         list[int](),
     )
     whole = Session(decoder).prefill(ids)
-    monkeypatch.setattr("ssd_runtime.session.MAX_BIAS_BYTES", 60_000 * 4)
+    monkeypatch.setattr("ssd_runtime.engine.session.MAX_BIAS_BYTES", 60_000 * 4)
     session = Session(decoder)
     forward = session.forward
     monkeypatch.setattr(session, "forward", lambda part: (sizes.append(len(part)), forward(part))[1])

@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine import Engine, IgnoredSettingsWarning
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.models import LoadedModel
+from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
+from ssd_runtime.engine.runner import RunSettings
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.settings import ClaspSettings
-from ssd_runtime.runner import RunSettings
-from ssd_runtime.sampling import Sampling
+from ssd_runtime.sampling.params import Sampling
 from tests.bundles import bundle
 from tests.folders import save_tiny_model
 from tests.models import tiny_model

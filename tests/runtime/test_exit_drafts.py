@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ssd_artifacts.domain_record import ExitChoice
-from ssd_runtime.planning.draft_record import DraftRecord
-from ssd_runtime.planning.exit_drafts import ExitDrafts
+from ssd_runtime.planning.auto.draft_stats import DraftRecord
+from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.lookup import row_costs
 from ssd_runtime.planning.plan import Cycle
 from tests.tables import latency_table

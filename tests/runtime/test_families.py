@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ssd_artifacts.fingerprint import COMPUTATION
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.divergence import Kind, compare
-from ssd_runtime.families import FAMILIES, max_context
-from ssd_runtime.generate import Limits, decode
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.loop import Limits, decode
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.families import FAMILIES, max_context
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.session import Session
 from tests.models import SMALL, SWITCH, VARIANTS, VOCABULARY, WINDOW, tiny_model
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1}

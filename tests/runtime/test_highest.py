@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.highest import candidates, highest
+from ssd_runtime.sampling.argmax import candidates, highest
 
 
 @given(st.integers(1, 5), st.integers(1, 1500), st.integers(0, 99), st.sampled_from([torch.float32, torch.float64]))

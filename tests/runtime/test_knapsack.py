@@ -6,14 +6,14 @@ import torch
 from bench.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.knapsack import Candidate, Weights, branch_attention, search_knapsack
-from ssd_runtime.planning.knapsack import KnapsackPlanner
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.session import Session
-from ssd_runtime.states import ReferenceStates
+from ssd_runtime.search.knapsack import Candidate, Weights, branch_attention, search_knapsack
+from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
 from tests.tables import latency_table
 

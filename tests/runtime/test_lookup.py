@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_artifacts.followers import FollowerSet
-from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
-from ssd_runtime.followers import Followers
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.ngrams import LONGEST, NgramIndex
+from ssd_runtime.drafting.ngrams import LONGEST, NgramIndex
+from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.lookup import LookupPlanner, worth_verifying
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import LookupSettings
-from ssd_runtime.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table
 

@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.divergence import Kind, compare
-from ssd_runtime.drafting.draft import Draft
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.generate import Generation, Limits, generate
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, PlainPlanner, Plan
-from ssd_runtime.session import Session
 from tests.models import VARIANTS, VOCABULARY, tiny_model
 
 LAYERS = 4

@@ -12,14 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.attention import attend
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.engine import Engine
-from ssd_runtime.kv_cache import KVCache
-from ssd_runtime.memory import guard_memory
-from ssd_runtime.models import LoadedModel
-from ssd_runtime.profiler import MAX_CACHE_BYTES, device_key, measure_latency
-from ssd_runtime.runner import RunSettings
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.runner import RunSettings
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.model.attention import attend
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.kv_cache import KVCache
+from ssd_runtime.profiling.latency import MAX_CACHE_BYTES, device_key, measure_latency
+from ssd_runtime.profiling.memory import guard_memory
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
 
@@ -88,7 +88,7 @@ def test_a_runner_goes_on_after_a_prompt_that_runs_out_of_memory(
     runner = engine.runner(RunSettings(strategy, max_new_tokens=24, compare=compare))
     for calls in (0, 8, 12):  # in the prefill, after it, and in the middle of a forward
         with monkeypatch.context() as scarce:
-            scarce.setattr("ssd_runtime.decoder.attend", attends(calls))
+            scarce.setattr("ssd_runtime.model.decoder.attend", attends(calls))
             with pytest.raises(
                 UserError, match=r"^prompt 1: out of memory on cpu while decoding; give a shorter prompt"
             ):
@@ -100,7 +100,7 @@ def test_running_out_of_memory_while_measuring_is_a_users_error(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(loaded)
-    monkeypatch.setattr("ssd_runtime.kv_cache.KVCache.reserve", exhaust)
+    monkeypatch.setattr("ssd_runtime.model.kv_cache.KVCache.reserve", exhaust)
     with pytest.raises(UserError, match=r"^out of memory on cpu while measuring .*--weight-memory 0"):
         engine.runner()
 
@@ -110,7 +110,7 @@ def test_measuring_takes_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPa
     per_slot = decoder.new_cache().bytes_per_slot
     longest = {}
     for name, free in (("scarce", 4000 * per_slot), ("none", 0), ("plenty", 100 * MAX_CACHE_BYTES)):
-        monkeypatch.setattr("ssd_runtime.profiler.available_bytes", lambda _, free=free: free)
+        monkeypatch.setattr("ssd_runtime.profiling.latency.available_bytes", lambda _, free=free: free)
         table = measure_latency(decoder, budget_seconds=8.0)
         assert table.device == device_key(decoder)
         longest[name] = max(table.contexts)
@@ -125,8 +125,8 @@ def test_a_failed_prompts_cache_is_given_back(loaded: LoadedModel, monkeypatch: 
         caches.add(cache)
         grown(cache, slots)
 
-    monkeypatch.setattr("ssd_runtime.kv_cache.KVCache.reserve", reserve)
-    monkeypatch.setattr("ssd_runtime.decoder.attend", attends(8))
+    monkeypatch.setattr("ssd_runtime.model.kv_cache.KVCache.reserve", reserve)
+    monkeypatch.setattr("ssd_runtime.model.decoder.attend", attends(8))
     with pytest.raises(UserError, match="while decoding") as error:
         runner.answer(QUESTION)
     assert caches

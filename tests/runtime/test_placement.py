@@ -11,12 +11,12 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from transformers import PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.generate import Limits, generate
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.session import Session
-from ssd_runtime.strategies import read_settings
 from tests.models import tiny_model
 from tests.tables import latency_table
 
@@ -57,7 +57,7 @@ def test_layers_on_other_devices_get_their_inputs_there(name: str, monkeypatch: 
     """One memory under three names: the code that moves runs; that nothing is left behind only a GPU can tell."""
     expected = generate(Session(Decoder(tiny_model("gemma2", seed=2))), IDS, PlainPlanner(), LIMITS).token_ids
     devices = iter([torch.device("cpu"), *[torch.device("cpu", layer % 2) for layer in range(9)]])
-    monkeypatch.setattr("ssd_runtime.layer.device_of", lambda _: next(devices))
+    monkeypatch.setattr("ssd_runtime.model.layer.device_of", lambda _: next(devices))
     decoder = Decoder(tiny_model("gemma2", seed=2))
     assert decoder._spread
     table = latency_table(decoder.shape.num_layers, per_token=1e-6)

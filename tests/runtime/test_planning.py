@@ -13,19 +13,19 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.followers import FollowerSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.generate import Limits, generate
-from ssd_runtime.planning.auto import AutoPlanner
-from ssd_runtime.planning.controller import Stream
-from ssd_runtime.planning.frontier import FixedPlanner, Frontier, NearestAnchorPlanner
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.controller import Stream
+from ssd_runtime.planning.cost import Entry, best_option
+from ssd_runtime.planning.papers.knn import FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.planning.throughput import Entry, best_option
-from ssd_runtime.routing import Router
-from ssd_runtime.session import Prefill, Session
-from ssd_runtime.strategies import read_settings
 from tests.bundles import LAYERS, bundle, record
 from tests.models import VOCABULARY, tiny_model
 from tests.tables import latency_table, profile

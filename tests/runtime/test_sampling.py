@@ -18,25 +18,25 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import ssd_runtime.generate
+import ssd_runtime.engine.loop
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.acceptance import Verdict, accept
-from ssd_runtime.chooser import Chooser, Proposal, draw, gumbel, judge
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.divergence import Kind, compare
-from ssd_runtime.drafting.draft import Draft
+from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.generate import Limits, decode, generate
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.accept import Verdict, accept
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.loop import Limits, decode, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan, Planner
+from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.sampling import GREEDY, Sampling, read_sampling
-from ssd_runtime.session import Session
-from ssd_runtime.strategies import read_settings
+from ssd_runtime.sampling.params import GREEDY, Sampling, read_sampling
+from ssd_runtime.sampling.sampler import Chooser, Proposal, draw, gumbel, judge
 from tests.models import VOCABULARY, tiny_model
 from tests.tables import latency_table
 
@@ -418,7 +418,7 @@ def siblings_like_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
         paths = draft.paths(0)
         return accept(draft, lambda row: choose(row if row <= draft.trunk else len(paths[row]) - 1))
 
-    monkeypatch.setattr(ssd_runtime.generate, "accept", accept_wrongly)
+    monkeypatch.setattr(ssd_runtime.engine.loop, "accept", accept_wrongly)
 
 
 def argmax_as_if_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

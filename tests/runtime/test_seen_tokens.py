@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from ssd_runtime.chooser import Chooser
-from ssd_runtime.sampling import Sampling
-from ssd_runtime.seen_tokens import SeenTokens
+from ssd_runtime.sampling.params import Sampling
+from ssd_runtime.sampling.sampler import Chooser
+from ssd_runtime.sampling.seen_tokens import SeenTokens
 
 VOCABULARY = 40
 tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=30)

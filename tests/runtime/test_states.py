@@ -9,11 +9,11 @@ import torch
 from bench.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.knapsack import branch_attention
-from ssd_runtime.session import Session
-from ssd_runtime.states import ReferenceStates, drafted_as
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.search.knapsack import branch_attention
+from ssd_runtime.search.replay import ReferenceStates, drafted_as
 from tests.models import VARIANTS, tiny_model
 
 BLOCK = 4

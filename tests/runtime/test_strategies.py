@@ -17,36 +17,36 @@ from ssd_artifacts.domain_record import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.chooser import Proposal
-from ssd_runtime.decoder import Decoder
-from ssd_runtime.divergence import Kind, compare
-from ssd_runtime.drafting.draft import Draft
+from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.drafting.extended import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord
 from ssd_runtime.drafting.masked import Branching, Masked
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.gaussian import most_promising
-from ssd_runtime.generate import Generation, Limits, generate
-from ssd_runtime.knapsack import Candidate, Weights, search_knapsack
-from ssd_runtime.planning.auto import AutoPlanner
-from ssd_runtime.planning.bounded_exit import BoundedExitPlanner
-from ssd_runtime.planning.controller import Stream
-from ssd_runtime.planning.del_exit import DelPlanner
-from ssd_runtime.planning.draft_record import DraftRecord
-from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.knapsack import FEWEST_ROWS
-from ssd_runtime.planning.masked_drafts import MaskedDrafts
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.controller import Stream
+from ssd_runtime.planning.auto.draft_stats import DraftRecord
+from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
+from ssd_runtime.planning.cost import Entry
+from ssd_runtime.planning.papers.del_exit import DelPlanner
+from ssd_runtime.planning.papers.knapsack import FEWEST_ROWS
+from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.papers.recent import RecentStates
+from ssd_runtime.planning.papers.specbound import BoundedExitPlanner
+from ssd_runtime.planning.papers.swift import LOOK_EVERY, TREE, SwiftPlanner, SwiftSearch
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.planning.recent import RecentStates
+from ssd_runtime.planning.registry import WITHOUT_BUNDLE, read_settings
 from ssd_runtime.planning.settings import DelSettings, SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.planning.swift import LOOK_EVERY, TREE, SwiftPlanner, SwiftSearch
-from ssd_runtime.planning.throughput import Entry
-from ssd_runtime.sampling import GREEDY, Sampling
-from ssd_runtime.session import Session
-from ssd_runtime.states import ReferenceStates
-from ssd_runtime.strategies import WITHOUT_BUNDLE, read_settings
+from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.sampling.sampler import Proposal
+from ssd_runtime.search.gaussian import most_promising
+from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
@@ -246,7 +246,7 @@ def test_a_knapsack_search_looks_at_as_many_tokens_as_its_share_allows(monkeypat
         looked.append(len(reference))
         return search_knapsack(decoder, reference, *rest)
 
-    monkeypatch.setattr("ssd_runtime.planning.knapsack.search_knapsack", counting)
+    monkeypatch.setattr("ssd_runtime.planning.papers.knapsack.search_knapsack", counting)
     for share in ("1e-9", "1"):
         make = strategy("knapsack", "window=6", "refresh=1000", f"share={share}")
         assert generate(Session(DECODER), [4, 4], make(), Limits(40)).token_ids == plainly([4, 4], 40)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.planning.verify_record import VerifyRecord
+from ssd_runtime.planning.auto.verify_stats import VerifyRecord
 
 TABLE = [1.0 + 0.05 * rows for rows in range(32)]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.formulas import annealed_temperature
-from ssd_runtime.chooser import Proposal
-from ssd_runtime.drafting.draft import Begun, Draft
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.session import Session
+from ssd_runtime.drafting.tree import Begun, Draft
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.sampling.sampler import Proposal
 
 
 @dataclass(frozen=True, slots=True)

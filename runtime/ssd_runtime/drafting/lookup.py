@@ -8,11 +8,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from ssd_runtime.drafting.draft import NOTHING, Draft
-from ssd_runtime.followers import Followers
-from ssd_runtime.ngrams import NgramIndex
-from ssd_runtime.rates import Rate
-from ssd_runtime.session import Session
+from ssd_runtime.drafting.ngrams import NgramIndex
+from ssd_runtime.drafting.rates import Rate
+from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.tree import NOTHING, Draft
+from ssd_runtime.engine.session import Session
 
 COPY_PRIOR = (0.23, 0.36, 0.42, 0.47, 0.5, 0.52, 0.53, 0.55)
 """How often a copy is right, by length of match, before anything is known of a stream."""

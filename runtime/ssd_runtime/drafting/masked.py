@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.chooser import Proposal
-from ssd_runtime.drafting.draft import Draft
-from ssd_runtime.highest import candidates
-from ssd_runtime.session import Session
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.session import Session
+from ssd_runtime.sampling.argmax import candidates
+from ssd_runtime.sampling.sampler import Proposal
 
 Branching = tuple[tuple[float, int], ...]
 """(p, k) by rising p: a place whose token has probability at most p is given k candidates, that token included."""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
+from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.planning.by_context import ByContext
+from ssd_runtime.planning.cost import StepCosts
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import LookupSettings
-from ssd_runtime.planning.throughput import StepCosts
-from ssd_runtime.session import Prefill, Session
 
 MOST_ROWS = 24
 """Guesses verified at once: growing more of them takes time, and none so improbable has ever paid."""

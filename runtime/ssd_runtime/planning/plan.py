@@ -8,10 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.drafting.draft import Drafter
 from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
-from ssd_runtime.followers import Followers
-from ssd_runtime.session import Prefill, Session
+from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.tree import Drafter
+from ssd_runtime.engine.session import Prefill, Session
 
 
 @dataclass(frozen=True, slots=True)

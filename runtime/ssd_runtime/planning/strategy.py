@@ -9,22 +9,22 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_record import MIXTURE
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.decoder import Decoder
 from ssd_runtime.drafting.lookup import LookupRecord
-from ssd_runtime.exits import ExitHeads
-from ssd_runtime.followers import Followers
-from ssd_runtime.planning.auto import AutoPlanner
-from ssd_runtime.planning.bounded_exit import BoundedExitPlanner
-from ssd_runtime.planning.clasp import ClaspPlanner
-from ssd_runtime.planning.controller import Stream
-from ssd_runtime.planning.del_exit import DelPlanner
-from ssd_runtime.planning.frontier import FixedPlanner, Frontier, NearestAnchorPlanner
-from ssd_runtime.planning.knapsack import KnapsackPlanner
+from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.controller import Stream
 from ssd_runtime.planning.lookup import LookupPlanner
+from ssd_runtime.planning.papers.clasp import ClaspPlanner
+from ssd_runtime.planning.papers.del_exit import DelPlanner
+from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
+from ssd_runtime.planning.papers.knn import FixedPlanner, Frontier, NearestAnchorPlanner
+from ssd_runtime.planning.papers.specbound import BoundedExitPlanner
+from ssd_runtime.planning.papers.swift import SwiftPlanner, SwiftSearch
 from ssd_runtime.planning.plan import PlainPlanner, Planner
+from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
-from ssd_runtime.planning.swift import SwiftPlanner, SwiftSearch
-from ssd_runtime.routing import Router
 
 MakePlanner = Callable[[], Planner]
 """Called once a request. What its planners share is the state of a stream of requests: of `auto`, `lookup`, `swift`."""

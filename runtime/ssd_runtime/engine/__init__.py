@@ -1,0 +1,1 @@
+"""Engine, the decode loop and what it reports."""

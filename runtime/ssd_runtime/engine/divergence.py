@@ -1,0 +1,49 @@
+"""Telling a rounding tie from a wrong output where two decodings of one prompt differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from ssd_runtime.engine.session import Session
+
+NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+"""Gap between plain decoding's top two logits below which the number of query tokens may tip the choice."""
+
+
+class Kind(StrEnum):
+    """How two outputs compare."""
+
+    NONE = "none"
+    NEAR_TIE = "near_tie"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first difference between plain decoding and another output of the same prompt."""
+
+    kind: Kind
+    position: int | None = None
+    """Index among the new tokens."""
+    gap: float | None = None
+    """Plain decoding's gap in logits between its own token and the other's there, the place's noise included."""
+
+
+@torch.inference_mode()
+def compare(session: Session, prompt_ids: list[int], plain: list[int], other: list[int]) -> Divergence:
+    """Classify the first difference by the logits of the full model at that position.
+
+    A near tie is one where logits that differ by no more than `NEAR_TIE` choose the other output's token.
+    """
+    if plain == other:
+        return Divergence(Kind.NONE)
+    position = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), None)
+    if position is None:
+        return Divergence(Kind.ERROR, min(len(plain), len(other)))
+    logits = session.decoder.head(session.prefill(prompt_ids + plain[:position]).last[None])[0]
+    within = NEAR_TIE.get(session.decoder.dtype, NEAR_TIE[torch.float32])
+    gap, near = session.gap(logits, len(prompt_ids), other[position], within)
+    return Divergence(Kind.NEAR_TIE if near else Kind.ERROR, position, gap)

@@ -1,0 +1,214 @@
+"""Generation, top-down: prefill, then plan, draft, verify, accept, report until the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.drafting.tree import NOTHING, Draft
+from ssd_runtime.engine.accept import Verdict, accept
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.engine.verification import verify
+from ssd_runtime.planning.plan import Cycle, Plan, Planner
+from ssd_runtime.profiling.clock import Stopwatch
+
+FinishReason = Literal["stop", "length", "context"]
+"""`stop`: an end-of-sequence token or a stop condition. `length`: `max_new_tokens`. `context`: the context is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where generation ends: behind `max_new_tokens`, an end-of-sequence token, or where `stop` says so."""
+
+    max_new_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    stop: Callable[[Sequence[int]], bool] | None = None
+    """Asked behind every new token, with all new tokens so far."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens: {self.max_new_tokens} is too few; give 1 or more")
+
+
+@dataclass(slots=True)
+class Generation:
+    """What was generated and what it took."""
+
+    prompt_tokens: int
+    domain: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    cycles: list[Cycle] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    finish_reason: FinishReason = "length"
+    """An answer whose last allowed token is a stop finished by `stop`."""
+
+    @property
+    def target_forwards(self) -> int:
+        """Full-model forwards behind the prefill."""
+        return len(self.cycles)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens drafted, but for those behind the end of generation."""
+        return sum(cycle.num_draft_tokens for cycle in self.cycles)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafted tokens that stood and are part of the output."""
+        return sum(cycle.num_accepted_tokens for cycle in self.cycles)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens a second of decoding, prefill excluded."""
+        return len(self.token_ids) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@torch.inference_mode()
+def generate(
+    session: Session,
+    prompt_ids: list[int],
+    planner: Planner,
+    limits: Limits,
+    on_tokens: Callable[[list[int]], None] | None = None,
+) -> Generation:
+    """Decode behind `prompt_ids`; the output does not depend on what `planner` plans, unless drafts are tested by
+    rejection.
+
+    `on_tokens` receives new tokens as soon as they are certain. Raises UserError when the prompt is empty or
+    leaves no room in the context; ends early where the context is full.
+    """
+    began = perf_counter()
+    prompt = session.prefill(prompt_ids, new_tokens=limits.max_new_tokens)
+    session.decoder.synchronize()
+    return decode(session, prompt, planner, limits, on_tokens, perf_counter() - began)
+
+
+@torch.inference_mode()
+def decode(
+    session: Session,
+    prompt: Prefill,
+    planner: Planner,
+    limits: Limits,
+    on_tokens: Callable[[list[int]], None] | None = None,
+    prefill_seconds: float = 0.0,
+) -> Generation:
+    """Decode behind a prompt that the session has been through; may be called again for the same prompt."""
+    session.decoder.synchronize()
+    began = perf_counter()
+    session.rewind(prompt)
+    planner.start(session, prompt)
+    session.decoder.synchronize()
+    result = Generation(prompt.tokens, planner.domain, prefill_seconds=prefill_seconds + perf_counter() - began)
+
+    decoding = perf_counter()
+    room = session.decoder.shape.max_context - prompt.tokens
+    output = _Output(
+        tokens=result.token_ids,
+        limits=limits,
+        most=min(limits.max_new_tokens, room),
+        finish_reason="context" if room < limits.max_new_tokens else "length",
+    )
+    first = session.choose(session.decoder.head(prompt.last[None]), lambda: [[]])(0)
+    _deliver(output.take([first]), on_tokens)
+    for cycle in _cycles(session, planner, output):
+        result.cycles.append(cycle)
+        _deliver(cycle.tokens, on_tokens)
+    result.decode_seconds = perf_counter() - decoding
+    result.finish_reason = output.finish_reason
+    return result
+
+
+def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cycle]:
+    """Draft-verify cycles until the output is complete."""
+    watch, observing = Stopwatch(session.decoder.lock), 0.0
+    while not output.done:
+        watch.lap()  # what the receiver of the tokens took is nobody's
+        context, pending = session.committed, output.tokens[-1]
+        plan = planner.plan(context, pending)
+        planning = observing + watch.lap()
+        draft = _draft(session, pending, plan, output.remaining - 1)
+        drafting = watch.lap()
+        states: list[Tensor] | None = [] if planner.wants_states else None
+        logits = _verify(session, pending, draft, states)
+        verdict = _judge(session, pending, draft, logits)
+        before, rows = session.ids[-1], draft.rows(pending)
+        session.commit([rows[row] for row in verdict.rows], verdict.rows)
+        verifying = watch.lap()
+        tokens = output.take([*(rows[row] for row in verdict.rows[1:]), verdict.next_token])
+        cycle = Cycle(
+            *(replace(plan, drafter=None), context, draft.trunk, verdict.accepted, tokens, len(rows)),
+            *(drafting, verifying, draft.steps, planning, draft.begun is not None),
+        )
+        planner.observe(cycle, None if states is None else _rows(states, verdict.rows))
+        # Only now: guesses are judged by what was known before.
+        if planner.followers is not None:
+            planner.followers.verified(before, draft.paths(pending), verdict.rows, logits)
+        observing = watch.lap()
+        yield cycle
+
+
+def _draft(session: Session, pending: int, plan: Plan, most: int) -> Draft:
+    """Draft tokens; never more than could be used, since a verification yields one token besides."""
+    length = min(plan.draft_length, session.draft_room(most))
+    if plan.drafter is None or length < 1:
+        return NOTHING
+    return plan.drafter.draft(session, pending, length)
+
+
+def _verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | None) -> Tensor:
+    """Run the full model once over the pending token and the drafts: logits [rows, vocabulary]."""
+    return session.decoder.logits(verify(session, pending, draft, states))
+
+
+def _judge(session: Session, pending: int, draft: Draft, logits: Tensor) -> Verdict:
+    """Hold the draft against the full model's `logits` [rows, vocabulary]."""
+    drawn = list(zip(draft.tokens, draft.probs, strict=False))
+    return accept(draft, session.choose(logits, lambda: draft.paths(pending), drawn))
+
+
+def _rows(states: list[Tensor], rows: list[int]) -> list[Tensor]:
+    """The states [n, hidden] of those rows alone."""
+    kept = torch.tensor(rows, device=states[0].device)
+    return [x[kept] for x in states]
+
+
+def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -> None:
+    if on_tokens is not None and tokens:
+        on_tokens(tokens)
+
+
+@dataclass(slots=True)
+class _Output:
+    """The new tokens so far and whether they are complete."""
+
+    tokens: list[int]
+    limits: Limits
+    most: int
+    finish_reason: FinishReason
+    """The reason why `most` tokens are the limit, until a stop comes first."""
+    done: bool = False
+
+    @property
+    def remaining(self) -> int:
+        """New tokens that there is still room for."""
+        return self.most - len(self.tokens)
+
+    def take(self, tokens: list[int]) -> list[int]:
+        """Append tokens up to the end of generation; what lies behind it is dropped. Returns those appended."""
+        before = len(self.tokens)
+        for token in tokens:
+            if self.done:
+                break
+            self.tokens.append(token)
+            if token in self.limits.eos_ids or (self.limits.stop is not None and self.limits.stop(self.tokens)):
+                self.finish_reason, self.done = "stop", True
+            elif self.remaining <= 0:
+                self.done = True
+        return self.tokens[before:]

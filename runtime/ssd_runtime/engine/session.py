@@ -1,0 +1,215 @@
+"""What one request owns: its cache and how much of it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.sampling.sampler import Chooser, Paths, Proposal
+
+PREFILL_CHUNK, MIN_PREFILL_CHUNK = 512, 32
+"""Tokens of a prompt that run through the model together."""
+MAX_ROOM = 4096
+"""New tokens that memory is taken for beforehand: a higher limit is seldom reached."""
+MAX_BIAS_BYTES = 64 << 20
+"""What masks a chunk's attention grows with the context: longer prompts go in smaller chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What the pass over a prompt leaves behind: states behind the final norm, each [hidden]."""
+
+    last: Tensor
+    """Of the prompt's last token: its logits choose the first new token, and it is the `last` feature."""
+    mean: Tensor
+    """Mean over the prompt's tokens: the `mean` feature."""
+    tokens: int
+
+    def feature(self, name: str) -> Tensor:
+        """The routing feature, `last` or `mean`, in fp32 on the CPU."""
+        return (self.last if name == "last" else self.mean).float().cpu()
+
+
+class Session:
+    """A sequence being decoded: the cache's first slots hold full-model keys and values of its committed tokens.
+
+    Forwards write behind the committed tokens; only `commit` adds to these, so that what a draft or a rejected
+    token wrote is overwritten by the next forward. Where a sequence outgrows the context that longrope's first
+    angles are for, the committed tokens are computed again with the second, as transformers does.
+    """
+
+    def __init__(self, decoder: Decoder, sampling: Sampling = GREEDY) -> None:
+        decoder.refresh()
+        self.decoder = decoder
+        self.cache = decoder.new_cache()
+        self.ids: list[int] = []
+        self.sampling = sampling
+        self._chooser = Chooser(sampling, decoder.device)
+        self._prompt: Prefill | None = None
+
+    @property
+    def committed(self) -> int:
+        """Tokens committed so far."""
+        return len(self.ids)
+
+    @torch.inference_mode()
+    def prefill(self, ids: list[int], behind: Prefill | None = None, new_tokens: int = 0) -> Prefill:
+        """Run the full model over a prompt from position 0, or over the rest of one `behind` its prefilled beginning.
+
+        Takes the memory that the prompt and up to `new_tokens` more need. Raises UserError when the prompt is empty or
+        leaves no room to decode.
+        """
+        known = self.ids[: behind.tokens] if behind is not None else []
+        total, limit = len(known) + len(ids), self.decoder.shape.max_context
+        if not ids:
+            raise UserError("prompt: it is empty; give at least one token")
+        if total >= limit:
+            raise UserError(
+                f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
+                "shorten the prompt"
+            )
+        if behind is not None and self._is_long(total) != self.cache.long:
+            known, ids, behind = [], known + ids, None
+        self.ids, self.cache.long, self._prompt = known, self._is_long(total), None
+        self.cache.reserve_tokens(min(total + min(new_tokens, MAX_ROOM), limit))
+        summed = behind.mean * behind.tokens if behind is not None else torch.zeros((), device=self.decoder.device)
+        for x in self._fill(ids):
+            normed = self.decoder.norm(x)
+            summed = summed + normed.sum(0, dtype=torch.float32)
+        self._prompt = Prefill(normed[-1], summed / total, total)
+        return self._prompt
+
+    def fork(self) -> Session:
+        """Another session that has the same tokens committed."""
+        other = Session(self.decoder, self.sampling)
+        other.cache.copy_from(self.cache, self.committed)
+        other.commit(self.ids)
+        return other
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids: list[int],
+        mask: SkipMask | None = None,
+        ahead: int = 0,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """States [n, hidden] behind the last sub-layer for `ids` at `ahead` positions past the committed ones.
+
+        With `states`, the state before the first and behind every sub-layer is appended to it.
+        """
+        return self.run(self.decoder.embed(ids), ahead, mask, states=states)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        x: Tensor,
+        ahead: int = 0,
+        mask: SkipMask | None = None,
+        first: int = 0,
+        last: int | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Take states `x` [n, hidden], `ahead` of the committed tokens, through sub-layers `first`, …, `last` - 1.
+
+        With `states`, `x` and the state behind every sub-layer are appended to it.
+        """
+        start, n = self.committed + ahead, x.shape[0]
+        self._make_room(start + n, start + n)
+        if states is not None:
+            states.append(x)
+        return self.decoder.run(x, self.cache, self.decoder.span(self.cache, start, n), mask, first, last, states)
+
+    @torch.inference_mode()
+    def forward_tree(
+        self, ids: list[int], depths: Tensor, visible: Tensor, states: list[Tensor] | None = None
+    ) -> Tensor:
+        """States behind the last sub-layer for `ids`, each `depths` [n] positions past the committed tokens.
+
+        Every row sees the committed tokens, and the rows where `visible` [n, n] is true. Keys and values of row i go
+        to the i-th slot behind the committed ones, whatever its position.
+        """
+        start, n = self.committed, len(ids)
+        positions = start + depths
+        self._make_room(start + n, int(positions.max()) + 1)
+        x = self.decoder.embed(ids)
+        if states is not None:
+            states.append(x)
+        known = torch.arange(start, device=x.device)
+        seen = torch.cat([visible.new_ones(n, start), visible], 1)
+        span = self.decoder.spans.free(positions, start, seen, torch.cat([known, positions]), self.cache.long)
+        return self.decoder.run(x, self.cache, span, states=states)
+
+    def _make_room(self, slots: int, tokens: int) -> None:
+        """Have `slots` slots, and angles for a sequence of so many tokens."""
+        if self._is_long(tokens) and not self.cache.long:
+            self._compute_again(long=True)
+        self.cache.reserve(slots)
+
+    def rewind(self, prompt: Prefill) -> None:
+        """Forget all tokens behind the prompt that was last prefilled, and the random numbers drawn for them.
+
+        Raises UserError when that was another prompt, or when computing it again was interrupted.
+        """
+        if prompt is not self._prompt or self.committed < prompt.tokens:
+            raise UserError("session: it does not hold this prompt any more; prefill it again")
+        self.ids = self.ids[: prompt.tokens]
+        self._chooser.restart(prompt.tokens)
+        if self._is_long(self.committed) != self.cache.long:
+            self._compute_again(not self.cache.long)
+
+    def commit(self, ids: list[int], rows: list[int] | None = None) -> None:
+        """Count the slots that a forward has filled for `ids` as committed.
+
+        `rows` are those of the forward that `ids` were, in the order of their positions; the first by default.
+        """
+        for place, row in enumerate(rows or ()):
+            if row != place:
+                self.cache.move(self.committed + row, self.committed + place)
+        self.ids.extend(ids)
+
+    def choose(self, logits: Tensor, paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()) -> Callable[[int], int]:
+        """What gives the token behind each row of `logits` (`Chooser.choose`); paths are behind the committed ones."""
+        return self._chooser.choose(logits, self.ids, paths, drawn)
+
+    def propose(self, logits: Tensor, path: Callable[[], list[int]], temperature: float | None = None) -> Proposal:
+        """A token to draft behind the committed ones and a path (`Chooser.propose`)."""
+        return self._chooser.propose(logits, self.ids, path, temperature)
+
+    def gap(self, logits: Tensor, prompt: int, token: int, within: float) -> tuple[float, bool]:
+        """How far the choice behind the committed tokens, `prompt` of them the prompt's, lies before `token`, in
+        logits, and whether less than `within` makes it the choice."""
+        self._chooser.restart(prompt)
+        return self._chooser.gap(logits, self.ids, token, within)
+
+    def draft_room(self, most: int) -> int:
+        """How many of `most` drafts can be verified at once: all rows of a forward are rotated by the same angles."""
+        switch = self.decoder.rope_switch
+        return most if switch is None or self.cache.long else min(most, switch - self.committed - 1)
+
+    def _is_long(self, tokens: int) -> bool:
+        return self.decoder.rope_switch is not None and tokens > self.decoder.rope_switch
+
+    @torch.inference_mode()
+    def _compute_again(self, long: bool) -> None:
+        ids, self.ids, self.cache.long = self.ids, [], long
+        for _ in self._fill(ids):
+            pass
+
+    def _fill(self, ids: list[int]) -> Iterator[Tensor]:
+        """Run and commit `ids` in chunks; yields the states behind the last sub-layer."""
+        row_bytes = self.decoder.dtype.itemsize
+        start = 0
+        while start < len(ids):
+            fitting = MAX_BIAS_BYTES // (row_bytes * (self.committed + PREFILL_CHUNK))
+            chunk = ids[start : start + max(MIN_PREFILL_CHUNK, min(PREFILL_CHUNK, fitting))]
+            start += len(chunk)
+            yield self.forward(chunk)
+            self.commit(chunk)

@@ -1,0 +1,291 @@
+"""A view of the user's own loaded transformers model, sub-layer by sub-layer. Nothing of it is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.model.attention import attend, capped
+from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
+from ssd_runtime.model.kv_cache import KVCache
+from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.placement import device_of
+from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
+from ssd_runtime.model.span import Sight, Span, Spans
+from ssd_runtime.profiling.clock import WaitedLock, synchronize
+from ssd_runtime.profiling.memory import gib
+from ssd_runtime.weights.hooks import require_unhooked
+from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, can_pack, named
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model."""
+
+    num_layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_context: int
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.heads // self.kv_heads
+
+
+class Decoder:
+    """A causal LM as 2L sub-layers between an embedding and a head; immutable and shared between sessions.
+
+    Rows are tokens of one sequence: every `x` is [n, hidden]. Sub-layer 2i is the attention block of layer i,
+    2i + 1 its MLP block, each with its norm and residual. Layers run where they are: a model may be spread over
+    devices, or offloaded, by accelerate; weights come and go then, so that whatever calls a module holds `lock`.
+    Packed copies of its weights take at most `weight_memory` bytes; as many as there are layers' weights by default.
+    Raises UserError for models that are not supported.
+    """
+
+    def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62) -> None:
+        self.family = family_of(model.config)
+        require_unhooked(model)
+        self.model = model
+        self.lock = WaitedLock()
+        config, base = model.config, model.model
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.shape = Shape(
+            config.num_hidden_layers,
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            head_dim,
+            config.vocab_size,
+            max_context(config),
+        )
+        self._serves: tuple[bool, ...] = ALWAYS
+        self.dtype: torch.dtype = model.dtype
+        self.device = device_of(base.embed_tokens)
+        """Where states and logits are handed over; layers may run elsewhere."""
+        kinds = layer_kinds(config, self.family)
+        distinct = list(dict.fromkeys(kinds))
+        self.layer_kinds = tuple(kind.name for kind in kinds)
+        self.rope_switch = _rope_switch(config, self.family)
+        """A sequence of more tokens is rotated by other angles throughout (longrope)."""
+        self._cap = setting(config, self.family.attention_cap)
+        self._logit_cap = setting(config, self.family.logit_cap)
+        self._logit_divisor = setting(config, self.family.logit_divisor) or 1.0
+        self._embedding_scale = _embedding_scale(model, self.family)
+        residual = setting(config, self.family.residual_multiplier) or 1.0
+        self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
+        with torch.inference_mode():
+            self.layers = [
+                Layer.of(layer, self.family, distinct.index(kind), residual, self.packed)
+                for layer, kind in zip(base.layers, kinds, strict=True)
+            ]
+            ends = [device_of(base.norm), device_of(model.lm_head)]
+            self._spread = any(device != self.device for device in [*ends, *(layer.device for layer in self.layers)])
+            self._norm = Norm(base, "norm", self.family.norm_offset)
+            self._head = Linear(model, ("lm_head",), self.packed)
+            like = torch.empty(0, dtype=self.dtype, device=self.device)
+            tables = {
+                name: RotaryTable(base.rotary_emb, like, self.rope_switch, name)
+                for name in rope_types(config, self.family)
+            }
+        shape = self.shape
+        self.spans = Spans(
+            distinct, tables, shape.groups, shape.heads + shape.kv_heads, shape.kv_heads, self.dtype, self.device
+        )
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels serve the projections: `module`, `packed`, or packed for some of them or for some rows."""
+        packed = [linear.packed for linear in self._linears()]
+        beside = f"{named(self.foreign)}{self._placement}"
+        if not any(packed) or not any(self._serves):
+            return f"module{beside}"
+        where = "" if all(packed) else f" {sum(packed)} of {len(packed)}"
+        rows = "" if all(self._serves) else f" rows {_ranges(self._serves)}"
+        return f"packed{where}{rows}{beside}"
+
+    @property
+    def foreign(self) -> list[nn.Module]:
+        """The projections that are not exactly a plain `nn.Linear`: quantised ones, adapters."""
+        return [module for linear in self._linears() for module in linear.foreign]
+
+    @property
+    def _placement(self) -> str:
+        """What makes the same model's steps take another time: layers elsewhere, weights that are fetched."""
+        devices = sorted({str(layer.device) for layer in self.layers}) if self._spread else []
+        fetched = sum(parameter.is_meta for parameter in self.model.parameters())
+        return "".join(f" on {device}" for device in devices) + (f" {fetched} weights offloaded" if fetched else "")
+
+    @property
+    def memory(self) -> str:
+        """What packed copies take, for people."""
+        return f"kernels: {self.kernels}; packed copies of weights take {gib(self.packed.used)}"
+
+    def serve(self, rows: Sequence[bool]) -> None:
+        """Let packed copies serve n rows where `rows[n - 1]` is true; the last entry holds for all more rows."""
+        self._serves = tuple(rows)
+        for linear in self._linears():
+            linear.serve(rows)
+
+    def refresh(self) -> None:
+        """Follow changes of the model's weights, adapters and hooks since the decoder was built.
+
+        Weights written in place through their `data` are not seen: build another decoder for these. Raises UserError
+        where a hook has come to a part that is not called as a whole.
+        """
+        require_unhooked(self.model)
+        with torch.inference_mode():
+            for layer in self.layers:
+                layer.refresh()
+            self._norm.refresh()
+            self._head.refresh()
+
+    def synchronize(self) -> None:
+        """Wait for what is queued on the devices it runs on; returns at once on a CPU."""
+        for device in {self.device, *(layer.device for layer in self.layers)} if self._spread else {self.device}:
+            synchronize(device)
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for one session."""
+        shape = self.shape
+        devices = [layer.device for layer in self.layers]
+        # Scratch slots behind the last position let evaluations keep their own keys beside committed ones.
+        return KVCache(devices, shape.kv_heads, shape.head_dim, self.dtype, 2 * shape.max_context)
+
+    def embed(self, ids: list[int]) -> Tensor:
+        """Embeddings [n, hidden] of token ids."""
+        with self.lock:
+            x = self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
+        return x if self._embedding_scale is None else x * self._embedding_scale
+
+    def span(self, cache: KVCache, start: int, n: int) -> Span:
+        """Rows at positions `start`, …, `start` + n - 1, each seeing all that it may before it, and itself."""
+        return self.spans.consecutive(start, n, cache.long)
+
+    def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
+        """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
+        with self.lock.inner:
+            parts, n = self.layers[layer], x.shape[0]
+            x, sight = self._brought(layer, x), self.sight(layer, span)
+            queries, new = self.project(layer, x, sight.rotation)
+            cache.write(layer, span.slot, new)
+            all_keys, all_values = cache.read(layer, sight.begin, sight.end)
+            mixed = attend(queries.transpose(0, 1), all_keys, all_values, sight.bias, parts.scale, self._cap)
+            return parts.add_attention(x, mixed.transpose(0, 1).reshape(n, -1))
+
+    def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""
+        parts, shape = self.layers[layer], self.shape
+        qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        if parts.q_norm is not None and parts.k_norm is not None:
+            qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
+        if rotation is not None:
+            qkv = rotate(qkv, rotation)
+        return qkv[:, : shape.heads], qkv[:, shape.heads :]
+
+    def mlp(self, layer: int, x: Tensor) -> Tensor:
+        """The MLP block of `layer` on `x` [n, hidden]."""
+        with self.lock.inner:
+            return self.layers[layer].add_mlp(self._brought(layer, x))
+
+    def sight(self, layer: int, span: Span) -> Sight:
+        """What the rows of `span` see in `layer`, where that runs."""
+        parts = self.layers[layer]
+        return (span.on(parts.device) if self._spread else span).sights[parts.kind]
+
+    def scores(self, layer: int, products: Tensor) -> Tensor:
+        """Attention scores from products of queries and keys."""
+        return capped(products * self.layers[layer].scale, self._cap)
+
+    def run(
+        self,
+        x: Tensor,
+        cache: KVCache,
+        span: Span,
+        mask: SkipMask | None = None,
+        first: int = 0,
+        last: int | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Sub-layers `first`, …, `last` - 1 but for those in `mask`; appends the state behind each to `states`."""
+        with self.lock:
+            for index in range(first, 2 * self.shape.num_layers if last is None else last):
+                if mask is None or not mask.bits[index]:
+                    layer, is_mlp = divmod(index, 2)
+                    x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, cache, span)
+                if states is not None:
+                    states.append(self._handed(x))
+        return self._handed(x)
+
+    def norm(self, x: Tensor) -> Tensor:
+        """The final norm."""
+        with self.lock:
+            return self._handed(self._norm(x))
+
+    def head(self, normed: Tensor) -> Tensor:
+        """Logits [n, vocabulary] of states behind the final norm."""
+        with self.lock:
+            return self.finished(self._handed(self._head(normed)))
+
+    def finished(self, logits: Tensor) -> Tensor:
+        """Logits from what the head's projection gives: scaled and capped where the family does so."""
+        if self._logit_divisor != 1.0:
+            logits = logits / self._logit_divisor
+        return capped(logits, self._logit_cap)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [n, vocabulary] of states behind the last sub-layer."""
+        return self.head(self.norm(x))
+
+    def _brought(self, layer: int, x: Tensor) -> Tensor:
+        return x.to(self.layers[layer].device) if self._spread else x
+
+    def _handed(self, x: Tensor) -> Tensor:
+        return x.to(self.device) if self._spread else x
+
+    def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:
+        n, shape = qkv.shape[0], self.shape
+        queries, keys, values = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+        if self.family.qk_norm == "projection":
+            queries, keys = queries.reshape(n, -1), keys.reshape(n, -1)
+        return torch.cat([q_norm(queries).view(n, shape.heads, -1), k_norm(keys).view_as(values), values], 1)
+
+    def _linears(self) -> Iterator[Linear]:
+        for layer in self.layers:
+            yield from layer.linears()
+        yield self._head
+
+
+def _rope_switch(config: PreTrainedConfig, family: Family) -> int | None:
+    if LONGROPE not in rope_types(config, family).values():
+        return None
+    return int(config.rope_parameters["original_max_position_embeddings"])
+
+
+def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor | None:
+    """What the base model multiplies embeddings by, beyond what its embedding module does itself."""
+    module = model.model.embed_tokens
+    # The first 5.x versions of transformers scale Gemma-2's embeddings in the model, later ones in the module.
+    if family.scaled_embedding and not hasattr(module, "embed_scale"):
+        return torch.tensor(model.config.hidden_size**0.5, dtype=module.weight.dtype, device=device_of(module))
+    return setting(model.config, family.embedding_multiplier)
+
+
+def _ranges(rows: Sequence[bool]) -> str:
+    """The numbers of rows that are true, such as `4-32`; the last entry stands for all beyond."""
+    runs, first = [], 1
+    for served, run in groupby(rows):
+        last = first + len(list(run)) - 1
+        if served:
+            runs.append(f"{first}+" if last == len(rows) else f"{first}-{last}")
+        first = last + 1
+    return ",".join(runs)

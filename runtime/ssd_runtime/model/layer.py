@@ -1,0 +1,162 @@
+"""One decoder layer, taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from ssd_runtime.model.families import Family
+from ssd_runtime.model.placement import device_of
+from ssd_runtime.weights.hooks import hooked
+from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
+
+NORM_TOLERANCE = 1e-5
+
+
+class Norm:
+    """An RMS norm module: a short form of it on its weight, or the module itself where rounding would differ.
+
+    `offset` is what the family adds to the stored weight. The short form serves fp32 alone, since families
+    differ in where they round, and only where it gives what the module gives.
+    """
+
+    __slots__ = (
+        "_epsilon",
+        "_floor",
+        "_module",
+        "_name",
+        "_offset",
+        "_parent",
+        "_scaled",
+        "_short",
+        "_stamp",
+        "_weight",
+    )
+
+    def __init__(self, parent: nn.Module, name: str, offset: float = 0.0) -> None:
+        self._parent, self._name, self._offset = parent, name, offset
+        self._build()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normed rows of `x`."""
+        if not self._short or x.dtype != torch.float32:
+            return self._module(x)
+        if x.is_cuda:
+            return rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+        # On a CPU the fused function is a dozen small ones. x / sqrt(mean(x²) + ε) = x √d / hypot(|x|, √(d ε)).
+        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
+        return x.div(length).mul_(self._scaled)
+
+    def refresh(self) -> None:
+        """Build again if the user's module changed since."""
+        if self._stamp != stamp_of([getattr(self._parent, self._name)]):
+            self._build()
+
+    def _build(self) -> None:
+        module: nn.Module = getattr(self._parent, self._name)
+        self._module, self._stamp = module, stamp_of([module])
+        self._epsilon = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+        weight = module._parameters.get("weight")
+        # A wrapper that forwards the `weight` of an inner module may change to another one at any time, as PEFT's do.
+        self._short = weight is not None and weight.dtype == torch.float32 and _has_nothing_else(module)
+        if weight is not None and self._short:
+            self._weight = weight.detach() + self._offset if self._offset else weight.detach()
+            width = weight.numel()
+            self._floor = weight.new_tensor((width * self._epsilon) ** 0.5)
+            self._scaled = self._weight * width**0.5
+            probe = torch.linspace(-2, 3, weight.numel(), device=weight.device)[None]
+            expected = self._module(probe)
+            self._short = bool((self(probe) - expected).abs().max() <= NORM_TOLERANCE * expected.abs().max())
+
+
+def _has_nothing_else(norm: nn.Module) -> bool:
+    """Whether a norm has no hook, submodule or tensor beside its weight that the result could depend on."""
+    return not (hooked(norm) or norm._modules or norm._buffers) and set(norm._parameters) == {"weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The parts of one decoder layer; every `x` is [n, hidden]."""
+
+    kind: int
+    """Which of the decoder's layer kinds."""
+    scale: float
+    """What scores are multiplied by before the softmax."""
+    residual: float
+    """What a block's output is multiplied by before it joins the residual stream."""
+    attention_norm: Norm | None
+    qkv: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    output: Linear
+    attention_after: Norm | None
+    mlp_norm: Norm | None
+    gate_up: Linear
+    activation: Callable[[Tensor], Tensor]
+    down: Linear
+    mlp_after: Norm | None
+    device: torch.device
+    """Where it runs."""
+
+    @classmethod
+    def of(cls, layer: nn.Module, family: Family, kind: int, residual: float, memory: PackedMemory) -> Layer:
+        """The parts of a transformers decoder layer."""
+        attention: Any = layer.self_attn
+        mlp: Any = layer.mlp
+
+        def norm(parent: nn.Module, name: str | None) -> Norm | None:
+            return Norm(parent, name, family.norm_offset) if name else None
+
+        return cls(
+            kind=kind,
+            scale=float(attention.scaling),
+            residual=residual,
+            attention_norm=norm(layer, family.attention_norm),
+            qkv=Linear(attention, family.qkv, memory),
+            q_norm=norm(attention, "q_norm" if family.qk_norm else None),
+            k_norm=norm(attention, "k_norm" if family.qk_norm else None),
+            output=Linear(attention, ("o_proj",), memory),
+            attention_after=norm(layer, family.attention_after),
+            mlp_norm=norm(layer, family.mlp_norm),
+            gate_up=Linear(mlp, family.gate_up, memory),
+            activation=getattr(mlp, family.activation),
+            down=Linear(mlp, ("down_proj",), memory),
+            mlp_after=norm(layer, family.mlp_after),
+            device=device_of(layer),
+        )
+
+    def qkv_of(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [n, all their heads] of the normed `x`."""
+        return self.qkv(x if self.attention_norm is None else self.attention_norm(x))
+
+    def add_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """`x` with the attention block's output for the mixed values [n, heads * head_dim] added."""
+        return self._join(x, self.output(mixed), self.attention_after)
+
+    def add_mlp(self, x: Tensor) -> Tensor:
+        """`x` with the MLP block's output added."""
+        gate, up = self.gate_up(x if self.mlp_norm is None else self.mlp_norm(x)).chunk(2, -1)
+        return self._join(x, self.down(self.activation(gate) * up), self.mlp_after)
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Every projection."""
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def refresh(self) -> None:
+        """Follow changes of the user's modules."""
+        for linear in self.linears():
+            linear.refresh()
+        norms = (self.attention_norm, self.q_norm, self.k_norm, self.attention_after, self.mlp_norm, self.mlp_after)
+        for norm in norms:
+            if norm is not None:
+                norm.refresh()
+
+    def _join(self, x: Tensor, out: Tensor, after: Norm | None) -> Tensor:
+        if after is not None:
+            out = after(out)
+        return x + out if self.residual == 1.0 else x + out * self.residual

@@ -1,0 +1,120 @@
+"""Where the rows of a forward stand: their rotation, the slots they fill, the keys they see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ssd_runtime.model.attention import bias_of
+from ssd_runtime.model.families import LayerKind
+from ssd_runtime.model.rotary import RotaryTable, Rotation
+
+_Seen = tuple[int, int, Tensor | None]
+"""The first slot seen, the one behind the last, and the bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What n rows see in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
+
+    `bias` hides the keys among them that a row does not see (`attention.bias_of`); None where every row sees them all.
+    `rotation` is None in layers without one, else has a row for every head of queries,
+    keys and values; those of values change nothing.
+    """
+
+    rotation: Rotation | None
+    begin: int
+    end: int
+    bias: Tensor | None
+
+    def on(self, device: torch.device) -> Sight:
+        """The same on another device."""
+        rotation = None if self.rotation is None else (self.rotation[0].to(device), self.rotation[1].to(device))
+        return Sight(rotation, self.begin, self.end, None if self.bias is None else self.bias.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of a forward: new keys go to slots `slot`, `slot` + 1, …; `sights` has one entry a layer kind."""
+
+    slot: int
+    sights: tuple[Sight, ...]
+    _copies: dict[torch.device, Span] = field(default_factory=dict, repr=False, compare=False)
+
+    def on(self, device: torch.device) -> Span:
+        """The same for layers on `device`, copied there once."""
+        if device not in self._copies:
+            self._copies[device] = Span(self.slot, tuple(sight.on(device) for sight in self.sights))
+        return self._copies[device]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Makes the spans of one model."""
+
+    kinds: Sequence[LayerKind]
+    tables: Mapping[str, RotaryTable]
+    groups: int
+    """Query heads that share a key-value head."""
+    rotated_heads: int
+    """Heads of queries and keys."""
+    kept_heads: int
+    """Heads of values."""
+    dtype: torch.dtype
+    device: torch.device
+
+    def consecutive(self, start: int, n: int, long: bool) -> Span:
+        """Rows at positions `start`, …, `start` + n - 1, each seeing all before it in its window, and itself."""
+        end = start + n
+        seen: dict[int | None, _Seen] = {}
+        for window in self._windows():
+            begin = max(0, start - window + 1) if window else 0
+            seen[window] = begin, end, self._causal(start, end, begin, window) if n > 1 else None
+        return Span(start, self._sights(self._rotations(slice(start, end), end, long), seen))
+
+    def free(self, positions: Tensor, slot: int, visible: Tensor, key_positions: Tensor, long: bool) -> Span:
+        """Rows at any `positions` [n], written from `slot` on.
+
+        They see slots where `visible` [n, slots] is true, in sliding layers only those whose `key_positions`
+        [slots] lie in the window.
+        """
+        seen: dict[int | None, _Seen] = {}
+        first = int(positions.min())
+        for window in self._windows():
+            inside = visible & (key_positions > positions[:, None] - window) if window else visible
+            # Slots before the window's first are those of positions before it: what is spare lies behind them.
+            begin = min(slot, max(0, first - window + 1)) if window else 0
+            seen[window] = begin, visible.shape[1], self._bias(inside[:, begin:])
+        return Span(slot, self._sights(self._rotations(positions, int(positions.max()) + 1, long), seen))
+
+    def _windows(self) -> set[int | None]:
+        """Layers that differ in rotation alone see the same keys."""
+        return {kind.window for kind in self.kinds}
+
+    def _sights(self, rotations: dict[str | None, Rotation], seen: Mapping[int | None, _Seen]) -> tuple[Sight, ...]:
+        return tuple(Sight(rotations.get(kind.rope), *seen[kind.window]) for kind in self.kinds)
+
+    def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[str | None, Rotation]:
+        # One rotation for queries, keys and values: two operations a layer fewer than leaving the values out.
+        turned, kept = self.rotated_heads, self.kept_heads
+        found: dict[str | None, Rotation] = {}
+        for name, table in self.tables.items():
+            cos, sin = table.rows(positions, end, long)
+            unit, zero = torch.ones_like(cos), torch.zeros_like(sin)
+            found[name] = (
+                torch.cat([cos.expand(-1, turned, -1), unit.expand(-1, kept, -1)], 1),
+                torch.cat([sin.expand(-1, turned, -1), zero.expand(-1, kept, -1)], 1),
+            )
+        return found
+
+    def _causal(self, start: int, end: int, begin: int, window: int | None) -> Tensor:
+        keys = torch.arange(begin, end, device=self.device)
+        rows = torch.arange(start, end, device=self.device)[:, None]
+        visible = keys <= rows
+        return self._bias(visible & (keys > rows - window) if window else visible)
+
+    def _bias(self, visible: Tensor) -> Tensor:
+        return bias_of(visible.to(self.device), self.groups, self.dtype)

@@ -1,0 +1,1 @@
+"""The controller that picks the fastest way to draft, cycle by cycle."""

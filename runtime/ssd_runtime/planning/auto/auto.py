@@ -1,0 +1,84 @@
+"""`auto`: whatever is expected to be fastest, cycle by cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ssd_artifacts.domain_record import MIXTURE, ExitChoice
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.drafting.lookup import Lookup
+from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.controller import Controller, Stream
+from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
+from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
+from ssd_runtime.planning.auto.offer import Source
+from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.routing import Router
+
+
+def draft_sources(
+    domain: str | None,
+    frontiers: Mapping[str, Frontier],
+    exits: Mapping[str, ExitChoice],
+    heads: ExitHeads,
+    latency: LatencyTable,
+    stream: Stream,
+    lookup: Lookup,
+) -> list[Source]:
+    """The model's ways to draft for a prompt of a domain; the mixture's for one of none."""
+    name, sources = domain or MIXTURE, list[Source]()
+    if name in frontiers:
+        sources.append(MaskedDrafts(frontiers[name], latency, stream.masks[name], lookup))
+    if name in exits:
+        sources.append(ExitDrafts(heads, exits[name], latency, stream.exits[name]))
+    return sources
+
+
+class AutoPlanner(BasePlanner):
+    """Guesses, the nearest domain's masks, its early exits, or a plain step (`Controller`).
+
+    For a prompt that is like no domain's, the mixture's masks.
+    """
+
+    def __init__(
+        self,
+        frontiers: Mapping[str, Frontier],
+        exits: Mapping[str, ExitChoice],
+        heads: ExitHeads,
+        router: Router | None,
+        latency: LatencyTable,
+        stream: Stream,
+    ) -> None:
+        self._frontiers, self._exits, self._heads = frontiers, exits, heads
+        self._router, self._latency, self._stream = router, latency, stream
+        self._controller: Controller | None = None
+        self.followers: Followers | None = stream.lookup.followers
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Route the prompt."""
+        route = self._router.route(prompt) if self._router is not None else None
+        self.domain = route.domain if route is not None and route.known else None
+        lookup = Lookup(self._stream.lookup)
+        lookup.open(session.ids)
+        sources = draft_sources(
+            self.domain, self._frontiers, self._exits, self._heads, self._latency, self._stream, lookup
+        )
+        self._controller = Controller(self._latency, self._stream, lookup, sources)
+
+    def plan(self, context: int, pending: int) -> Plan:
+        """The controller's choice."""
+        assert self._controller is not None, "start() comes first"
+        plan = self._controller.plan(context, pending)
+        # Reading the target's candidates is a part of planning's cost.
+        self.followers = self._stream.lookup.followers if self._controller.planned else None
+        return plan
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        """Let the controller learn from the cycle."""
+        assert self._controller is not None, "start() comes first"
+        self._controller.observe(cycle)

@@ -1,0 +1,1 @@
+"""The strategies of the five papers and of their baselines."""

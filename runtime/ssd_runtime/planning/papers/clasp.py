@@ -1,0 +1,34 @@
+"""CLaSp: the layers to skip are searched again every so often on the hidden states of the last accepted token."""
+
+from __future__ import annotations
+
+from ssd_runtime.engine.session import Session
+from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
+from ssd_runtime.planning.plan import Plan
+from ssd_runtime.planning.settings import ClaspSettings
+from ssd_runtime.search.knapsack import Weights, search_knapsack
+
+
+class ClaspPlanner(RefreshedPlanner):
+    """A plain step for its states, then the mask whose state comes closest to the full model's (CLaSp eq. 2).
+
+    The number of skipped layers is fixed; the paper's eq. 1 prints arg min, its algorithm maximises.
+    """
+
+    def __init__(self, settings: ClaspSettings) -> None:
+        super().__init__(1, settings.refresh)
+        self._settings = settings
+
+    def search(self, session: Session, context: int) -> Plan:
+        """The mask for the last accepted token."""
+        settings, decoder = self._settings, session.decoder
+        items = decoder.shape.num_layers * (2 if settings.sublayers else 1)
+        count = round(min(settings.skip, 1.0) * items)
+        if not count:
+            return Plan("plain: there is nothing to skip")
+        found = search_knapsack(
+            decoder, self._recent.reference(session, 1), Weights((1,) * items), threshold=-1.0, exactly=count
+        )[0]
+        kind = "sub-layers" if settings.sublayers else "layers"
+        reason = f"clasp skips {count} of {items} {kind}, cosine {found.cosine:.3f}"
+        return Plan.masked(reason, found.mask, settings.max_draft, settings.confidence, "clasp")

@@ -1,0 +1,61 @@
+"""Plans that are searched again every so often on the full model's latest hidden states."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.planning.papers.recent import RecentStates
+from ssd_runtime.planning.plan import ConstantPlanner, Cycle, Plan, Planner
+
+COLLECTING = Plan("plain: collecting hidden states")
+
+
+class RefreshedPlanner(ABC):
+    """The plan of the latest search: one every `refresh` cycles, on what the `window` cycles before it committed.
+
+    What `warm` plans stands for the first search; without it there are plain steps until there are states.
+    """
+
+    domain: str | None = None
+    followers: Followers | None = None
+
+    def __init__(self, window: int, refresh: int, warm: Planner | None = None) -> None:
+        self._window, self._refresh = window, refresh
+        self._first: Planner = warm or ConstantPlanner(COLLECTING)
+        self._at_once = warm is None
+        self._recent = RecentStates(window)
+        self._cycles = 0
+        self._plan: Plan | None = None
+        self._session: Session | None = None
+
+    @property
+    def wants_states(self) -> bool:
+        """Only the states just before a search are looked at."""
+        return self._at_once or self._cycles + self._window >= self._refresh
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Keep hold of the session whose cache the searches read."""
+        self._session = session
+        self._first.start(session, prompt)
+        self.domain = self._first.domain
+
+    def plan(self, context: int, pending: int) -> Plan:
+        """The plan of the latest search; searches when one is due."""
+        if len(self._recent) >= self._window and (self._at_once or self._cycles >= self._refresh):
+            assert self._session is not None, "start() comes first"
+            self._plan, self._cycles, self._at_once = self.search(self._session, context), 0, False
+        return self._plan or self._first.plan(context, pending)
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        """Keep the states of the tokens that the cycle committed."""
+        if states is not None:
+            self._recent.add(states)
+        self._cycles += 1
+
+    @abstractmethod
+    def search(self, session: Session, context: int) -> Plan:
+        """A new plan, from the states kept."""

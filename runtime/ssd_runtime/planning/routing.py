@@ -1,0 +1,47 @@
+"""Which domain a prompt belongs to: its nearest anchor by cosine (KNN-SSD eq. 4 and 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import faiss
+import numpy as np
+from torch import Tensor
+
+from ssd_artifacts.anchors import AnchorSet
+from ssd_runtime.engine.session import Prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a prompt was sent."""
+
+    domain: str
+    similarity: float
+    """Cosine of the centred features, to the nearest anchor."""
+    known: bool
+    """Whether the similarity reaches the out-of-domain threshold."""
+
+
+class Router:
+    """A cosine index over a bundle's anchors, built when loaded."""
+
+    def __init__(self, anchors: AnchorSet) -> None:
+        self._anchors = anchors
+        self._index = faiss.IndexFlatIP(anchors.features.shape[1])
+        self._index.add(self._direction(anchors.features))
+
+    def route(self, prompt: Prefill) -> Route:
+        """The domain of a prompt, from what its prefill left behind."""
+        return self.nearest(prompt.feature(self._anchors.feature))
+
+    def nearest(self, feature: Tensor) -> Route:
+        """The domain of a feature vector [hidden]."""
+        similarity, index = self._index.search(self._direction(feature.numpy()[None]), 1)
+        domain = self._anchors.domains[int(self._anchors.labels[int(index[0, 0])])]
+        cosine = float(similarity[0, 0])
+        return Route(domain, cosine, cosine >= self._anchors.threshold)
+
+    def _direction(self, features: np.ndarray) -> np.ndarray:
+        centred = np.ascontiguousarray(features - self._anchors.center, np.float32)
+        return centred / np.linalg.norm(centred, axis=-1, keepdims=True).clip(1e-12)

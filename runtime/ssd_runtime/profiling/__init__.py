@@ -1,0 +1,1 @@
+"""Measurements of the device: latency, memory, time."""

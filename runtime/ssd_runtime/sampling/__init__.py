@@ -1,0 +1,1 @@
+"""The choice of tokens by logits."""

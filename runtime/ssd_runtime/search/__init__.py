@@ -1,0 +1,1 @@
+"""Searches for masks, which the compiler and online planners share."""

@@ -1,0 +1,1 @@
+"""Kernels that serve the projections."""
