@@ -40,7 +40,7 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key
-from ssd_runtime.sampling.params import Sampling, read_sampling
+from ssd_runtime.sampling.params import SamplingParams, read_sampling
 
 PLAIN, AGAIN = "plain", "plain again"
 QUICK = ("auto", "transformers", "transformers-lookup")
@@ -110,7 +110,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _contenders(
-    names: list[str], engine: Engine, sampling: Sampling, console: Console
+    names: list[str], engine: Engine, sampling: SamplingParams, console: Console
 ) -> dict[str, Callable[[], Decode]]:
     """Plain decoding twice, then what was asked for; a peer that cannot take part is left out with its reason.
 

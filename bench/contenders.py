@@ -10,7 +10,7 @@ from ssd_runtime.engine.loop import Generation, Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Stamps:
         return Timed(token_ids, first - self.began, last - first, counted, cycles or {})
 
 
-def ours(decoder: Decoder, make_planner: MakePlanner, sampling: Sampling = GREEDY) -> Decode:
+def ours(decoder: Decoder, make_planner: MakePlanner, sampling: SamplingParams = GREEDY) -> Decode:
     """A strategy of this runtime."""
 
     def decode(ids: list[int], limits: Limits) -> Timed:

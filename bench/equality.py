@@ -25,7 +25,7 @@ from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.sampling.params import Sampling
+from ssd_runtime.sampling.params import SamplingParams
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact, arguments.model)
     bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
-    layers, sampling = decoder.shape.num_layers, Sampling(repetition_penalty=loaded.repetition_penalty)
+    layers, sampling = decoder.shape.num_layers, SamplingParams(repetition_penalty=loaded.repetition_penalty)
     forced = SkipMask.of(layers, random.Random(0).sample(range(2 * layers), round(0.4 * 2 * layers)))
     strategies: dict[str, Callable[[], Planner]] = {
         "auto": make_strategy("auto", None, decoder, bundle, latency),

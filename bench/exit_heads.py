@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bench.calibration import calibration
-from ssd_artifacts.domain_record import MIXTURE
+from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.exit_training import cache_features, train_exits

@@ -21,7 +21,7 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.latency import measure_latency
-from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 KINDS = ("plain step", "draft step", "verification")
@@ -73,7 +73,7 @@ def step(session: Session, context: int, n: int, mask: SkipMask | None) -> Calla
     def work() -> None:
         session.ids = [1] * context
         x = session.forward([(11 + 7 * i) % 1000 for i in range(n)], mask)
-        highest(session.decoder.logits(x)).tolist()
+        argmax(session.decoder.logits(x)).tolist()
 
     return work
 

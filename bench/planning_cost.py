@@ -25,9 +25,9 @@ from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.profiling.clock import seconds
-from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.search.knapsack import Weights, search_knapsack
-from ssd_runtime.search.replay import drafted_as
+from ssd_runtime.search.replay import replay_mask
 
 ANSWER = 40
 PROMPT = "A shop sells pens at 3 for two dollars. How much do 18 pens cost, and how many can be bought for 30 dollars?"
@@ -50,7 +50,7 @@ def main() -> None:
     swift.tried = SwiftSettings().bayes_interval - 1
     weights = Weights.of(latency, context)
     work: dict[str, Callable[[], object]] = {
-        "plain step": lambda: highest(decoder.logits(session.forward([session.ids[-1]]))).tolist(),
+        "plain step": lambda: argmax(decoder.logits(session.forward([session.ids[-1]]))).tolist(),
         "CLaSp, half of the layers": partial(
             search_knapsack, decoder, last, Weights((1,) * layers), threshold=-1.0, exactly=layers // 2
         ),
@@ -59,7 +59,7 @@ def main() -> None:
         ),
         "KnapSpec, 1 token": partial(search_knapsack, decoder, last, weights),
         "KnapSpec, 20 tokens (m = 5 cycles)": partial(search_knapsack, decoder, twenty, weights),
-        "SWIFT, matchness of a mask on 32 tokens": lambda: drafted_as(decoder, window, swift.best, 1),
+        "SWIFT, matchness of a mask on 32 tokens": lambda: replay_mask(decoder, window, swift.best, 1),
         "SWIFT, a Bayesian suggestion": swift.suggest,
         "routing": lambda: router.route(prompt),
     }

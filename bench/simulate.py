@@ -18,14 +18,14 @@ from types import MappingProxyType
 
 from bench.traces import Trace, read_traces
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.domain_config import ExitChoice
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.drafting.lookup import Lookup, LookupRecord
-from ssd_runtime.drafting.successors import RANKS, Followers
+from ssd_runtime.drafting.lookup import Lookup, LookupStats
+from ssd_runtime.drafting.successors import RANKS, Successors
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.accept import accept
 from ssd_runtime.engine.session import Session
@@ -108,14 +108,24 @@ def replay(
             draft_seconds, begun = _exit_seconds(latency, context, plan.drafter.stops, rows)
             verify_seconds -= begun
         cycle = Cycle(
-            *(plan, context, draft.trunk, verdict.accepted, tokens, rows, draft_seconds, verify_seconds, draft.steps),
+            *(
+                plan,
+                context,
+                draft.main_path,
+                verdict.accepted,
+                tokens,
+                rows,
+                draft_seconds,
+                verify_seconds,
+                draft.steps,
+            ),
             plan_seconds=plan_seconds if controller.planned else 0.0,
             begun=exiting,
         )
         controller.observe(cycle)
         for here in range(place - 1, min(place - 1 + len(tokens), len(trace.candidates))):
             before = trace.answer[here - 1] if here else trace.prompt[-1]
-            stream.lookup.followers.see(before, trace.answer[here], trace.candidates[here][:RANKS])
+            stream.lookup.successors.update(before, trace.answer[here], trace.candidates[here][:RANKS])
         done.cycles.append(cycle)
         done.costs.append((cycle.plan_seconds + cycle.seconds) / latency.step_seconds(context))
         place += len(tokens)
@@ -168,15 +178,15 @@ def main() -> None:
     arguments = parser.parse_args()
     bundle = Bundle.load(bundle_path(arguments.artifact or Path("demo")))
     # Of another model than the traces', followers would be nonsense; latencies serve as well.
-    known = bundle.followers if arguments.artifact is not None else None
-    followers = known.rows() if known is not None else []
+    known = bundle.successors if arguments.artifact is not None else None
+    successors = known.rows() if known is not None else []
     if arguments.latency is not None:
         latency = LatencyTable.from_json(arguments.latency.read_text())
     else:
         latency = next(iter(bundle.latency.values()))
 
     def begin() -> Stream:
-        return Stream(LookupRecord(Followers(followers)))
+        return Stream(LookupStats(Successors(successors)))
 
     domains = bundle.domains if arguments.artifact is not None else {}
     frontiers = Frontier.of_all(domains, bundle.model.num_layers, latency)

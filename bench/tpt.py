@@ -32,7 +32,7 @@ from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.session import Session
 from ssd_runtime.planning.cost import StepCosts
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.search.replay import drafted_as
+from ssd_runtime.search.replay import replay_mask
 
 LENGTHS = (3, 6)
 
@@ -63,7 +63,7 @@ def main() -> None:
     context = middle_context(samples)
     known = [entry.skip_mask(decoder.shape.num_layers) for entry in bundle.domains[arguments.domain].frontier]
     for mask in some_masks(known, arguments.masks):
-        profile = AcceptanceProfile.of_traces(drafted_as(decoder, reference, mask, LENGTHS[-1]))
+        profile = AcceptanceProfile.of_traces(replay_mask(decoder, reference, mask, LENGTHS[-1]))
         ways += [Way(mask, length, predicted(profile, mask, length, latency, context)) for length in LENGTHS]
 
     limits = Limits(arguments.max_new_tokens, loaded.eos_ids)

@@ -20,7 +20,7 @@ from torch import Tensor
 from bench.prompt_files import POOLS, SPEC_BENCH
 from bench.stratified import stratified
 from bench.streams import read_pool, write_stream
-from ssd_artifacts.domain_record import MIXTURE
+from ssd_artifacts.domain_config import MIXTURE
 from ssd_compiler.calibrate import Sample, reference_states
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import run_guarded
@@ -32,7 +32,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle, PlainPlanner
 from ssd_runtime.planning.routing import Router
-from ssd_runtime.search.replay import drafted_as
+from ssd_runtime.search.replay import replay_mask
 
 KINDS = ("spec_bench", *POOLS)
 KEPT = 8
@@ -95,7 +95,7 @@ def drafts(
     reference = reference_states(decoder, [Sample(ids, answer, {}, [])])
     found = {}
     for entry in frontier.entries:
-        [trace] = drafted_as(decoder, reference, entry.mask, BLOCK)
+        [trace] = replay_mask(decoder, reference, entry.mask, BLOCK)
         found[entry.name] = list(zip(trace.matches.tolist(), trace.confidence.round(3).tolist(), strict=True))
     return found
 

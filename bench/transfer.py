@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bench.calibration import calibration
-from ssd_artifacts.domain_record import MIXTURE
+from ssd_artifacts.domain_config import MIXTURE
 from ssd_compiler.calibrate import middle_context, reference_states
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import replay
@@ -24,7 +24,7 @@ from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option, StepCosts, best_option
 from ssd_runtime.planning.papers.knn import Frontier
-from ssd_runtime.search.replay import ReferenceStates, drafted_as
+from ssd_runtime.search.replay import ReferenceStates, replay_mask
 
 
 @torch.inference_mode()
@@ -59,7 +59,7 @@ def main() -> None:
 
 def _speed(decoder: Decoder, reference: ReferenceStates, option: Option, latency: LatencyTable, context: int) -> float:
     """Tokens a second of the plan on this text ÷ those of plain decoding."""
-    traces = drafted_as(decoder, reference, option.entry.mask, option.draft_length)
+    traces = replay_mask(decoder, reference, option.entry.mask, option.draft_length)
     runs = [replay(trace, option.draft_length, option.threshold) for trace in traces]
     cycles, tokens, steps = (sum(getattr(run, part) for run in runs) for part in ("cycles", "tokens", "steps"))
     costs, draft = StepCosts.at(latency, context), latency.step_seconds(context, 1, option.entry.mask)

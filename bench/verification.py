@@ -18,7 +18,7 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.clock import seconds
-from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -69,7 +69,7 @@ def _in_turn(work: Mapping[str, Callable[[], object]], rounds: int, decoder: Dec
 
 def _step(session: Session, n: int) -> None:
     decoder = session.decoder
-    highest(decoder.logits(session.forward(_ids(decoder, n)))).tolist()
+    argmax(decoder.logits(session.forward(_ids(decoder, n)))).tolist()
 
 
 def _projections(decoder: Decoder, n: int) -> None:

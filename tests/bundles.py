@@ -6,9 +6,9 @@ import numpy as np
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import Choice, DomainRecord, FrontierEntry, SearchCost, Validation
+from ssd_artifacts.domain_config import Choice, DomainConfig, FrontierEntry, SearchCost, Validation
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_artifacts.followers import FollowerSet
+from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.mask import SkipMask
 from tests.tables import DEVICE, latency_table, profile
 
@@ -34,7 +34,7 @@ def record(
     agreements: dict[tuple[int, ...], float],
     measured: float | None = None,
     accepted: tuple[float, float] = (2.5, 0.8),
-) -> DomainRecord:
+) -> DomainConfig:
     """A domain whose frontier has these masks with these token agreements; the speed-up, M and α of its validation."""
     table = latency_table(LAYERS)
     masks = [(SkipMask.of(LAYERS, skipped), agreement) for skipped, agreement in agreements.items()]
@@ -51,7 +51,7 @@ def record(
         if measured is not None
         else None
     )
-    return DomainRecord(
+    return DomainConfig(
         name=name,
         context=300,
         frontier=[
@@ -66,7 +66,7 @@ def record(
     )
 
 
-def bundle(**domains: DomainRecord) -> Bundle:
+def bundle(**domains: DomainConfig) -> Bundle:
     """A bundle of these domains, `one` and `two` by default; their anchors lie along the first axes."""
     given = domains or {
         "one": record("one", {(2, 3, 4, 5): 0.95}, 1.2),
@@ -90,5 +90,5 @@ def bundle(**domains: DomainRecord) -> Bundle:
         ),
         {DEVICE.slug(): latency_table(LAYERS)},
         {"report.json": "{}", "report.html": "<p>Ω</p>"},
-        followers=FollowerSet.of([[5, 6, 1, 2, 3, 4], [6, 1, 7, 8, 9, 10]]),
+        successors=SuccessorSet.of([[5, 6, 1, 2, 3, 4], [6, 1, 7, 8, 9, 10]]),
     )

@@ -11,20 +11,20 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ssd_artifacts.anchors import AnchorSet
-from ssd_artifacts.domain_record import DomainRecord
+from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_artifacts.followers import FollowerSet
 from ssd_artifacts.manifest import FORMAT_VERSION, FileEntry, Manifest
+from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 
 MANIFEST, ANCHORS = "manifest.yaml", "anchors.safetensors"
-EXITS, FOLLOWERS = "exits.safetensors", "followers.safetensors"
-BESIDE = frozenset({"README.md", ".gitattributes"})
+EXITS, SUCCESSORS = "exits.safetensors", "followers.safetensors"
+UNLISTED = frozenset({"README.md", ".gitattributes"})
 """Files that a manifest does not list, and that stay where a bundle is written anew."""
-NOT_READ = frozenset({".git", ".cache", ".DS_Store"})
+IGNORED = frozenset({".git", ".cache", ".DS_Store"})
 """What repositories, the Hub's client and file managers leave at the top of a folder."""
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 16 << 20, 32
 
@@ -45,25 +45,25 @@ class Bundle:
     tool_version: str
     created: str
     model: ModelFingerprint
-    domains: dict[str, DomainRecord]
+    domains: dict[str, DomainConfig]
     anchors: AnchorSet
     latency: dict[str, LatencyTable]
     reports: dict[str, str]
     """File name to text."""
     exits: ExitSet | None = None
-    followers: FollowerSet | None = None
+    successors: SuccessorSet | None = None
 
     def save(self, path: Path) -> None:
-        """Write the bundle to `path`, whole or not at all; of a bundle there only what is `BESIDE` it stays."""
+        """Write the bundle to `path`, whole or not at all; of a bundle there only what is `UNLISTED` it stays."""
         with new_folder(path) as folder:
-            for name in BESIDE:
+            for name in UNLISTED:
                 if (path / name).is_file():
                     shutil.copy2(path / name, folder / name)
             contents: dict[str, bytes] = {ANCHORS: self.anchors.to_bytes()}
             contents |= {f"domains/{name}.yaml": _dump(record).encode() for name, record in self.domains.items()}
             contents |= {f"latency/{slug}.json": table.to_json().encode() for slug, table in self.latency.items()}
             contents |= {name: text.encode() for name, text in self.reports.items()}
-            for name, part in {EXITS: self.exits, FOLLOWERS: self.followers}.items():
+            for name, part in {EXITS: self.exits, SUCCESSORS: self.successors}.items():
                 contents |= {name: part.to_bytes()} if part is not None else {}
             for name, content in contents.items():
                 target = folder / name
@@ -89,7 +89,7 @@ class Bundle:
             raise UserError(f"{path}: no bundle there (no such folder); make one with ssd-compile")
         manifest = _read_manifest(path / MANIFEST)
         _check_files(path, manifest)
-        records = {name: _read(path / "domains" / f"{name}.yaml", DomainRecord) for name in manifest.domains}
+        records = {name: _read(path / "domains" / f"{name}.yaml", DomainConfig) for name in manifest.domains}
         for name, record in records.items():
             _check_layers(path / "domains" / f"{name}.yaml", record, manifest.model.num_layers)
         return cls(
@@ -101,7 +101,7 @@ class Bundle:
             {file.stem: _latency(file) for file in sorted((path / "latency").glob("*.json"))},
             {name: _text(path / name) for name in manifest.files if name.startswith("report.")},
             ExitSet.from_file(str(path / EXITS), manifest.model.num_layers) if EXITS in manifest.files else None,
-            FollowerSet.from_file(str(path / FOLLOWERS)) if FOLLOWERS in manifest.files else None,
+            SuccessorSet.from_file(str(path / SUCCESSORS)) if SUCCESSORS in manifest.files else None,
         )
 
 
@@ -116,23 +116,23 @@ def require_replaceable(path: Path) -> None:
         listed = None
     if listed is None:
         raise UserError(f"{path} exists and is not a bundle; choose another folder")
-    for name in sorted(_present(path) - listed - BESIDE - {MANIFEST}):
+    for name in sorted(_present(path) - listed - UNLISTED - {MANIFEST}):
         raise UserError(f"{path} holds {name}, which is not the bundle's and would be lost; choose another folder")
     if (path / ".git").exists():
         raise UserError(f"{path} is a repository, which would be lost; compile elsewhere and copy the bundle into it")
 
 
 def _present(path: Path) -> set[str]:
-    """Every file of a bundle's folder but what is `NOT_READ`."""
+    """Every file of a bundle's folder but what is `IGNORED`."""
     files = (file.relative_to(path) for file in path.rglob("*") if file.is_file() or file.is_symlink())
-    return {file.as_posix() for file in files if file.parts[0] not in NOT_READ}
+    return {file.as_posix() for file in files if file.parts[0] not in IGNORED}
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
     present = _present(path)
     for name in sorted(set(manifest.files) - present):
         raise UserError(f"{path / name}: missing from the bundle; copy it again or compile it again")
-    for name in sorted(present - set(manifest.files) - BESIDE - {MANIFEST}):
+    for name in sorted(present - set(manifest.files) - UNLISTED - {MANIFEST}):
         raise UserError(f"{path / name}: not listed in the bundle's manifest; remove it")
     required = {ANCHORS, *(f"domains/{name}.yaml" for name in manifest.domains)}
     for name in sorted(required - set(manifest.files)):
@@ -143,7 +143,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
             raise UserError(f"{path / name}: altered since the bundle was written; copy it or compile it again")
 
 
-def _check_layers(path: Path, record: DomainRecord, num_layers: int) -> None:
+def _check_layers(path: Path, record: DomainConfig, num_layers: int) -> None:
     for index, entry in enumerate(record.frontier):
         try:
             entry.skip_mask(num_layers)

@@ -33,8 +33,8 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         exits = stages.exits(samples)
         records = {name: stages.domain(name, samples[name], prompts[name], latency, exits) for name in prompts}
         mixture = stages.mixture(samples, latency)
-        anchors, followers = stages.anchors(prompts, samples), stages.followers(samples)
-        bundle = stages.bundle(latency, records | mixture, anchors, exits, followers)
+        anchors, successors = stages.anchors(prompts, samples), stages.successors(samples)
+        bundle = stages.bundle(latency, records | mixture, anchors, exits, successors)
 
         bundle.save(out)
         work.remove()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import Limits, decode
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.sampling.argmax import highest
-from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.replay import ReferenceStates, RowGroup
 
 Tick = Callable[[], None]
@@ -30,7 +30,7 @@ class Sample:
     prompt: list[int]
     continuation: list[int]
     features: dict[str, list[float]]
-    followers: list[list[int]]
+    successors: list[list[int]]
     """Pairs of tokens, each with the full model's best candidates behind it."""
 
     @property
@@ -47,7 +47,7 @@ def middle_context(samples: Sequence[Sample]) -> int:
 class SharedPrefix:
     """A session that holds what all prompts of a domain begin with, worked examples mostly: computed once."""
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], sampling: Sampling = GREEDY) -> None:
+    def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], sampling: SamplingParams = GREEDY) -> None:
         self._session = Session(decoder, sampling)
         # At least one token of each prompt is its own: its state is asked for.
         shortest = min(len(ids) for ids in prompts) - 1
@@ -73,15 +73,15 @@ def continue_prompts(
     new_tokens: int,
     eos: frozenset[int],
     tick: Tick,
-    sampling: Sampling = GREEDY,
+    sampling: SamplingParams = GREEDY,
 ) -> list[dict[str, Any]]:
     """Continuations, features and candidates of `prompts`, as plain JSON for `samples_of`."""
     shared, found = SharedPrefix(decoder, prompts, sampling), []
     for ids in prompts:
-        (session, prompt), planner, followers = shared.prefill(ids), PlainPlanner(), Followers()
-        planner.followers = followers
+        (session, prompt), planner, successors = shared.prefill(ids), PlainPlanner(), Successors()
+        planner.successors = successors
         generation = decode(session, prompt, planner, Limits(new_tokens, eos))
-        sample = Sample(ids, generation.token_ids, features(prompt), followers.rows())
+        sample = Sample(ids, generation.token_ids, features(prompt), successors.rows())
         found.append(asdict(sample))
         tick()
     return found
@@ -125,7 +125,7 @@ def reference_states(decoder: Decoder, samples: Sequence[Sample]) -> ReferenceSt
         rows: list[Tensor] = []
         session, _ = shared.prefill(sample.prompt)
         x = session.forward(sample.continuation[:-1], states=rows)
-        targets.append(highest(decoder.logits(x)))
+        targets.append(argmax(decoder.logits(x)))
         states.append(rows)
         end = begin + len(sample.continuation) - 1
         groups.append(RowGroup(session.cache, session.committed, begin, end))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
-from ssd_artifacts.domain_record import MIXTURE
+from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report import domain_summary

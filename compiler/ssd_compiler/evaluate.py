@@ -11,7 +11,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry, Option, best_option
-from ssd_runtime.search.replay import ReferenceStates, drafted_as
+from ssd_runtime.search.replay import ReferenceStates, replay_mask
 
 FAR_BEHIND = 0.9
 """A mask slower than this share of the best one, on the first sequences, is not looked at further."""
@@ -88,7 +88,7 @@ class Evaluator:
         return rated if rated.speedup < FAR_BEHIND * self._option(best.mask, best.traces[:first]).speedup else None
 
     def _rate(self, mask: SkipMask, origin: str, reference: ReferenceStates, complete: bool) -> Rated:
-        traces = tuple(drafted_as(self.decoder, reference, mask, self.block))
+        traces = tuple(replay_mask(self.decoder, reference, mask, self.block))
         kept = len(mask) - mask.first_skipped - (len(list(mask)))
         self.forwards += kept / len(mask) * len(reference) / len(self.reference)
         option = self._option(mask, traces)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssd_artifacts.bundle import EXITS
-from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.domain_config import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.exit_training import CachedFeatures, cache_features, train_exits

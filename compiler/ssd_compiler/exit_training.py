@@ -16,7 +16,7 @@ from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.exits import chunked_states
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.search.replay import HEAD_ROWS
 
 LEARNING_RATE, BATCH = 3e-5, 128
@@ -55,7 +55,7 @@ def cache_features(decoder: Decoder, samples: Sequence[Sample], layers: Sequence
     for sample in samples:
         with torch.inference_mode():
             for states in chunked_states(decoder, sample):
-                targets += [highest(decoder.logits(x)) for x in states[-1].split(HEAD_ROWS)]
+                targets += [argmax(decoder.logits(x)) for x in states[-1].split(HEAD_ROWS)]
                 for layer in layers:
                     kept[layer].append(decoder.norm(states[2 * layer]))
         tick()

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.formulas import annealed_temperature
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.drafting.early_exit import ways_down
+from ssd_runtime.drafting.early_exit import catch_up_ranges
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.sampling.argmax import surest
+from ssd_runtime.sampling.argmax import argmax_with_logit
 from ssd_runtime.search.replay import HEAD_ROWS, ReferenceStates
 
 ANNEALINGS = (0.0, 0.2, 0.5)
@@ -42,7 +42,7 @@ def exit_traces(heads: ExitHeads, reference: ReferenceStates, layers: Sequence[i
         for begin in range(0, len(reference), HEAD_ROWS):
             rows = slice(begin, begin + HEAD_ROWS)
             logits = heads.logits(layer, reference.states[2 * layer][rows]).float()
-            best, top = surest(logits)
+            best, top = argmax_with_logit(logits)
             matches[rows, column] = (best == reference.targets[rows]).cpu().numpy()
             for annealing, values in confidence.items():
                 heat = annealed_temperature(layer, total, annealing)
@@ -116,7 +116,7 @@ class _Costs:
     def step(self, depths: list[int], depth: int) -> float:
         """One token more, brought to `depth` as drafting does: those before it that are not as deep come along."""
         depths.append(0)
-        ways = ways_down(depths, depth)
+        ways = catch_up_ranges(depths, depth)
         return self.overhead + sum(self.layers(first, last, len(depths) - begin) for begin, first, last in ways)
 
     def verification(self, depth: int, rows: int) -> float:

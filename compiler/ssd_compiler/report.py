@@ -8,7 +8,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from ssd_artifacts.domain_record import DomainRecord
+from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.formulas import expected_speedup
@@ -18,7 +18,7 @@ from ssd_profiles.mask import SkipMask
 QUERIES = (1, 2, 4, 8, 16, 32)
 
 
-def domain_summary(record: DomainRecord, num_layers: int) -> dict[str, Any]:
+def domain_summary(record: DomainConfig, num_layers: int) -> dict[str, Any]:
     """The figures of a domain that people ask for first."""
     choice, validation = record.choice, record.validation
     entry = record.frontier[choice.entry] if choice else None
@@ -58,7 +58,7 @@ def json_report(
     settings: CompileSettings,
     model: ModelFingerprint,
     latency: LatencyTable,
-    records: dict[str, DomainRecord],
+    records: dict[str, DomainConfig],
     seconds: float,
 ) -> str:
     """Everything in numbers."""
@@ -74,7 +74,7 @@ def json_report(
     )
 
 
-def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[str, DomainRecord], created: str) -> str:
+def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[str, DomainConfig], created: str) -> str:
     """One self-contained page: verdicts, masks, frontiers, latencies."""
     summaries = [domain_summary(record, model.num_layers) for record in records.values()]
     parts = [
@@ -141,7 +141,7 @@ def _latency_table(latency: LatencyTable) -> str:
     return _table(("milliseconds", *(f"{n} tokens" for n in queries)), rows)
 
 
-def _mask_picture(record: DomainRecord, num_layers: int) -> str:
+def _mask_picture(record: DomainConfig, num_layers: int) -> str:
     if record.choice is None:
         return ""
     mask = record.frontier[record.choice.entry].skip_mask(num_layers)
@@ -155,7 +155,7 @@ def _mask_picture(record: DomainRecord, num_layers: int) -> str:
     return f"<div>{escape(record.name)}: {escape(_mask_text(mask))}<svg {size}>{''.join(squares)}</svg></div>"
 
 
-def _frontier_picture(record: DomainRecord) -> str:
+def _frontier_picture(record: DomainConfig) -> str:
     width, height, chosen = 360, 200, record.choice.entry if record.choice else -1
     low = min((entry.token_agreement for entry in record.frontier), default=0.0)
     span = max(1.0 - low, 1e-6)
@@ -169,7 +169,7 @@ def _frontier_picture(record: DomainRecord) -> str:
     return _framed(record.name, width, height, "".join(dots))
 
 
-def _progress_picture(record: DomainRecord) -> str:
+def _progress_picture(record: DomainConfig) -> str:
     progress, whole = record.search.progress, max(record.search.seconds, 1e-6)
     if not progress:
         return ""

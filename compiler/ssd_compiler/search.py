@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ssd_artifacts.domain_record import FrontierEntry, SearchCost
+from ssd_artifacts.domain_config import FrontierEntry, SearchCost
 from ssd_compiler.bayesian import optimise
 from ssd_compiler.evaluate import Evaluator
 from ssd_compiler.frontier import select_finalists, select_frontier

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ssd_artifacts.domain_record import MIXTURE, Choice, DomainRecord, FrontierEntry, SearchCost, Validation
+from ssd_artifacts.domain_config import MIXTURE, Choice, DomainConfig, FrontierEntry, SearchCost, Validation
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.progress import Reporter
 from ssd_compiler.prompts import DomainPrompts
@@ -18,7 +18,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry, Option, best_option
-from ssd_runtime.sampling.params import Sampling
+from ssd_runtime.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class SearchStage:
     settings: CompileSettings
     decoder: Decoder
     eos_ids: frozenset[int]
-    sampling: Sampling
+    sampling: SamplingParams
     latency: LatencyTable
     work: Workspace
     reporter: Reporter
     searches: int
     """Domains, and the mixture where there is to be one: they share the time there is."""
 
-    def domain(self, name: str, samples: Sequence[Sample], prompts: DomainPrompts) -> DomainRecord:
+    def domain(self, name: str, samples: Sequence[Sample], prompts: DomainPrompts) -> DomainConfig:
         """Search, and confirm the best on prompts that were held back."""
         found = self._search(name, samples)
         confirmed = self._confirm(name, found, prompts)
@@ -45,7 +45,7 @@ class SearchStage:
         choice = Choice.model_validate(confirmed["choice"])
         return _record(name, found, choice, validation, pays=validation.speedup_interval[0] > 1.0)
 
-    def mixture(self, domains: Sequence[Sequence[Sample]]) -> DomainRecord:
+    def mixture(self, domains: Sequence[Sequence[Sample]]) -> DomainConfig:
         """Search one frontier for all domains together, an equal number of samples from each; timed by nobody."""
         counts = [len(samples) for samples in domains]
         share = min(*counts, max(1, max(counts) // len(counts)))
@@ -141,8 +141,8 @@ class SearchStage:
 
 def _record(
     name: str, found: SearchResult, choice: Choice | None, validation: Validation | None, pays: bool
-) -> DomainRecord:
-    return DomainRecord(
+) -> DomainConfig:
+    return DomainConfig(
         name=name,
         context=found.context,
         frontier=found.frontier,

@@ -13,11 +13,11 @@ import numpy as np
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import MIXTURE, DomainRecord
+from ssd_artifacts.domain_config import MIXTURE, DomainConfig
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_artifacts.followers import FollowerSet
 from ssd_artifacts.manifest import tool_version
+from ssd_artifacts.successors import SuccessorSet
 from ssd_compiler.anchors import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, samples_of
 from ssd_compiler.cluster_stage import ClusterStage
@@ -30,11 +30,11 @@ from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.latency import device_key, measure_latency
-from ssd_runtime.sampling.params import Sampling
+from ssd_runtime.sampling.params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -134,14 +134,14 @@ class Stages:
         prompts: DomainPrompts,
         latency: LatencyTable,
         exits: ExitSet | None,
-    ) -> DomainRecord:
+    ) -> DomainConfig:
         """Search a domain's masks and confirm the best of them by timed decoding; tune its exits."""
         record = self._search_stage(latency).domain(name, samples, prompts)
         if exits is None:
             return record
         return record.model_copy(update={"exit": self._exit_stage.tune(name, samples, latency, exits)})
 
-    def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainRecord]:
+    def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainConfig]:
         """Search one frontier for all domains together.
 
         A single domain has none. A base's stays: the samples of its domains are not in the bundle.
@@ -184,20 +184,20 @@ class Stages:
             np.asarray([row[feature] for row in strangers], np.float32) if strangers else None,
         )
 
-    def followers(self, samples: dict[str, list[Sample]]) -> FollowerSet:
+    def successors(self, samples: dict[str, list[Sample]]) -> SuccessorSet:
         """Gather what the full model held for probable in its continuations; what a base has comes before them."""
-        known = self.base.followers.rows() if self.base is not None and self.base.followers is not None else []
-        found = [row for some in samples.values() for sample in some for row in sample.followers]
+        known = self.base.successors.rows() if self.base is not None and self.base.successors is not None else []
+        found = [row for some in samples.values() for sample in some for row in sample.successors]
         # Of a pair that stands in several, the last row counts.
-        return FollowerSet.of(Followers(known + found).rows())
+        return SuccessorSet.of(Successors(known + found).rows())
 
     def bundle(
         self,
         latency: LatencyTable,
-        records: dict[str, DomainRecord],
+        records: dict[str, DomainConfig],
         anchors: AnchorSet,
         exits: ExitSet | None,
-        followers: FollowerSet,
+        successors: SuccessorSet,
     ) -> Bundle:
         """Put everything together, with the reports."""
         created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -217,7 +217,7 @@ class Stages:
             tables,
             {"report.json": report, "report.html": html_report(self.fingerprint, latency, records, created)},
             exits,
-            followers,
+            successors,
         )
 
     @property
@@ -225,9 +225,9 @@ class Stages:
         return ExitStage(self.decoder, self.work, self.reporter)
 
     @property
-    def _sampling(self) -> Sampling:
+    def _sampling(self) -> SamplingParams:
         """As `ssd-run` decodes where nothing else is asked for."""
-        return Sampling(repetition_penalty=self.loaded.repetition_penalty)
+        return SamplingParams(repetition_penalty=self.loaded.repetition_penalty)
 
     @property
     def _mixed(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from ssd_artifacts.domain_record import Choice, Validation
+from ssd_artifacts.domain_config import Choice, Validation
 from ssd_compiler.calibrate import SharedPrefix
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.latency import LatencyTable
@@ -18,7 +18,7 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry, Option, best_option
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
-from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 ENOUGH = 4
 """Prompts of which some may choose and the others still tell how sure the measurement is."""
@@ -46,7 +46,7 @@ def validate(
     context: int,
     limits: Limits,
     tick: Callable[[], None],
-    sampling: Sampling = GREEDY,
+    sampling: SamplingParams = GREEDY,
 ) -> Confirmed:
     """Choose among `finalists` (frontier index, entry) on a third of the prompts, measure the chosen on the others.
 
@@ -100,7 +100,7 @@ def _timed(
     contenders: Contenders,
     limits: Limits,
     tick: Callable[[], None],
-    sampling: Sampling,
+    sampling: SamplingParams,
 ) -> dict[str, list[Generation]]:
     """Every contender on every prompt, in turn, behind one short warm-up."""
     shared = SharedPrefix(decoder, prompts, sampling)

@@ -1,1 +1,22 @@
-"""What decodes: a sub-layer view of a loaded model, its cache, drafters, planners and the decode loop."""
+"""Decodes with a bundle, or without one: `from ssd_runtime import Engine, RunSettings, SamplingParams`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ssd_runtime._moved import FRONT_DOOR
+
+if TYPE_CHECKING:
+    from ssd_runtime.engine.engine import Engine
+    from ssd_runtime.engine.runner import RunSettings
+    from ssd_runtime.sampling.params import SamplingParams
+
+__all__ = ["Engine", "RunSettings", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    # Only when asked for: torch takes seconds to import, and the commands answer bad input before that.
+    if name in FRONT_DOOR:
+        return getattr(import_module(FRONT_DOOR[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
-from ssd_artifacts.followers import FollowerSet
 from ssd_artifacts.manifest import tool_version
+from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
 
@@ -41,8 +41,8 @@ def test_round_trip_is_byte_stable(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_bundle_need_not_know_followers(tmp_path: Path) -> None:
-    replace(bundle(), followers=None).save(tmp_path / "older")
-    assert Bundle.load(tmp_path / "older").followers is None
+    replace(bundle(), successors=None).save(tmp_path / "older")
+    assert Bundle.load(tmp_path / "older").successors is None
 
 
 def test_a_bundle_may_be_moved_and_accompanied(saved: Path, tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def spoil_anchors(folder: Path, part: str) -> None:
     swap(folder, "anchors.safetensors", replace(anchors, **{part: values}).to_bytes())
 
 
-def spoil_followers(folder: Path, row: list[int]) -> None:
-    swap(folder, "followers.safetensors", FollowerSet.of([row]).to_bytes())
+def spoil_successors(folder: Path, row: list[int]) -> None:
+    swap(folder, "followers.safetensors", SuccessorSet.of([row]).to_bytes())
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -173,8 +173,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "other prompts not a number": (lambda f: spoil_anchors(f, "others"), "damaged anchors"),
     "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),
     "bad followers": (lambda f: rewrite(f, "followers.safetensors", "nothing"), "damaged followers"),
-    "followers that are no tokens": (lambda f: spoil_followers(f, [5, 6, -2, 3]), "damaged followers"),
-    "pairs without followers": (lambda f: spoil_followers(f, [5, 6]), "damaged followers"),
+    "followers that are no tokens": (lambda f: spoil_successors(f, [5, 6, -2, 3]), "damaged followers"),
+    "pairs without followers": (lambda f: spoil_successors(f, [5, 6]), "damaged followers"),
     "bad anchors": (lambda f: rewrite(f, "anchors.safetensors", "nothing"), "damaged anchors"),
 }
 

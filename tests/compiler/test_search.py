@@ -132,12 +132,12 @@ def test_a_mask_is_held_against_the_best_on_the_same_sequences(
     """The first sequence is hard for all masks: one that is as good there and better elsewhere is not given up."""
     tokens = 32
 
-    def drafted_as(_: object, states: ReferenceStates, mask: SkipMask, __: object) -> list[Trace]:
+    def replay_mask(_: object, states: ReferenceStates, mask: SkipMask, __: object) -> list[Trace]:
         right = [0.6, *[0.99 if mask == better else 0.93 if mask == good else 0.5] * 3] if mask != bad else [0.2] * 4
         held = [np.arange(tokens) < share * tokens for share in right[: len(states.groups)]]
         return [Trace(matches, np.full(tokens, 0.9)) for matches in held]
 
-    monkeypatch.setattr("ssd_compiler.evaluate.drafted_as", drafted_as)
+    monkeypatch.setattr("ssd_compiler.evaluate.replay_mask", replay_mask)
     good, better, bad = SkipMask.of(8, range(2, 12)), SkipMask.of(8, range(3, 13)), SkipMask.of(8, range(1, 11))
     some = evaluator(reference, 9)
     for mask in (good, better, bad):

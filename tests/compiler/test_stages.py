@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ssd_artifacts.anchors import AnchorSet
-from ssd_artifacts.domain_record import SearchCost
+from ssd_artifacts.domain_config import SearchCost
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.prompts import DomainPrompts, PromptFeatures
 from ssd_compiler.search import SearchResult

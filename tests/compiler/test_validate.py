@@ -5,7 +5,7 @@ import pytest
 from bench.planted import plant
 from ssd_compiler.validate import validate
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.accept import Verdict
+from ssd_runtime.engine.accept import Accepted
 from ssd_runtime.engine.interleaved import Contenders
 from ssd_runtime.engine.loop import Generation, Limits
 from ssd_runtime.model.decoder import Decoder
@@ -113,7 +113,9 @@ def test_an_output_cut_short_by_a_near_tie_counts_by_its_own_tokens(monkeypatch:
 def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "ssd_runtime.engine.loop.accept",
-        lambda draft, choose: Verdict(list(range(len(draft.tokens) + 1)), choose(len(draft.tokens)), len(draft.tokens)),
+        lambda draft, choose: Accepted(
+            list(range(len(draft.tokens) + 1)), choose(len(draft.tokens)), len(draft.tokens)
+        ),
     )
     bad = Entry("all", SkipMask.of(8, range(16)), profile(0.9))
     with pytest.raises(RuntimeError, match="differ"):

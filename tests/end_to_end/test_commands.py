@@ -102,7 +102,7 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
         assert record.search.evaluations <= 24
     assert bundle.anchors.domains == ("rivers", "apples")
     assert len(bundle.latency) == 1
-    assert bundle.followers is not None
+    assert bundle.successors is not None
     assert bundle.exits is not None
     assert bundle.exits.layers == (2, 4, 6)
     for name in ("rivers", "apples"):
@@ -252,9 +252,9 @@ def test_a_domain_joins_a_bundle(room: Path) -> None:
     for part in (*(f"domains/{name}.yaml" for name in old.domains), *(f"latency/{slug}.json" for slug in old.latency)):
         assert (room / "joined" / part).read_bytes() == (room / "bundle" / part).read_bytes()
     assert new.anchors.domains == ("rivers", "apples", "pears")
-    assert old.followers is not None
-    assert new.followers is not None
-    pairs, joined = (set(map(tuple, known.pairs.tolist())) for known in (old.followers, new.followers))
+    assert old.successors is not None
+    assert new.successors is not None
+    pairs, joined = (set(map(tuple, known.pairs.tolist())) for known in (old.successors, new.successors))
     assert pairs <= joined
     assert records(command(room, RUN, "--artifact", "joined", "The river", "--strategy", "fixed:pears", "--json"))
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from bench.simulate import Replay, controller, replay
 from bench.traces import Trace
-from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
-from ssd_runtime.drafting.lookup import Lookup, LookupRecord
+from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget
 from ssd_runtime.planning.auto.controller import Stream
-from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftRecord
+from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Source
@@ -283,12 +283,12 @@ def test_drafts_are_as_long_as_the_text_lets_them() -> None:
 
 
 def test_what_has_been_left_must_promise_more_to_be_taken_up_again() -> None:
-    record, between = DraftRecord(), MIN_GAIN * (1.0 + HYSTERESIS) / 2
-    assert record.trusts(between)
-    assert not record.trusts(MIN_GAIN - 0.001)
-    assert not record.trusts(between)
-    assert record.trusts(MIN_GAIN * HYSTERESIS)
-    assert record.trusts(between)
+    record, between = DraftStats(), MIN_GAIN * (1.0 + HYSTERESIS) / 2
+    assert record.update_trust(between)
+    assert not record.update_trust(MIN_GAIN - 0.001)
+    assert not record.update_trust(between)
+    assert record.update_trust(MIN_GAIN * HYSTERESIS)
+    assert record.update_trust(between)
 
 
 def test_an_empty_purse_says_nothing_against_a_mask() -> None:
@@ -296,7 +296,7 @@ def test_an_empty_purse_says_nothing_against_a_mask() -> None:
     planner = controller(TABLE, stream, trace, HALF)
     assert planner.plan(40, trace.answer[0]).mask is None, "nothing is known of the machine yet"
     for _ in range(3):
-        stream.verify.see(1, 0.03, 1.0)
+        stream.verify.update(1, 0.03, 1.0)
     stream.budget.credit = 0.3
     for _ in range(5):
         assert planner.plan(40, trace.answer[0]).mask is None
@@ -308,8 +308,8 @@ def test_an_empty_purse_says_nothing_against_a_mask() -> None:
 def test_no_draft_is_promised_more_than_its_tokens_and_one(factor: float) -> None:
     """Where draft steps and rows are free, a speed-up is tokens a cycle."""
     for agreement in (0.5, 0.8, 0.95):
-        record = DraftRecord(got=factor, predicted=1.0, pace=0.0)
-        source = MaskedDrafts(masks("half", range(2, 10), agreement), TABLE, record, Lookup(LookupRecord()))
+        record = DraftStats(got=factor, predicted=1.0, pace=0.0)
+        source = MaskedDrafts(masks("half", range(2, 10), agreement), TABLE, record, Lookup(LookupStats()))
         offer = source.offer(100, [1.0] * 32, 9.0)
         assert offer is not None
         assert offer.plan is not None
@@ -319,11 +319,11 @@ def test_no_draft_is_promised_more_than_its_tokens_and_one(factor: float) -> Non
 
 @pytest.mark.parametrize("exiting", [False, True])
 def test_what_lies_behind_an_answers_end_says_nothing_of_drafts(exiting: bool) -> None:
-    record, costs = DraftRecord(), row_costs(TABLE).at(100)
+    record, costs = DraftStats(), row_costs(TABLE).at(100)
     source: Source = (
         ExitDrafts(None, EXITS[1], TABLE, record)  # type: ignore[arg-type]
         if exiting
-        else MaskedDrafts(HALF[DOMAIN], TABLE, record, Lookup(LookupRecord()))
+        else MaskedDrafts(HALF[DOMAIN], TABLE, record, Lookup(LookupStats()))
     )
     offer = source.offer(100, costs, 9.0)
     assert offer is not None

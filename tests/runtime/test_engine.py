@@ -15,7 +15,7 @@ from ssd_runtime.engine.runner import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.settings import ClaspSettings
-from ssd_runtime.sampling.params import Sampling
+from ssd_runtime.sampling.params import SamplingParams
 from tests.bundles import bundle
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
@@ -63,7 +63,7 @@ def test_a_models_own_repetition_penalty_holds_as_it_does_in_generate(folder: Pa
     penalized = model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :].tolist()
     assert penalized != expected
     for penalty, tokens in ((None, penalized), (1.0, expected)):
-        settings = RunSettings(max_new_tokens=24, sampling=Sampling(repetition_penalty=penalty))
+        settings = RunSettings(max_new_tokens=24, sampling=SamplingParams(repetition_penalty=penalty))
         assert Engine(loaded).runner(settings).answer(QUESTION).generation.token_ids == tokens
 
 
@@ -99,13 +99,13 @@ def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
     with pytest.raises(UserError, match="max_new_tokens"):
         Engine(loaded).runner(RunSettings(max_new_tokens=0)).answer(QUESTION)
     with pytest.raises(UserError, match="top_p has no effect"):
-        Sampling(top_p=0.9)
+        SamplingParams(top_p=0.9)
     with pytest.raises(UserError, match="below 0"):
-        Sampling(-1)
+        SamplingParams(-1)
 
 
 def test_whole_numbers_will_do_for_sampling(loaded: LoadedModel) -> None:
-    sampling = Sampling(2, top_k=5, repetition_penalty=2, seed=3)
+    sampling = SamplingParams(2, top_k=5, repetition_penalty=2, seed=3)
     runner = Engine(loaded).runner(RunSettings("plain", max_new_tokens=4, sampling=sampling))
     assert len(runner.answer(QUESTION).generation.token_ids) == 4
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_artifacts.domain_record import ExitChoice
-from ssd_runtime.planning.auto.draft_stats import DraftRecord
+from ssd_artifacts.domain_config import ExitChoice
+from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.lookup import row_costs
 from ssd_runtime.planning.plan import Cycle
@@ -20,7 +20,7 @@ PLAIN = 0.03
 
 def drafts(stop: int = 4, width: int = 4, promised: float = 1.5) -> ExitDrafts:
     choice = ExitChoice(stops=[stop], width=width, threshold=0.5, annealing=0.0, predicted_speedup=promised)
-    return ExitDrafts(None, choice, TABLE, DraftRecord())  # type: ignore[arg-type]
+    return ExitDrafts(None, choice, TABLE, DraftStats())  # type: ignore[arg-type]
 
 
 def cycle(source: ExitDrafts, accepted: int, slowness: float = 1.0) -> Cycle | None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.sampling.argmax import candidates, highest
+from ssd_runtime.sampling.argmax import argmax, candidates
 
 
 @given(st.integers(1, 5), st.integers(1, 1500), st.integers(0, 99), st.sampled_from([torch.float32, torch.float64]))
@@ -15,14 +15,14 @@ def test_it_finds_what_torch_finds(rows: int, width: int, seed: int, dtype: torc
     # A permutation: no two are equal, so there is one right answer.
     generator = torch.Generator().manual_seed(seed)
     logits = torch.stack([torch.randperm(width, generator=generator) for _ in range(rows)]).to(dtype)
-    assert torch.equal(highest(logits), logits.argmax(-1))
+    assert torch.equal(argmax(logits), logits.argmax(-1))
     assert candidates(logits, range(rows), 4) == logits.topk(min(4, width)).indices.tolist()
 
 
 def test_the_first_of_equals_wins_and_the_logits_stay_as_they_are() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
     kept = logits.clone()
-    assert highest(logits).tolist() == [1]
+    assert argmax(logits).tolist() == [1]
     assert candidates(logits, [0], 3) == [[1, 2, 3]]
     filtered = torch.tensor([[-torch.inf, 2.0, -torch.inf, 1.0]])
     assert candidates(filtered, [0], 3) == candidates(filtered.double(), [0], 3) == [[1, 3]]
@@ -32,4 +32,4 @@ def test_the_first_of_equals_wins_and_the_logits_stay_as_they_are() -> None:
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_broken_logit_is_the_highest_as_in_torch(broken: float) -> None:
     logits = torch.tensor([[1.0, broken, 3.0]])
-    assert highest(logits).tolist() == logits.argmax(-1).tolist()
+    assert argmax(logits).tolist() == logits.argmax(-1).tolist()

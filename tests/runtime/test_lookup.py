@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_artifacts.followers import FollowerSet
-from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
+from ssd_artifacts.successors import SuccessorSet
+from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.ngrams import LONGEST, NgramIndex
-from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
@@ -64,9 +64,9 @@ def grown(lookup: Lookup, depth: int = 8) -> list[Node]:
 def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
     tokens: list[int], seen: list[tuple[int, int, list[int]]]
 ) -> None:
-    record = LookupRecord()
+    record = LookupStats()
     for before, token, candidates in seen:
-        record.followers.see(before, token, candidates)
+        record.successors.update(before, token, candidates)
     lookup = Lookup(record)
     lookup.open(tokens)
     tree = grown(lookup)
@@ -86,7 +86,7 @@ def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
 
 def test_copies_grow_where_they_hold_and_stop_where_they_fail() -> None:
     story = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
-    holding, failing = Lookup(LookupRecord()), Lookup(LookupRecord())
+    holding, failing = Lookup(LookupStats()), Lookup(LookupStats())
     for lookup in (holding, failing):
         lookup.open(story)
         assert grown(lookup)[0].token == 4
@@ -109,24 +109,24 @@ def test_what_pays_follows_the_verification_curve() -> None:
 
 
 def test_candidates_are_those_of_the_last_time_and_the_longest_context() -> None:
-    followers = Followers()
-    followers.verified(5, [[6], [6, 7]], [0, 1], torch.eye(10)[[1, 2]])
-    assert followers.of(5, 6)[0][0] == 1
-    assert followers.of(6, 7)[1]
-    assert followers.of(6, 7)[0][0] == 2
-    assert followers.of(9, 7)[0][0] == 2
-    assert not followers.of(9, 7)[1]
-    assert followers.of(7, 9) == ((), False)
+    successors = Successors()
+    successors.verified(5, [[6], [6, 7]], [0, 1], torch.eye(10)[[1, 2]])
+    assert successors.of(5, 6)[0][0] == 1
+    assert successors.of(6, 7)[1]
+    assert successors.of(6, 7)[0][0] == 2
+    assert successors.of(9, 7)[0][0] == 2
+    assert not successors.of(9, 7)[1]
+    assert successors.of(7, 9) == ((), False)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.permutations(range(4))), max_size=40))
 def test_what_a_bundle_carries_is_what_was_seen(seen: list[tuple[int, int, list[int]]]) -> None:
-    there = Followers()
+    there = Successors()
     for before, token, candidates in seen:
-        there.see(before, token, candidates)
-    carried = FollowerSet.of(there.rows())
+        there.update(before, token, candidates)
+    carried = SuccessorSet.of(there.rows())
     assert carried.rows() == there.rows()
-    here = Followers(carried.rows())
+    here = Successors(carried.rows())
     for before in range(7):
         for token in range(7):
             assert here.of(before, token) == there.of(before, token)
@@ -137,22 +137,22 @@ def test_guesses_are_judged_by_what_was_known_before() -> None:
 
     Else the record would say that candidates are always right.
     """
-    record = LookupRecord()
+    record = LookupStats()
     make = LookupPlanner(latency_table(DECODER.shape.num_layers), LookupSettings(), record)
     seen = list[tuple[int, int]]()
-    learn, verified = Lookup.learn, Followers.verified
+    learn, verified = Lookup.learn, Successors.verified
 
     def learning(self: Lookup, tokens: list[int]) -> None:
         seen.append((0, len(tokens)))
         learn(self, tokens)
 
-    def taking_in(self: Followers, before: int, paths: list[list[int]], rows: list[int], logits: torch.Tensor) -> None:
+    def taking_in(self: Successors, before: int, paths: list[list[int]], rows: list[int], logits: torch.Tensor) -> None:
         seen.append((1, len(rows)))
         verified(self, before, paths, rows, logits)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lookup, "learn", learning)
-        patch.setattr(Followers, "verified", taking_in)
+        patch.setattr(Successors, "verified", taking_in)
         generate(Session(DECODER), [3, 4, 5], make, Limits(20))
     # The prompt's own next token comes first; then, cycle by cycle, judging and only then taking in.
     kinds = [kind for kind, _ in seen[1:]]
@@ -165,7 +165,7 @@ def test_guesses_are_judged_by_what_was_known_before() -> None:
 def test_lookup_decodes_as_plain_decoding_does_and_copies_repetitions(ids: list[int], recycle: int) -> None:
     table = latency_table(DECODER.shape.num_layers)
     got = generate(
-        Session(DECODER), ids, LookupPlanner(table, LookupSettings(recycle=recycle), LookupRecord()), Limits(90)
+        Session(DECODER), ids, LookupPlanner(table, LookupSettings(recycle=recycle), LookupStats()), Limits(90)
     )
     assert got.token_ids == generate(Session(DECODER), ids, PlainPlanner(), Limits(90)).token_ids
     assert got.num_draft_tokens > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.followers import FollowerSet
+from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, generate
@@ -179,7 +179,7 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
     heads: ExitHeads = None  # type: ignore[assignment] # no domain has exits
     stream = Stream()
     for _ in range(3):  # the steps that a stream begins with
-        stream.verify.see(1, 0.03, 1.0)
+        stream.verify.update(1, 0.03, 1.0)
     planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), stream)
     planner.start(SimpleNamespace(ids=list(range(100))), prompt(axis))  # type: ignore[arg-type]
     return planner
@@ -189,7 +189,7 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
 def test_a_stream_begins_with_the_followers_that_the_bundle_knows(name: str) -> None:
     decoder, given = Decoder(tiny_model("llama")), bundle()
     make = make_strategy(name, read_settings(name, []), decoder, given, latency_table(LAYERS))
-    one, another = make().followers, make().followers
+    one, another = make().successors, make().successors
     assert one is not None
     assert one is another, "one stream"
     assert one.of(5, 6) == ([1, 2, 3, 4], True)
@@ -197,7 +197,7 @@ def test_a_stream_begins_with_the_followers_that_the_bundle_knows(name: str) -> 
 
 
 def test_followers_of_another_vocabulary_are_refused() -> None:
-    given = replace(bundle(), followers=FollowerSet.of([[5, 6, VOCABULARY]]))
+    given = replace(bundle(), successors=SuccessorSet.of([[5, 6, VOCABULARY]]))
     with pytest.raises(UserError, match="tokens that this model does not have"):
         make_strategy("auto", None, Decoder(tiny_model("llama")), given, latency_table(LAYERS))
 

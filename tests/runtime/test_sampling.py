@@ -23,10 +23,10 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
+from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.accept import Verdict, accept
+from ssd_runtime.engine.accept import Accepted, accept
 from ssd_runtime.engine.divergence import Kind, compare
 from ssd_runtime.engine.loop import Limits, decode, generate
 from ssd_runtime.engine.session import Session
@@ -35,8 +35,8 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.sampling.params import GREEDY, Sampling, read_sampling
-from ssd_runtime.sampling.sampler import Chooser, Proposal, draw, gumbel, judge
+from ssd_runtime.sampling.params import GREEDY, SamplingParams, read_sampling
+from ssd_runtime.sampling.sampler import Proposal, Sampler, draw, gumbel, rejection_sample
 from tests.models import VOCABULARY, tiny_model
 from tests.tables import latency_table
 
@@ -52,7 +52,7 @@ PLANS = {
 }
 PENALTIES, SEEDS = st.sampled_from([1.0, 1.3]), st.integers(0, 2**32)
 random_samplings = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.sampled_from([0.3, 1.0, 1.7]),
     top_k=st.sampled_from([0, 1, 20]),
     top_p=st.sampled_from([1.0, 0.9, 0.3]),
@@ -60,12 +60,12 @@ random_samplings = st.builds(
     repetition_penalty=PENALTIES,
     seed=SEEDS,
 )
-samplings = random_samplings | st.builds(Sampling, repetition_penalty=PENALTIES, seed=SEEDS)
+samplings = random_samplings | st.builds(SamplingParams, repetition_penalty=PENALTIES, seed=SEEDS)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20), samplings, st.sampled_from(sorted(PLANS)))
-def test_a_seed_gives_the_same_output_whatever_is_drafted(ids: list[int], sampling: Sampling, plan: str) -> None:
+def test_a_seed_gives_the_same_output_whatever_is_drafted(ids: list[int], sampling: SamplingParams, plan: str) -> None:
     session = Session(DECODER, sampling)
     prompt = session.prefill(ids)
     plain = decode(session, prompt, PlainPlanner(), Limits(24)).token_ids
@@ -82,7 +82,7 @@ def test_a_seed_gives_the_same_output_whatever_is_drafted(ids: list[int], sampli
     st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20), random_samplings, st.sampled_from(sorted(PLANS))
 )
 def test_a_seed_and_a_plan_give_the_same_output_where_drafts_are_tested(
-    ids: list[int], sampling: Sampling, plan: str
+    ids: list[int], sampling: SamplingParams, plan: str
 ) -> None:
     session = Session(DECODER, replace(sampling, rejection=True))
     prompt = session.prefill(ids)
@@ -92,7 +92,7 @@ def test_a_seed_and_a_plan_give_the_same_output_where_drafts_are_tested(
 
 def test_another_seed_gives_another_output() -> None:
     outputs = {
-        tuple(generate(Session(DECODER, Sampling(1.0, seed=seed)), [3, 1], PlainPlanner(), Limits(12)).token_ids)
+        tuple(generate(Session(DECODER, SamplingParams(1.0, seed=seed)), [3, 1], PlainPlanner(), Limits(12)).token_ids)
         for seed in range(8)
     }
     assert len(outputs) == 8
@@ -105,7 +105,7 @@ def test_a_repetition_penalty_is_that_of_generate(penalty: float) -> None:
         torch.tensor([ids]), max_new_tokens=30, do_sample=False, repetition_penalty=penalty, eos_token_id=None
     )
     for plan in (Plan("plain"), *PLANS.values()):
-        session = Session(DECODER, Sampling(repetition_penalty=penalty))
+        session = Session(DECODER, SamplingParams(repetition_penalty=penalty))
         assert generate(session, ids, ConstantPlanner(plan), Limits(30)).token_ids == expected[0, len(ids) :].tolist()
 
 
@@ -129,7 +129,7 @@ def test_processors_are_those_of_generate_in_its_order(options: dict[str, Any]) 
         output_scores=True,
     )
     logits = DECODER.head(Session(DECODER).prefill(ids).last[None])
-    got = Chooser(Sampling(**options))._processed(logits[0], ids, [])[1]
+    got = Sampler(SamplingParams(**options))._processed(logits[0], ids, [])[1]
     torch.testing.assert_close(got, done.scores[0][0], atol=1e-4, rtol=1e-4)
 
 
@@ -156,11 +156,11 @@ class Seen(TorchDispatchMode):
 
 def test_sampling_needs_no_float64_on_other_devices() -> None:
     """The meta device stands for mps, which has no float64."""
-    chooser = Chooser(Sampling(0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.2), "meta")
+    sampler = Sampler(SamplingParams(0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.2), "meta")
     with Seen() as seen:
-        _, scores = chooser._processed(torch.empty(7, device="meta"), [1, 2], [3])
-        noise = chooser._noise_at(2, 0, scores)
-        token = draw(scores.softmax(-1)[None], chooser._generator)
+        _, scores = sampler._processed(torch.empty(7, device="meta"), [1, 2], [3])
+        noise = sampler._noise_at(2, 0, scores)
+        token = draw(scores.softmax(-1)[None], sampler._generator)
     assert (noise.device.type, token.device.type) == ("meta", "meta")
     assert ("meta", torch.float32) in seen.kinds
     assert ("meta", torch.float64) not in seen.kinds
@@ -168,10 +168,10 @@ def test_sampling_needs_no_float64_on_other_devices() -> None:
 
 @pytest.mark.parametrize("rejection", [False, True])
 def test_a_seed_draws_the_same_on_mps_as_on_a_cpu(rejection: bool) -> None:
-    sampling = Sampling(1.0, rejection=rejection, seed=5)
+    sampling = SamplingParams(1.0, rejection=rejection, seed=5)
     logits = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
     paths = [list(range(row)) for row in range(40)]
-    choices = [Chooser(sampling, device).choose(logits, [1], lambda: paths) for device in ("cpu", "mps")]
+    choices = [Sampler(sampling, device).choose(logits, [1], lambda: paths) for device in ("cpu", "mps")]
     cpu, mps = ([choice(row) for row in range(40)] for choice in choices)
     assert cpu == mps
 
@@ -204,7 +204,7 @@ def test_a_judged_token_has_the_targets_distribution(seed: int) -> None:
     target, draft = probs / probs.sum(-1, keepdim=True)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.multinomial(draft, SAMPLES, replacement=True, generator=generator)
-    judged = judge(target.expand(SAMPLES, -1), draft.expand(SAMPLES, -1), drawn, generator)
+    judged = rejection_sample(target.expand(SAMPLES, -1), draft.expand(SAMPLES, -1), drawn, generator)
     counts = torch.bincount(judged, minlength=7).double().numpy()
     assert far(counts, target.double().numpy() * SAMPLES) > 1e-4
     stood = float((judged == drawn).double().mean())
@@ -216,21 +216,24 @@ def test_an_argmax_tested_with_the_full_softmax_is_told_apart() -> None:
     target, draft = some_probs(2, 7, 1)
     target, draft = target / target.sum(), draft / draft.sum()
     drawn = draft.argmax().expand(SAMPLES)
-    judged = judge(target.expand(SAMPLES, -1), draft.expand(SAMPLES, -1), drawn, torch.Generator().manual_seed(0))
+    judged = rejection_sample(
+        target.expand(SAMPLES, -1), draft.expand(SAMPLES, -1), drawn, torch.Generator().manual_seed(0)
+    )
     counts = torch.bincount(judged, minlength=7).double().numpy()
     assert far(counts, target.double().numpy() * SAMPLES) < 1e-9
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.7, top_k=5), Sampling(1.3, top_p=0.8), Sampling(1.0, min_p=0.1)]
+    "sampling",
+    [SamplingParams(1.0), SamplingParams(0.7, top_k=5), SamplingParams(1.3, top_p=0.8), SamplingParams(1.0, min_p=0.1)],
 )
-def test_a_choice_has_the_processed_distribution(sampling: Sampling) -> None:
+def test_a_choice_has_the_processed_distribution(sampling: SamplingParams) -> None:
     """Place after place of one sequence, each with noise of its own."""
-    logits, chooser = torch.randn(1, 9, generator=torch.Generator().manual_seed(3)), Chooser(sampling)
-    expected = chooser._processed(logits[0], [], [])[1].softmax(-1).double().numpy()
+    logits, sampler = torch.randn(1, 9, generator=torch.Generator().manual_seed(3)), Sampler(sampling)
+    expected = sampler._processed(logits[0], [], [])[1].softmax(-1).double().numpy()
     counts, rows = np.zeros(9), 250
     for start in range(0, 20_000, rows):
-        choose = chooser.choose(
+        choose = sampler.choose(
             logits.expand(rows, -1),
             range(start),
             lambda: [[0] * row for row in range(rows)],  # type: ignore[arg-type]
@@ -244,55 +247,57 @@ def test_a_choice_has_the_processed_distribution(sampling: Sampling) -> None:
 def test_near_temperature_zero_a_draft_is_as_sure_as_a_greedy_one(rejection: bool, annealed: float) -> None:
     logits = 2 * torch.randn(50, generator=torch.Generator().manual_seed(1))
     greedy, cold = (
-        Chooser(sampling).propose(logits, [], list, annealed)
-        for sampling in (GREEDY, Sampling(1e-3, rejection=rejection))
+        Sampler(sampling).propose(logits, [], list, annealed)
+        for sampling in (GREEDY, SamplingParams(1e-3, rejection=rejection))
     )
     assert cold.token == greedy.token
-    assert cold.surprise == pytest.approx(greedy.surprise, abs=0.02)
-    assert greedy.surprise == pytest.approx(float((logits / annealed).log_softmax(-1).max().neg()))
+    assert cold.nll == pytest.approx(greedy.nll, abs=0.02)
+    assert greedy.nll == pytest.approx(float((logits / annealed).log_softmax(-1).max().neg()))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0, top_k=1), Sampling(0.7, top_p=1e-6), Sampling(1.0, min_p=1.0)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(1.0, top_k=1), SamplingParams(0.7, top_p=1e-6), SamplingParams(1.0, min_p=1.0)]
+)
 @pytest.mark.parametrize("rejection", [False, True])
 def test_where_a_filter_leaves_one_token_a_draft_is_as_sure_as_a_greedy_one(
-    sampling: Sampling, rejection: bool
+    sampling: SamplingParams, rejection: bool
 ) -> None:
     logits = 2 * torch.randn(50, generator=torch.Generator().manual_seed(1))
-    greedy = Chooser(GREEDY).propose(logits, [], list, 1.5)
-    alone = Chooser(replace(sampling, rejection=rejection)).propose(logits, [], list, 1.5)
+    greedy = Sampler(GREEDY).propose(logits, [], list, 1.5)
+    alone = Sampler(replace(sampling, rejection=rejection)).propose(logits, [], list, 1.5)
     assert alone.token == greedy.token
-    assert alone.surprise == pytest.approx(greedy.surprise, rel=1e-5)
+    assert alone.nll == pytest.approx(greedy.nll, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     "sampling",
     [
         GREEDY,
-        Sampling(0.8),
-        Sampling(1.0, top_k=1),
-        Sampling(1.3, top_k=3),
-        Sampling(1.0, top_p=0.6),
-        Sampling(1.5, min_p=0.3),
-        Sampling(0.9, top_k=5, top_p=0.8, repetition_penalty=1.3),
+        SamplingParams(0.8),
+        SamplingParams(1.0, top_k=1),
+        SamplingParams(1.3, top_k=3),
+        SamplingParams(1.0, top_p=0.6),
+        SamplingParams(1.5, min_p=0.3),
+        SamplingParams(0.9, top_k=5, top_p=0.8, repetition_penalty=1.3),
     ],
 )
-def test_what_logits_nearby_choose_is_a_near_tie_and_nothing_else_is(sampling: Sampling) -> None:
+def test_what_logits_nearby_choose_is_a_near_tie_and_nothing_else_is(sampling: SamplingParams) -> None:
     generator, others = torch.Generator().manual_seed(5), 0
     for seed in range(60):
-        chooser = Chooser(replace(sampling, seed=seed))
+        sampler = Sampler(replace(sampling, seed=seed))
         logits = torch.randn(8, generator=generator)
-        choice = chooser.propose(logits, [2, 3], list).token
+        choice = sampler.propose(logits, [2, 3], list).token
         for token in set(range(8)) - {choice}:
-            far, near = chooser.gap(logits, [2, 3], token, 1e-5)
+            far, near = sampler.gap(logits, [2, 3], token, 1e-5)
             assert far >= 0.0
             assert not near
-            assert chooser.gap(logits, [2, 3], token, 100.0)[1]
+            assert sampler.gap(logits, [2, 3], token, 100.0)[1]
         for reach in (0.03, 0.3, 1.0):
             moved = logits + reach * (2 * torch.rand(8, generator=generator) - 1)
-            other = chooser.propose(moved, [2, 3], list).token
+            other = sampler.propose(moved, [2, 3], list).token
             others += other != choice
             # A penalty scales what has been said before.
-            assert chooser.gap(logits, [2, 3], other, 2 * reach * (sampling.repetition_penalty or 1.0))[1]
+            assert sampler.gap(logits, [2, 3], other, 2 * reach * (sampling.repetition_penalty or 1.0))[1]
     assert others > 5
 
 
@@ -311,7 +316,7 @@ GUESSES = (Node(2, 0, 0.5, 1), Node(1, 1, 0.3, 2), Node(3, 0, 0.2, 1))
 
 
 def known_words() -> Lookup:
-    lookup = Lookup(LookupRecord())
+    lookup = Lookup(LookupStats())
     lookup.open(PROMPT * 3)
     return lookup
 
@@ -327,23 +332,23 @@ TINY_PLANS |= {
 }
 RUNS = int(os.environ.get("SSD_SAMPLES", "2000"))
 """Of each plan; more by the environment, for whoever changes how tokens are chosen."""
-SHARP = Sampling(1.4, top_k=3, repetition_penalty=0.6, rejection=True)
+SHARP = SamplingParams(1.4, top_k=3, repetition_penalty=0.6, rejection=True)
 
 
-def joint(sampling: Sampling) -> np.ndarray:
+def joint(sampling: SamplingParams) -> np.ndarray:
     """Probability of every first three tokens, by the full model's own logits [SMALL ** 3]."""
-    chooser, found = Chooser(sampling), np.ones((SMALL,) * 3)
+    sampler, found = Sampler(sampling), np.ones((SMALL,) * 3)
     with torch.inference_mode():
         for place in range(3):
             for before in itertools.product(range(SMALL), repeat=place):
                 ids = [*PROMPT, *before]
                 [logits] = TINY.head(Session(TINY).prefill(ids).last[None])
-                probs = chooser._processed(logits, ids, [])[1].softmax(-1).double().numpy()
+                probs = sampler._processed(logits, ids, [])[1].softmax(-1).double().numpy()
                 found[before] *= probs.reshape(-1, *(1,) * (2 - place))
     return found.reshape(-1)
 
 
-def sampled(make_planner: MakePlanner, sampling: Sampling, runs: int = RUNS) -> np.ndarray:
+def sampled(make_planner: MakePlanner, sampling: SamplingParams, runs: int = RUNS) -> np.ndarray:
     """How often each three tokens came out first, seed after seed.
 
     Every other time the answer goes on, so that drafts have room; else the third token stands behind all drafts.
@@ -403,33 +408,33 @@ def test_with_the_targets_noise_it_does_too() -> None:
 
 
 def bonus_without_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = Chooser.choose
+    choose = Sampler.choose
 
-    def wrongly(self: Chooser, logits: Tensor, *arguments: Any) -> Callable[[int], int]:
+    def wrongly(self: Sampler, logits: Tensor, *arguments: Any) -> Callable[[int], int]:
         rightly, last = choose(self, logits, *arguments), len(logits) - 1
         bonus = logits[-1:].float().softmax(-1)
         return lambda row: int(draw(bonus, self._generator)) if row == last > 0 else rightly(row)
 
-    monkeypatch.setattr(Chooser, "choose", wrongly)
+    monkeypatch.setattr(Sampler, "choose", wrongly)
 
 
 def siblings_like_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def accept_wrongly(draft: Draft, choose: Callable[[int], int]) -> Verdict:
+    def accept_wrongly(draft: Draft, choose: Callable[[int], int]) -> Accepted:
         paths = draft.paths(0)
-        return accept(draft, lambda row: choose(row if row <= draft.trunk else len(paths[row]) - 1))
+        return accept(draft, lambda row: choose(row if row <= draft.main_path else len(paths[row]) - 1))
 
     monkeypatch.setattr(ssd_runtime.engine.loop, "accept", accept_wrongly)
 
 
 def argmax_as_if_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    propose = Chooser.propose
+    propose = Sampler.propose
 
-    def most_probable(self: Chooser, *arguments: object) -> Proposal:
+    def most_probable(self: Sampler, *arguments: object) -> Proposal:
         proposal = propose(self, *arguments)  # type: ignore[arg-type]
         assert proposal.probs is not None
         return replace(proposal, token=int(proposal.probs.argmax()))
 
-    monkeypatch.setattr(Chooser, "propose", most_probable)
+    monkeypatch.setattr(Sampler, "propose", most_probable)
 
 
 @pytest.mark.statistics
@@ -446,9 +451,9 @@ def test_the_joint_distribution_tells_wrong_ones_apart(
 
 
 def test_what_shapes_a_distribution_asks_for_sampling() -> None:
-    assert read_sampling(None, 0, 1.0, 0.0, None, None, False) == Sampling()
-    assert read_sampling(None, 0, 0.9, 0.0, None, 7, False) == Sampling(1.0, top_p=0.9, seed=7)
-    assert read_sampling(0.3, 0, 1.0, 0.0, 1.1, 7, True) == Sampling(
+    assert read_sampling(None, 0, 1.0, 0.0, None, None, False) == SamplingParams()
+    assert read_sampling(None, 0, 0.9, 0.0, None, 7, False) == SamplingParams(1.0, top_p=0.9, seed=7)
+    assert read_sampling(0.3, 0, 1.0, 0.0, 1.1, 7, True) == SamplingParams(
         0.3, repetition_penalty=1.1, seed=7, rejection=True
     )
     with pytest.raises(UserError, match="min_p"):

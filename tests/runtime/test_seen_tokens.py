@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from ssd_runtime.sampling.params import Sampling
-from ssd_runtime.sampling.sampler import Chooser
+from ssd_runtime.sampling.params import SamplingParams
+from ssd_runtime.sampling.sampler import Sampler
 from ssd_runtime.sampling.seen_tokens import SeenTokens
 
 VOCABULARY = 40
@@ -54,12 +54,12 @@ class Recorded(TorchDispatchMode):
 
 
 def test_a_step_costs_neither_the_context_nor_a_read_a_row() -> None:
-    chooser, known = Chooser(Sampling(repetition_penalty=1.1)), [i % 25 for i in range(5000)]
+    sampler, known = Sampler(SamplingParams(repetition_penalty=1.1)), [i % 25 for i in range(5000)]
     logits, paths = torch.randn(8, VOCABULARY), [[30 + i for i in range(row + 1)] for row in range(8)]
     with Recorded() as recorded:
-        chosen = chooser.choose(logits, known, lambda: paths)
+        chosen = sampler.choose(logits, known, lambda: paths)
         tokens = [chosen(row) for row in range(8)]
         known += tokens
-        chooser.propose(logits[0], known, lambda: [31])
+        sampler.propose(logits[0], known, lambda: [31])
     assert recorded.indices < 100
     assert recorded.reads <= 1, "one of the draft step"

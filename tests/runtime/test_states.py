@@ -13,7 +13,7 @@ from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.search.knapsack import branch_attention
-from ssd_runtime.search.replay import ReferenceStates, drafted_as
+from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from tests.models import VARIANTS, tiny_model
 
 BLOCK = 4
@@ -52,7 +52,7 @@ def test_branches_of_the_full_model_are_the_full_model(variant: str) -> None:
 @torch.inference_mode()
 def assert_drafted_as(decoder: Decoder, mask: SkipMask) -> None:
     texts, reference = references(decoder)
-    for text, group, trace in zip(texts, reference.groups, drafted_as(decoder, reference, mask, BLOCK), strict=True):
+    for text, group, trace in zip(texts, reference.groups, replay_mask(decoder, reference, mask, BLOCK), strict=True):
         session = Session(decoder)
         session.prefill(text[: group.start])
         for begin in range(0, len(group) - BLOCK, BLOCK):
@@ -69,7 +69,7 @@ def assert_drafted_as(decoder: Decoder, mask: SkipMask) -> None:
 @torch.inference_mode()
 def test_skipping_nothing_is_always_right() -> None:
     _, reference = references()
-    assert all(trace.matches.all() for trace in drafted_as(DECODER, reference, SkipMask.of(8), BLOCK))
+    assert all(trace.matches.all() for trace in replay_mask(DECODER, reference, SkipMask.of(8), BLOCK))
 
 
 def test_head_and_every_keep_rows_with_their_positions() -> None:
@@ -88,6 +88,6 @@ def test_head_and_every_keep_rows_with_their_positions() -> None:
 def test_evaluating_leaves_committed_keys_alone() -> None:
     _, reference = references()
     before = [g.cache.read(3, 0, g.start + len(g))[0].clone() for g in reference.groups]
-    drafted_as(DECODER, reference, SkipMask.of(8, {0, 1}), BLOCK)
+    replay_mask(DECODER, reference, SkipMask.of(8, {0, 1}), BLOCK)
     after = [g.cache.read(3, 0, g.start + len(g))[0] for g in reference.groups]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))

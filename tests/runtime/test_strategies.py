@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from bench.planted import plant
-from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.domain_config import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.drafting.lookup import Lookup, LookupRecord
+from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.divergence import Kind, compare
@@ -29,7 +29,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.controller import Stream
-from ssd_runtime.planning.auto.draft_stats import DraftRecord
+from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.papers.del_exit import DelPlanner
@@ -42,7 +42,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import WITHOUT_BUNDLE, read_settings
 from ssd_runtime.planning.settings import DelSettings, SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.sampler import Proposal
 from ssd_runtime.search.gaussian import most_promising
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
@@ -85,9 +85,9 @@ def plainly(ids: list[int], new: int) -> list[int]:
     return generate(Session(DECODER), ids, PlainPlanner(), Limits(new)).token_ids
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
 @pytest.mark.parametrize("name", sorted(FAST))
-def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: Sampling) -> None:
+def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: SamplingParams) -> None:
     make = strategy(name, *FAST[name])
     drafted = 0
     for ids in ([7, 7, 9], [1, 2, 3, 4], [5]):
@@ -98,8 +98,8 @@ def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: Sampling)
     assert drafted > 5
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, seed=1)])
-def test_auto_with_masks_and_guesses_behind_them_gives_plain_decoding(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
+def test_auto_with_masks_and_guesses_behind_them_gives_plain_decoding(sampling: SamplingParams) -> None:
     table = latency_table(DECODER.shape.num_layers, per_token=1e-6)
     masks = {"mix": Frontier((Entry("weak", WEAK, profile(0.95)),))}
     stream, reasons = Stream(), set[str]()
@@ -110,8 +110,8 @@ def test_auto_with_masks_and_guesses_behind_them_gives_plain_decoding(sampling: 
     assert {"draft", "lookup"} <= reasons
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, seed=1)])
-def test_auto_with_early_exits_gives_plain_decoding(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
+def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) -> None:
     table = latency_table(DECODER.shape.num_layers, per_token=1e-6)
     for stop in (1, DECODER.shape.num_layers - 1):
         choice = ExitChoice(stops=[stop], width=4, threshold=0.0, annealing=0.0, predicted_speedup=1.5)
@@ -126,7 +126,7 @@ def test_auto_with_early_exits_gives_plain_decoding(sampling: Sampling) -> None:
 
 def test_guesses_go_on_where_a_masked_chain_ends() -> None:
     ids = [1, 2, 3, 4]
-    plain, lookup = plainly(ids, 60), Lookup(LookupRecord())
+    plain, lookup = plainly(ids, 60), Lookup(LookupStats())
     lookup.open([*ids, *plain])
     plan = Plan("test", Extended(Masked(WEAK), 2, lookup, 1.0, 1.0, (1.0,) * 32, 9.0), 12)
     got = generate(Session(DECODER), ids, ConstantPlanner(plan), Limits(60))
@@ -135,15 +135,15 @@ def test_guesses_go_on_where_a_masked_chain_ends() -> None:
     assert max(cycle.accepted for cycle in got.cycles) > 2
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, 0, 1.0, 0.0, 1.0, 5)])
-def test_second_candidates_stand_where_the_chain_is_wrong(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1.0, 0, 1.0, 0.0, 1.0, 5)])
+def test_second_candidates_stand_where_the_chain_is_wrong(sampling: SamplingParams) -> None:
     """A mask that is often wrong, rows that cost nothing: cycles yield more, and the same tokens."""
     ids, poor = [1, 2, 3, 4], SkipMask.of(WEAK.num_layers, range(2, 12))
     plain = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(60)).token_ids
 
     def cycles(branching: Branching, row: float, most_cost: float = 9.0) -> Generation:
         costs = tuple(1.0 + row * n for n in range(32))
-        drafter = Extended(Masked(poor, 0.0, branching), 4, Lookup(LookupRecord()), 0.8, 1.0, costs, most_cost)
+        drafter = Extended(Masked(poor, 0.0, branching), 4, Lookup(LookupStats()), 0.8, 1.0, costs, most_cost)
         got = generate(Session(DECODER, sampling), ids, ConstantPlanner(Plan("test", drafter, 12)), Limits(60))
         assert got.token_ids == plain
         return got
@@ -171,7 +171,7 @@ class Chain(Masked):
 @pytest.mark.parametrize("agreement", [0.99, 0.85])
 def test_of_guesses_and_second_candidates_the_likelier_is_verified(agreement: float) -> None:
     """One row may be added: what follows a chain that is right surely, or stands beside one that is not."""
-    lookup, costs = Lookup(LookupRecord()), (1.0, 1.0, 1.0, 1.1, *(9.0,) * 28)
+    lookup, costs = Lookup(LookupStats()), (1.0, 1.0, 1.0, 1.1, *(9.0,) * 28)
     lookup.open([1, 2, 3, 4] * 5)
     drafter = Extended(Chain(WEAK), 2, lookup, agreement, 1.0, costs, 0.2)
     got = drafter.draft(Session(DECODER), 1, 14)
@@ -183,7 +183,7 @@ def test_of_guesses_and_second_candidates_the_likelier_is_verified(agreement: fl
 def test_auto_verifies_second_candidates_of_unsure_drafts() -> None:
     """What it would plan where rows cost nothing, whatever this machine takes for them."""
     masks = Frontier((Entry("poor", SkipMask.of(WEAK.num_layers, range(2, 12)), profile(0.9)),))
-    source = MaskedDrafts(masks, latency_table(WEAK.num_layers), DraftRecord(), Lookup(LookupRecord()))
+    source = MaskedDrafts(masks, latency_table(WEAK.num_layers), DraftStats(), Lookup(LookupStats()))
     offer = source.offer(100, [1.0] * 32, 9.0)
     assert offer is not None
     assert offer.plan is not None

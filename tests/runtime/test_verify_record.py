@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.planning.auto.verify_stats import VerifyRecord
+from ssd_runtime.planning.auto.verify_stats import VerifyStats
 
 TABLE = [1.0 + 0.05 * rows for rows in range(32)]
 
@@ -20,19 +20,19 @@ def true_cost(rows: int) -> float:
     return TABLE[rows - 1] * (1.0 if rows == 1 else 1.33 if 6 <= rows <= 12 else 1.1)
 
 
-def run(record: VerifyRecord, seed: int, cycles: int = 1500, noise: float = 0.06, scale: float = 1.0) -> None:
+def run(record: VerifyStats, seed: int, cycles: int = 1500, noise: float = 0.06, scale: float = 1.0) -> None:
     draws, rows = random.Random(seed), 1
     for cycle in range(cycles):
         # Runs of the same kind, as text has them; a machine whose pace drifts, and now and then something beside it.
         rows = rows if draws.random() < 0.6 else draws.choice([1, 2, 4, 8, 12])
         pace = 0.04 * (1.0 + 0.3 * math.sin(cycle / 200)) * scale
         held_up = 3.0 if draws.random() < 0.02 else 1.0
-        record.see(rows, pace * true_cost(rows) * math.exp(draws.gauss(0.0, noise)) * held_up, TABLE[rows - 1])
+        record.update(rows, pace * true_cost(rows) * math.exp(draws.gauss(0.0, noise)) * held_up, TABLE[rows - 1])
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_costs_come_near_the_truth_through_noise_drift_and_interruptions(seed: int) -> None:
-    record = VerifyRecord()
+    record = VerifyStats()
     run(record, seed)
     priced = record.priced(TABLE)
     for rows in (1, 2, 4, 8, 12):
@@ -41,7 +41,7 @@ def test_costs_come_near_the_truth_through_noise_drift_and_interruptions(seed: i
 
 @given(st.floats(0.01, 100.0), st.integers(0, 99))
 def test_a_machine_that_is_slower_as_a_whole_changes_nothing(scale: float, seed: int) -> None:
-    one, other = VerifyRecord(), VerifyRecord()
+    one, other = VerifyStats(), VerifyStats()
     run(one, seed, 60)
     run(other, seed, 60, scale=scale)
     assert other.priced(TABLE) == pytest.approx(one.priced(TABLE), rel=1e-9)
@@ -49,19 +49,19 @@ def test_a_machine_that_is_slower_as_a_whole_changes_nothing(scale: float, seed:
 
 @pytest.mark.parametrize("held_up", range(3))
 def test_a_held_up_step_at_the_start_says_nothing_of_the_pace(held_up: int) -> None:
-    record = VerifyRecord()
+    record = VerifyStats()
     for step in range(3):
         assert not record.settled
-        record.see(1, 0.5 if step == held_up else 0.04, 1.0)
+        record.update(1, 0.5 if step == held_up else 0.04, 1.0)
     assert record.settled
     assert record.plain_seconds == pytest.approx(0.04)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 10.0)), max_size=50))
 def test_more_rows_never_cost_less_and_one_costs_one(seen: list[tuple[int, float]]) -> None:
-    record = VerifyRecord()
+    record = VerifyStats()
     for rows, seconds in seen:
-        record.see(rows, seconds, TABLE[min(rows, 32) - 1])
+        record.update(rows, seconds, TABLE[min(rows, 32) - 1])
     priced = record.priced(TABLE)
     assert priced[0] == TABLE[0]
     assert all(a <= b for a, b in pairwise(priced))

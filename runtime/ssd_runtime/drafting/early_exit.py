@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.formulas import annealed_temperature
-from ssd_runtime.drafting.tree import Begun, Draft
+from ssd_runtime.drafting.tree import Draft, PartialForward
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.sampling.sampler import Proposal
@@ -43,7 +43,7 @@ class EarlyExit:
             if len(path) == length + 1:
                 rows.advance(rows.deepest)
                 break
-        begun = Begun(2 * rows.deepest, torch.cat(rows.states))
+        begun = PartialForward(2 * rows.deepest, torch.cat(rows.states))
         return Draft(path[1:], begun=begun, probs=probs, steps=len(path) - 1)
 
     def _leave(self, rows: _Rows, path: list[int]) -> Proposal | None:
@@ -54,7 +54,7 @@ class EarlyExit:
             temperature = annealed_temperature(stop, layers, self.annealing)
             logits = self.heads.logits(stop, rows.states[-1])[0]
             proposal = rows.session.propose(logits, lambda: path, temperature)
-            if math.exp(-proposal.surprise) >= self.threshold:
+            if math.exp(-proposal.nll) >= self.threshold:
                 return proposal
         return None
 
@@ -84,12 +84,12 @@ class _Rows:
 
     def advance(self, depth: int) -> None:
         """Bring the last token to `depth`, and with it all that are not as deep."""
-        for begin, first, last in ways_down(self.depths, depth):
+        for begin, first, last in catch_up_ranges(self.depths, depth):
             x = self.session.run(torch.cat(self.states[begin:]), ahead=begin, first=2 * first, last=2 * last)
             self.states[begin:] = x.split(1)
 
 
-def ways_down(depths: list[int], depth: int) -> Iterator[tuple[int, int, int]]:
+def catch_up_ranges(depths: list[int], depth: int) -> Iterator[tuple[int, int, int]]:
     """What brings the last of some tokens to `depth`: (first of the rows, from layer, to layer), one behind the other.
 
     Each runs the rows from that one to the last; `depths`, the layers that each token has been through, follow.

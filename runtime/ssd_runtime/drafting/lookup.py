@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ssd_runtime.drafting.ngrams import NgramIndex
 from ssd_runtime.drafting.rates import Rate
-from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.session import Session
 
@@ -35,13 +35,13 @@ def _follow_rates() -> dict[tuple[bool, bool], list[Rate]]:
 
 
 @dataclass(slots=True)
-class LookupRecord:
+class LookupStats:
     """What a stream of requests has shown: candidates, and how often each kind of guess was right.
 
     Every new token is held against every guess there was for it, drafted or not: nothing has to be tried to be known.
     """
 
-    followers: Followers = field(default_factory=Followers)
+    successors: Successors = field(default_factory=Successors)
     copies: list[Rate] = field(default_factory=_copy_rates)
     """By length of match - 1."""
     follows: dict[tuple[bool, bool], list[Rate]] = field(default_factory=_follow_rates)
@@ -62,7 +62,7 @@ class Node(NamedTuple):
 class Lookup:
     """Grows trees of guesses behind one request's tokens."""
 
-    def __init__(self, record: LookupRecord, recycle: bool = True) -> None:
+    def __init__(self, record: LookupStats, recycle: bool = True) -> None:
         self._record, self._recycle = record, recycle
         self._index = NgramIndex()
 
@@ -88,7 +88,7 @@ class Lookup:
         """Take in the answer's next tokens, and whether they had been guessed."""
         for token in tokens:
             for guess, rate in self._guesses(()):
-                rate.see(guess == token)
+                rate.update(guess == token)
             self._index.extend((token,))
 
     def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
@@ -118,7 +118,7 @@ class Lookup:
         behind = (*self._index.tokens[-2:], *path)[-2:]
         if not self._recycle or len(behind) < 2:
             return
-        candidates, pair = self._record.followers.of(*behind)
+        candidates, pair = self._record.successors.of(*behind)
         rates = self._record.follows[length > 0, pair]
         for candidate, rate in zip(candidates, rates, strict=False):
             if candidate != copied:

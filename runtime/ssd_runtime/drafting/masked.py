@@ -48,13 +48,13 @@ class Masked:
                 others = self._siblings(proposal)
                 siblings.append(others[: max(0, room)])
                 room -= len(others)
-            if proposal.surprise > unsure:
+            if proposal.nll > unsure:
                 break
         return Draft.branching(tokens, siblings, probs)
 
     def _siblings(self, proposal: Proposal) -> list[int]:
         """The best tokens but the one proposed, as many as its probability asks for (SWIFT §4.2)."""
-        probability = math.exp(-proposal.surprise)
+        probability = math.exp(-proposal.nll)
         count = next((k for bound, k in self.branching if probability <= bound), 1)
         if count < 2:
             return []

@@ -27,7 +27,7 @@ class Rate:
         """The share now."""
         return self.held / self.cases
 
-    def see(self, held: bool) -> None:
+    def update(self, held: bool) -> None:
         """One more case."""
         self.held = KEEP * self.held + held
         self.cases = KEEP * self.cases + 1.0

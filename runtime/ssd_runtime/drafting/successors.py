@@ -17,7 +17,7 @@ MOST = 1 << 16
 Key = TypeVar("Key", int, tuple[int, int])
 
 
-class Followers:
+class Successors:
     """The target's best candidates behind every token and pair of tokens that it has verified lately.
 
     Verification has computed them already; nothing else has to be run for them (token recycling, Luo et al. 2024; pairs
@@ -31,7 +31,7 @@ class Followers:
         self._by_token: OrderedDict[int, list[int]] = OrderedDict()
         self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
         for before, token, *best in rows:
-            self.see(before, token, best[:RANKS])
+            self.update(before, token, best[:RANKS])
 
     def verified(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
         """Take in a verification: `rows` of its `logits` [n, vocabulary], whose paths stand behind the token `before`.
@@ -41,9 +41,9 @@ class Followers:
         for row, best in zip(rows, candidates(logits, rows, RANKS), strict=True):
             path = paths[row]
             if best:  # of logits that are no numbers, nothing is
-                self.see(path[-2] if len(path) > 1 else before, path[-1], best)
+                self.update(path[-2] if len(path) > 1 else before, path[-1], best)
 
-    def see(self, before: int, token: int, candidates: list[int]) -> None:
+    def update(self, before: int, token: int, candidates: list[int]) -> None:
         """Behind `before` and then `token` the target's candidates are these, best first."""
         _put(self._by_token, token, candidates)
         _put(self._by_pair, (before, token), candidates)

@@ -12,7 +12,7 @@ from ssd_runtime.engine.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PartialForward:
     """Rows of a draft that have been through the full model's first sub-layers and left their keys there."""
 
     first: int
@@ -31,7 +31,7 @@ class Draft:
     tokens: list[int]
     parents: Sequence[int] | None = None
     """parents[i]: the row that tokens[i] stands behind, at most i; the row before it where there are none given."""
-    begun: Begun | None = None
+    begun: PartialForward | None = None
     """Chains only."""
     probs: Sequence[Tensor] = ()
     """draft_probs [vocabulary] that each token of the trunk was drawn from by itself; empty where none was."""
@@ -49,7 +49,7 @@ class Draft:
         return cls(tokens, parents, probs=probs, steps=len(chain))
 
     @property
-    def trunk(self) -> int:
+    def main_path(self) -> int:
         """Length of the chain that the tree begins with: what counts as drafted, siblings do not."""
         if self.parents is None:
             return len(self.tokens)

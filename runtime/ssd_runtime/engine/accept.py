@@ -9,7 +9,7 @@ from ssd_runtime.drafting.tree import Draft
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Accepted:
     """The outcome of one verification."""
 
     rows: list[int]
@@ -20,7 +20,7 @@ class Verdict:
     """How many tokens of the draft's trunk stand; a sibling that stands is not counted."""
 
 
-def accept(draft: Draft, choose: Callable[[int], int]) -> Verdict:
+def accept(draft: Draft, choose: Callable[[int], int]) -> Accepted:
     """Follow the target's choices through the draft.
 
     `choose` gives the target's token behind a row, and is asked in order and only of rows that stand. Where that
@@ -29,5 +29,5 @@ def accept(draft: Draft, choose: Callable[[int], int]) -> Verdict:
     rows = [0]
     while (row := draft.child(rows[-1], token := choose(rows[-1]))) is not None:
         rows.append(row)
-    trunk = draft.trunk
-    return Verdict(rows, token, sum(0 < row <= trunk for row in rows))
+    main_path = draft.main_path
+    return Accepted(rows, token, sum(0 < row <= main_path for row in rows))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.accept import Verdict, accept
+from ssd_runtime.engine.accept import Accepted, accept
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.engine.verification import verify
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
@@ -143,13 +143,13 @@ def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cyc
         verifying = watch.lap()
         tokens = output.take([*(rows[row] for row in verdict.rows[1:]), verdict.next_token])
         cycle = Cycle(
-            *(replace(plan, drafter=None), context, draft.trunk, verdict.accepted, tokens, len(rows)),
+            *(replace(plan, drafter=None), context, draft.main_path, verdict.accepted, tokens, len(rows)),
             *(drafting, verifying, draft.steps, planning, draft.begun is not None),
         )
         planner.observe(cycle, None if states is None else _rows(states, verdict.rows))
         # Only now: guesses are judged by what was known before.
-        if planner.followers is not None:
-            planner.followers.verified(before, draft.paths(pending), verdict.rows, logits)
+        if planner.successors is not None:
+            planner.successors.verified(before, draft.paths(pending), verdict.rows, logits)
         observing = watch.lap()
         yield cycle
 
@@ -167,7 +167,7 @@ def _verify(session: Session, pending: int, draft: Draft, states: list[Tensor] |
     return session.decoder.logits(verify(session, pending, draft, states))
 
 
-def _judge(session: Session, pending: int, draft: Draft, logits: Tensor) -> Verdict:
+def _judge(session: Session, pending: int, draft: Draft, logits: Tensor) -> Accepted:
     """Hold the draft against the full model's `logits` [rows, vocabulary]."""
     drawn = list(zip(draft.tokens, draft.probs, strict=False))
     return accept(draft, session.choose(logits, lambda: draft.paths(pending), drawn))

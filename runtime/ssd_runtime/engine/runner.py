@@ -18,7 +18,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.memory import guard_memory
-from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 OUT_OF_MEMORY_REMEDY = "give a shorter prompt, fewer new tokens, --weight-memory 0 or --dtype bf16"
 
@@ -35,7 +35,7 @@ class RunSettings:
     stops: tuple[str, ...] = ()
     raw: bool = False
     compare: bool = False
-    sampling: Sampling = GREEDY
+    sampling: SamplingParams = GREEDY
     """The first prompt's; each further one has the next seed, so that equal prompts get answers of their own."""
 
 
@@ -97,7 +97,7 @@ class Runner:
         text = cut_at_stop(self.loaded.decode(generation.token_ids), settings.stops)
         return Outcome(prompt, turn, settings.strategy, generation, text, plain, difference, seed)
 
-    def _sampling(self, number: int) -> Sampling:
+    def _sampling(self, number: int) -> SamplingParams:
         """The settings', with the seed of turn `number` and the model's own penalty where they have none."""
         asked = self.settings.sampling
         own = self.loaded.repetition_penalty

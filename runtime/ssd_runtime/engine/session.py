@@ -11,8 +11,8 @@ from torch import Tensor
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.sampling.params import GREEDY, Sampling
-from ssd_runtime.sampling.sampler import Chooser, Paths, Proposal
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler
 
 PREFILL_CHUNK, MIN_PREFILL_CHUNK = 512, 32
 """Tokens of a prompt that run through the model together."""
@@ -45,13 +45,13 @@ class Session:
     angles are for, the committed tokens are computed again with the second, as transformers does.
     """
 
-    def __init__(self, decoder: Decoder, sampling: Sampling = GREEDY) -> None:
+    def __init__(self, decoder: Decoder, sampling: SamplingParams = GREEDY) -> None:
         decoder.refresh()
         self.decoder = decoder
         self.cache = decoder.new_cache()
         self.ids: list[int] = []
         self.sampling = sampling
-        self._chooser = Chooser(sampling, decoder.device)
+        self._sampler = Sampler(sampling, decoder.device)
         self._prompt: Prefill | None = None
 
     @property
@@ -161,7 +161,7 @@ class Session:
         if prompt is not self._prompt or self.committed < prompt.tokens:
             raise UserError("session: it does not hold this prompt any more; prefill it again")
         self.ids = self.ids[: prompt.tokens]
-        self._chooser.restart(prompt.tokens)
+        self._sampler.restart(prompt.tokens)
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)
 
@@ -177,17 +177,17 @@ class Session:
 
     def choose(self, logits: Tensor, paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()) -> Callable[[int], int]:
         """What gives the token behind each row of `logits` (`Chooser.choose`); paths are behind the committed ones."""
-        return self._chooser.choose(logits, self.ids, paths, drawn)
+        return self._sampler.choose(logits, self.ids, paths, drawn)
 
     def propose(self, logits: Tensor, path: Callable[[], list[int]], temperature: float | None = None) -> Proposal:
         """A token to draft behind the committed ones and a path (`Chooser.propose`)."""
-        return self._chooser.propose(logits, self.ids, path, temperature)
+        return self._sampler.propose(logits, self.ids, path, temperature)
 
     def gap(self, logits: Tensor, prompt: int, token: int, within: float) -> tuple[float, bool]:
         """How far the choice behind the committed tokens, `prompt` of them the prompt's, lies before `token`, in
         logits, and whether less than `within` makes it the choice."""
-        self._chooser.restart(prompt)
-        return self._chooser.gap(logits, self.ids, token, within)
+        self._sampler.restart(prompt)
+        return self._sampler.gap(logits, self.ids, token, within)
 
     def draft_room(self, most: int) -> int:
         """How many of `most` drafts can be verified at once: all rows of a forward are rotated by the same angles."""

@@ -17,7 +17,7 @@ def verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | 
     """
     if draft.begun is not None and states is None:
         return session.run(draft.begun.states, first=draft.begun.first)
-    if draft.trunk == len(draft.tokens):
+    if draft.main_path == len(draft.tokens):
         return session.forward(draft.rows(pending), states=states)
     depths, visible = _tree(draft)
     device = session.decoder.device

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Node, Ready
+from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.cost import StepCosts
@@ -62,10 +62,10 @@ def row_costs(latency: LatencyTable) -> ByContext[list[float]]:
 class LookupPlanner(BasePlanner):
     """A tree of guesses each cycle; a plain step where none is worth its verification."""
 
-    def __init__(self, latency: LatencyTable, settings: LookupSettings, record: LookupRecord) -> None:
+    def __init__(self, latency: LatencyTable, settings: LookupSettings, record: LookupStats) -> None:
         self._costs, self._settings = row_costs(latency), settings
         self._lookup = Lookup(record, bool(settings.recycle))
-        self.followers = record.followers if settings.recycle else None
+        self.successors = record.successors if settings.recycle else None
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Take in the prompt."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
-from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import Drafter
 from ssd_runtime.engine.session import Prefill, Session
 
@@ -97,7 +97,7 @@ class Planner(Protocol):
 
     domain: str | None
     """Where the prompt was routed, if it was."""
-    followers: Followers | None
+    successors: Successors | None
     """What takes in the target's candidates behind every verified row, if anything does."""
 
     @property
@@ -122,7 +122,7 @@ class BasePlanner:
     """A planner that needs no states and learns nothing."""
 
     domain: str | None = None
-    followers: Followers | None = None
+    successors: Successors | None = None
     wants_states = False
 
     def start(self, session: Session, prompt: Prefill) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_record import MIXTURE
+from ssd_artifacts.domain_config import MIXTURE
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.drafting.lookup import LookupRecord
-from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.lookup import LookupStats
+from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
@@ -60,11 +60,11 @@ def make_strategy(
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
     if name == "lookup":
-        lookup = _lookup_record(decoder, bundle)
+        lookup = _lookup_stats(decoder, bundle)
         return lambda: LookupPlanner(latency, settings, lookup)
     frontiers = Frontier.of_all(domains, layers, latency)
     if name == "auto":
-        stream = Stream(_lookup_record(decoder, bundle))
+        stream = Stream(_lookup_stats(decoder, bundle))
         return lambda: AutoPlanner(frontiers, tuned, heads, router, latency, stream)
     if name == "knapsack" and (router is None or not settings.warm_start):
         return lambda: KnapsackPlanner(latency, settings)
@@ -84,9 +84,9 @@ def make_strategy(
     return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest, 1.0))
 
 
-def _lookup_record(decoder: Decoder, bundle: Bundle | None) -> LookupRecord:
+def _lookup_stats(decoder: Decoder, bundle: Bundle | None) -> LookupStats:
     """With the followers that the bundle knows."""
-    known = bundle.followers if bundle is not None else None
+    known = bundle.successors if bundle is not None else None
     if known is not None and known.vocabulary > decoder.shape.vocabulary:
         raise UserError("bundle: its followers are tokens that this model does not have; compile one for this model")
-    return LookupRecord(Followers(known.rows() if known is not None else ()))
+    return LookupStats(Successors(known.rows() if known is not None else ()))

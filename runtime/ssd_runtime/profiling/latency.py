@@ -17,7 +17,7 @@ from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.device import device_identity
 from ssd_runtime.profiling.memory import available_bytes
-from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.sampling.argmax import argmax
 
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
@@ -204,7 +204,7 @@ class _Bench:
 
     def _head(self, n: int) -> Callable[[], object]:
         decoder, x = self.decoder, self._rows(n)
-        return lambda: highest(decoder.logits(x)).tolist()
+        return lambda: argmax(decoder.logits(x)).tolist()
 
     def _step(self, context: int, n: int) -> Callable[[], object]:
         decoder = self.decoder
@@ -212,7 +212,7 @@ class _Bench:
 
         def work() -> None:
             x = decoder.run(decoder.embed(ids), self.cache, decoder.span(self.cache, context, n))
-            highest(decoder.logits(x)).tolist()
+            argmax(decoder.logits(x)).tolist()
 
         return work
 

@@ -1,1 +1,6 @@
 """The choice of tokens by logits."""
+
+from ssd_runtime._moved import moved
+
+PLACES = {"Sampling": "ssd_runtime.sampling.params:SamplingParams", "GREEDY": "ssd_runtime.sampling.params:GREEDY"}
+__getattr__ = moved(__name__, PLACES)

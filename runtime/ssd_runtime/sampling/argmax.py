@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def highest(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """The arg max [n] of `logits` [n, vocabulary], the first of equals.
 
     On a CPU torch reads a row one number at a time: of 12 rows over 49k tokens it takes a fiftieth of a step of a small
@@ -21,9 +21,9 @@ def highest(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().argmax(-1))
 
 
-def surest(logits: Tensor) -> tuple[Tensor, Tensor]:
+def argmax_with_logit(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The arg max [n] of `logits` [n, vocabulary], and the logits there [n]."""
-    best = highest(logits)
+    best = argmax(logits)
     return best, logits.gather(1, best[:, None])[:, 0]
 
 
@@ -37,10 +37,10 @@ def candidates(logits: Tensor, rows: Sequence[int], count: int) -> list[list[int
         both = zip(tokens.tolist(), values.tolist(), strict=True)
         return [[token for token, value in zip(*row, strict=True) if value > -np.inf] for row in both]
     every = logits.numpy()
-    return [_hiding(every[row], count) for row in rows]
+    return [_topk(every[row], count) for row in rows]
 
 
-def _hiding(row: NDArray[np.float32], count: int) -> list[int]:
+def _topk(row: NDArray[np.float32], count: int) -> list[int]:
     """Each is hidden while the next is looked for: a copy of the row would take as long as all of that."""
     found = list[tuple[int, np.float32]]()
     while len(found) < count and (value := row[token := int(row.argmax())]) > -np.inf:

@@ -9,7 +9,7 @@ from ssd_profiles.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """Parameters as transformers' `generate` has them; greedy at temperature 0.
 
     Raises UserError where that would leave another parameter without effect.
@@ -47,7 +47,7 @@ class Sampling:
         return self.random and self.rejection
 
 
-GREEDY = Sampling()
+GREEDY = SamplingParams()
 
 
 def read_sampling(
@@ -58,14 +58,14 @@ def read_sampling(
     repetition_penalty: float | None,
     seed: int | None,
     rejection: bool,
-) -> Sampling:
+) -> SamplingParams:
     """The parameters of a command line, where None means that an option was not given.
 
     What shapes a distribution asks for sampling, at temperature 1 unless another is given. Without a seed one is
-    drawn. Raises UserError as `Sampling` does.
+    drawn. Raises UserError as `SamplingParams` does.
     """
     if temperature is None:
         temperature = 1.0 if top_k or top_p < 1.0 or min_p or rejection else 0.0
     if seed is None:
         seed = secrets.randbelow(1 << 31) if temperature > 0.0 else 0
-    return Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
+    return SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)

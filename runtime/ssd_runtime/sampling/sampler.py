@@ -16,8 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ssd_runtime.sampling.argmax import highest
-from ssd_runtime.sampling.params import GREEDY, Sampling
+from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.seen_tokens import SeenTokens
 
 Paths = Callable[[], list[list[int]]]
@@ -31,14 +31,14 @@ class Proposal:
     token: int
     scores: Tensor
     """[vocabulary]: the next best candidates are those of the next greatest scores."""
-    surprise: float
+    nll: float
     """How open the choice was: minus log of its share in a softmax of minus its leads before all tokens, in logits;
     of the most probable token's choice where tokens are tested by rejection; 0 where nobody asked."""
     probs: Tensor | None = None
     """draft_probs [vocabulary], where the token was drawn from them by itself."""
 
 
-class Chooser:
+class Sampler:
     """Chooses the tokens of one sequence behind one prompt.
 
     A random choice is the arg max of processed logits plus Gumbel noise, which is a draw from their softmax. Each
@@ -46,11 +46,11 @@ class Chooser:
     that place's noise (drafter-invariant coupling, Daliri et al. 2024). So the output for a seed is the same whatever
     was drafted, and a draft by a similar distribution is likely to meet it.
 
-    Where `rejection` is asked for, drafts are drawn by themselves and tested (`judge`). That accepts more at high
-    temperatures; for a seed the output then depends on what was drafted, while its distribution does not.
+    Where `rejection` is asked for, drafts are drawn by themselves and tested (`rejection_sample`). That accepts more at
+    high temperatures; for a seed the output then depends on what was drafted, while its distribution does not.
     """
 
-    def __init__(self, sampling: Sampling = GREEDY, device: torch.device | str = "cpu") -> None:
+    def __init__(self, sampling: SamplingParams = GREEDY, device: torch.device | str = "cpu") -> None:
         self._random = sampling.random
         self._unit = sampling.temperature if sampling.random else 1.0
         """Logits a unit of the scores."""
@@ -81,7 +81,7 @@ class Chooser:
         """
         if not self._random:
             # All rows at once: the host waits for the device a single time.
-            best = highest(self._penalised(logits, known, paths)).tolist()
+            best = argmax(self._penalised(logits, known, paths)).tolist()
             return lambda row: int(best[row])
         behind = paths()
 
@@ -89,13 +89,13 @@ class Chooser:
             # Row by row: most rows behind a wrong draft are never asked for.
             _, scores = self._processed(logits[row], known, behind[row])
             if not self._tests:
-                return int(highest((scores + self._noise_at(len(known), len(behind[row]), scores))[None]))
+                return int(argmax((scores + self._noise_at(len(known), len(behind[row]), scores))[None]))
             target_probs = scores.softmax(-1)[None]
             if row >= len(drawn):
                 return int(draw(target_probs, self._generator))
             drafted, draft_probs = drawn[row]
             asked = torch.tensor([drafted], device=logits.device)
-            return int(judge(target_probs, draft_probs[None], asked, self._generator))
+            return int(rejection_sample(target_probs, draft_probs[None], asked, self._generator))
 
         return token
 
@@ -109,18 +109,18 @@ class Chooser:
         a filter leaves one token, drafts end where greedy ones do.
         """
         if not self._random and self._seen is None:
-            best = int(highest(logits[None]))
-            return Proposal(best, logits, _surprise(lambda: logits[best].float() - logits.float(), annealed))
+            best = int(argmax(logits[None]))
+            return Proposal(best, logits, _nll(lambda: logits[best].float() - logits.float(), annealed))
         behind = path()
         plain, scores = self._processed(logits, known, behind)
         if self._tests:
             probs = scores.softmax(-1)
             # Not the drawn token's lead: what a draft does next must not depend on which token was drawn.
-            surprise = _surprise(lambda: plain.max() - plain, annealed)
-            return Proposal(int(draw(probs[None], self._generator)), probs, surprise, probs)
+            nll = _nll(lambda: plain.max() - plain, annealed)
+            return Proposal(int(draw(probs[None], self._generator)), probs, nll, probs)
         noise = self._noise_at(len(known), len(behind), scores)
-        best = int(highest((scores + noise)[None]))
-        return Proposal(best, scores + noise, _surprise(lambda: self._leads(plain, scores, noise, best), annealed))
+        best = int(argmax((scores + noise)[None]))
+        return Proposal(best, scores + noise, _nll(lambda: self._leads(plain, scores, noise, best), annealed))
 
     def _leads(self, plain: Tensor, scores: Tensor, noise: Tensor, choice: int) -> Tensor:
         """How far the choice lies before every token, in logits; all [vocabulary].
@@ -146,13 +146,13 @@ class Chooser:
         """
         plain, scores = self._processed(logits, known, [])
         noise = self._noise_at(len(known), 0, scores)
-        choice, noisy = int(highest((scores + noise)[None])), plain + noise * self._unit
+        choice, noisy = int(argmax((scores + noise)[None])), plain + noise * self._unit
 
         def chooses(rise: float, fall: float) -> bool:
             moved = logits.float().clone()
             moved[token] += rise
             moved[choice] -= fall
-            return int(highest((self._processed(moved, known, [])[1] + noise)[None])) == token
+            return int(argmax((self._processed(moved, known, [])[1] + noise)[None])) == token
 
         near = chooses(within, 0.0) or chooses(0.0, within) or chooses(within, within)
         return max(0.0, float(noisy[choice] - noisy[token])), near
@@ -181,7 +181,7 @@ class Chooser:
         return self._noise[ahead]
 
 
-def _surprise(leads: Callable[[], Tensor], annealed: float | None) -> float:
+def _nll(leads: Callable[[], Tensor], annealed: float | None) -> float:
     """Minus log of the choice's share in a softmax of minus `leads` ÷ `annealed`; 0 where that is not given."""
     return 0.0 if annealed is None else float((leads() / -annealed).logsumexp(-1))
 
@@ -201,7 +201,7 @@ def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
     return (probs.log() + gumbel(probs.shape, generator).to(probs.device)).argmax(-1)
 
 
-def judge(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
+def rejection_sample(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
     """Tokens [n] that have the distributions `target_probs` [n, vocabulary] if `tokens` [n] have `draft_probs`.
 
     A token stands with probability min(1, target ÷ draft); else another is drawn from what the target has beyond the
@@ -218,7 +218,7 @@ def judge(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: 
     return torch.where(stands[:, 0], tokens, draw(beyond, generator))
 
 
-def _filters(sampling: Sampling) -> LogitsProcessorList:
+def _filters(sampling: SamplingParams) -> LogitsProcessorList:
     """The processors that look at nothing but the scores, in the order in which `generate` has them.
 
     They take no int for a float.

@@ -13,7 +13,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.span import Span
-from ssd_runtime.sampling.argmax import surest
+from ssd_runtime.sampling.argmax import argmax_with_logit
 
 HEAD_ROWS = 128
 """Rows sent through the LM head at once: logits of a large vocabulary fill memory quickly."""
@@ -74,7 +74,7 @@ class ReferenceStates:
 
 
 @torch.inference_mode()
-def drafted_as(decoder: Decoder, reference: ReferenceStates, mask: SkipMask, block: int) -> list[Trace]:
+def replay_mask(decoder: Decoder, reference: ReferenceStates, mask: SkipMask, block: int) -> list[Trace]:
     """How the masked model predicts each row's next token, for every group: right or wrong, and how sure.
 
     One parallel pass, with the keys that real drafting would see: every `block` tokens a draft is taken to begin;
@@ -102,7 +102,7 @@ def predictions(decoder: Decoder, x: Tensor, targets: Tensor) -> tuple[Tensor, T
     matches, confidence = [], []
     for begin in range(0, x.shape[0], HEAD_ROWS):
         logits = decoder.logits(x[begin : begin + HEAD_ROWS]).float()
-        best, top = surest(logits)
+        best, top = argmax_with_logit(logits)
         matches.append((best == targets[begin : begin + HEAD_ROWS]).cpu())
         confidence.append((top - logits.logsumexp(-1)).exp().cpu())
     return torch.cat(matches), torch.cat(confidence)

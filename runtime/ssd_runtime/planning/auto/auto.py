@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ssd_artifacts.domain_record import MIXTURE, ExitChoice
+from ssd_artifacts.domain_config import MIXTURE, ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup
-from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.controller import Controller, Stream
@@ -57,7 +57,7 @@ class AutoPlanner(BasePlanner):
         self._frontiers, self._exits, self._heads = frontiers, exits, heads
         self._router, self._latency, self._stream = router, latency, stream
         self._controller: Controller | None = None
-        self.followers: Followers | None = stream.lookup.followers
+        self.successors: Successors | None = stream.lookup.successors
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
@@ -75,7 +75,7 @@ class AutoPlanner(BasePlanner):
         assert self._controller is not None, "start() comes first"
         plan = self._controller.plan(context, pending)
         # Reading the target's candidates is a part of planning's cost.
-        self.followers = self._stream.lookup.followers if self._controller.planned else None
+        self.successors = self._stream.lookup.successors if self._controller.planned else None
         return plan
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:

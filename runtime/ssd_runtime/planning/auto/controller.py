@@ -8,31 +8,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.drafting.lookup import Lookup, LookupRecord, Ready
+from ssd_runtime.drafting.lookup import Lookup, LookupStats, Ready
 from ssd_runtime.planning.auto.budget import Budget
-from ssd_runtime.planning.auto.draft_stats import DraftRecord
+from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.offer import Offer, Source
 from ssd_runtime.planning.auto.planning_time import PlanningTime
-from ssd_runtime.planning.auto.verify_stats import VerifyRecord
+from ssd_runtime.planning.auto.verify_stats import VerifyStats
 from ssd_runtime.planning.lookup import MOST_ROWS, best_guess, row_costs
 from ssd_runtime.planning.plan import Cycle, Plan
 
 
-def _records() -> defaultdict[str, DraftRecord]:
-    return defaultdict(DraftRecord)
+def _records() -> defaultdict[str, DraftStats]:
+    return defaultdict(DraftStats)
 
 
 @dataclass(slots=True)
 class Stream:
     """What `auto` has learned from one stream of requests; it outlives a request: this planner's declared state."""
 
-    lookup: LookupRecord = field(default_factory=LookupRecord)
+    lookup: LookupStats = field(default_factory=LookupStats)
     budget: Budget = field(default_factory=Budget)
     planning: PlanningTime = field(default_factory=PlanningTime)
-    verify: VerifyRecord = field(default_factory=VerifyRecord)
-    masks: defaultdict[str, DraftRecord] = field(default_factory=_records)
+    verify: VerifyStats = field(default_factory=VerifyStats)
+    masks: defaultdict[str, DraftStats] = field(default_factory=_records)
     """By domain."""
-    exits: defaultdict[str, DraftRecord] = field(default_factory=_records)
+    exits: defaultdict[str, DraftStats] = field(default_factory=_records)
     """By domain."""
 
 
@@ -103,6 +103,6 @@ class Controller:
             else:
                 source.record.settle(tokens, cost)
         if not cycle.begun:
-            verify.see(row + 1, cycle.verify_seconds, self._table.at(cycle.context)[row])
+            verify.update(row + 1, cycle.verify_seconds, self._table.at(cycle.context)[row])
         planning = self._stream.planning.update(cycle.plan_seconds) if self.planned else 0.0
         self._stream.budget.settle(tokens, cost, planning / (verify.plain_seconds or math.inf))

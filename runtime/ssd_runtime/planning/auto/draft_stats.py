@@ -23,7 +23,7 @@ HYSTERESIS = 1.03
 
 
 @dataclass(slots=True)
-class DraftRecord:
+class DraftStats:
     """The record of one way to draft in one domain."""
 
     got: float = PRIOR_TOKENS
@@ -41,7 +41,7 @@ class DraftRecord:
         """Tokens ÷ those predicted."""
         return self.got / self.predicted
 
-    def trusts(self, speedup: float) -> bool:
+    def update_trust(self, speedup: float) -> bool:
         """Whether drafts that promise this speed-up at best are worth their risk, however much the budget covers."""
         self.trusted = speedup >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
         return self.trusted
@@ -58,7 +58,7 @@ class DraftRecord:
         """Take in what a cycle yielded and what it cost, in plain steps."""
         self.balance = min(MOST, self.balance + tokens - cost)
 
-    def see(self, tokens: int, predicted: float, pace: float) -> None:
+    def update(self, tokens: int, predicted: float, pace: float) -> None:
         """One more cycle."""
         self.got, self.predicted = KEEP * self.got + tokens, KEEP * self.predicted + predicted
         self.pace += 0.1 * (min(max(pace, 0.5), 2.0) - self.pace)

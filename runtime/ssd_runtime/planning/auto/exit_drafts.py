@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftRecord
+from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.offer import Offer
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.plan import Cycle, Plan
@@ -22,7 +22,7 @@ class ExitDrafts:
     the verification, which then has more layers to go through, takes longer. What cycles take here is learned.
     """
 
-    def __init__(self, heads: ExitHeads, choice: ExitChoice, latency: LatencyTable, record: DraftRecord) -> None:
+    def __init__(self, heads: ExitHeads, choice: ExitChoice, latency: LatencyTable, record: DraftStats) -> None:
         self._drafter = EarlyExit(heads, tuple(choice.stops), choice.threshold, choice.annealing)
         self._width, self._speedup, self.record = choice.width, choice.predicted_speedup, record
 
@@ -39,7 +39,7 @@ class ExitDrafts:
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
         """Drafts up to the domain's width, as far as the budget covers."""
         best, most = self._expected(self._width), most_cost / self.record.pace
-        if not self.record.trusts(best):
+        if not self.record.update_trust(best):
             return None
         lengths = (length for length in range(self._width, 0, -1) if self._cost(context, length, costs) <= most)
         length = next(lengths, 0)
@@ -54,7 +54,7 @@ class ExitDrafts:
         cost, pace = self._cost(cycle.context, cycle.steps, costs), self.record.pace
         if not cycle.is_cut:
             seen = cycle.seconds / (cost * plain_seconds) if plain_seconds else pace
-            self.record.see(len(cycle.tokens), self._promised(cycle.plan.draft_length) * cost, seen)
+            self.record.update(len(cycle.tokens), self._promised(cycle.plan.draft_length) * cost, seen)
         return cost * pace
 
     def _promised(self, length: int) -> float:

@@ -10,7 +10,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Branching, Masked
-from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftRecord
+from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.offer import Offer
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.papers.knn import Frontier
@@ -21,7 +21,7 @@ UNSURE: Branching = ((0.5, 2),)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rung:
+class _LengthStats:
     """A draft length, by the mask's acceptance profile at its confidence threshold."""
 
     length: int
@@ -51,11 +51,11 @@ class MaskedDrafts:
     where it is easy.
     """
 
-    def __init__(self, frontier: Frontier, latency: LatencyTable, record: DraftRecord, lookup: Lookup) -> None:
+    def __init__(self, frontier: Frontier, latency: LatencyTable, record: DraftStats, lookup: Lookup) -> None:
         self._best, self._correction = frontier.best(latency), frontier.correction
         self.record, self._lookup = record, lookup
         self._option: Option | None = None
-        self._ladder: list[_Rung] = []
+        self._length_stats: list[_LengthStats] = []
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
         """The mask that is best by latency, at the length that is best as far as the budget covers."""
@@ -63,10 +63,10 @@ class MaskedDrafts:
         if option is None:
             return None
         if option is not self._option:
-            self._option, self._ladder = option, _ladder(option)
+            self._option, self._length_stats = option, _length_stats(option)
         chains = self._chains(option, costs)
         best = max(chain.speedup for chain in chains)
-        if not self.record.trusts(best):
+        if not self.record.update_trust(best):
             return None
         covered = [chain for chain in chains if chain.cost <= most_cost and chain.speedup >= MIN_GAIN]
         if not covered:
@@ -84,7 +84,7 @@ class MaskedDrafts:
             # Guesses behind a chain are none of its doing.
             right = min(cycle.accepted, cycle.steps)
             tested = right + (right < cycle.steps)
-            self.record.see(right, tested * option.entry.profile.token_agreement, spent / steps)
+            self.record.update(right, tested * option.entry.profile.token_agreement, spent / steps)
         return verification + steps * pace
 
     def _chains(self, option: Option, costs: Sequence[float]) -> list[_Chain]:
@@ -92,7 +92,7 @@ class MaskedDrafts:
         step, tokens, chains = option.draft_cost * self.record.pace, 1.0, []
         # No token is right more often than always.
         likelier = min(self.record.factor, 1.0 / max(option.entry.profile.token_agreement, 0.5))
-        for rung in self._ladder:
+        for rung in self._length_stats:
             tokens = min(tokens + rung.gain * likelier**rung.depth, rung.steps + 1.0)
             time = rung.steps * step + costs[min(round(rung.steps), len(costs) - 1)]
             cost = rung.length * step + costs[min(rung.length, len(costs) - 1)]
@@ -113,14 +113,14 @@ class MaskedDrafts:
         )
 
 
-def _ladder(option: Option) -> list[_Rung]:
+def _length_stats(option: Option) -> list[_LengthStats]:
     """The lengths of the profile, at the option's threshold."""
-    profile, rungs = option.entry.profile, list[_Rung]()
+    profile, rungs = option.entry.profile, list[_LengthStats]()
     column = profile.thresholds.index(option.threshold)
     shorter, before = 0, 1.0
     for row, length in enumerate(profile.draft_lengths):
         tokens = float(profile.tokens[row, column])
         depth = (shorter + 1 + length) / 2
-        rungs.append(_Rung(length, float(profile.steps[row, column]), max(0.0, tokens - before), depth))
+        rungs.append(_LengthStats(length, float(profile.steps[row, column]), max(0.0, tokens - before), depth))
         shorter, before = length, max(before, tokens)
     return rungs

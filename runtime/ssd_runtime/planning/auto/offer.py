@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ssd_runtime.planning.auto.draft_stats import DraftRecord
+from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.plan import Cycle, Plan
 
 
@@ -27,7 +27,7 @@ class Source(Protocol):
     """A way to draft by steps of the model, for one request."""
 
     @property
-    def record(self) -> DraftRecord:
+    def record(self) -> DraftStats:
         """How it has fared in this stream."""
         ...
 

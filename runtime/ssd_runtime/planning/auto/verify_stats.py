@@ -36,7 +36,7 @@ class _Excess:
 
 
 @dataclass(slots=True)
-class VerifyRecord:
+class VerifyStats:
     """Times of verifications against the table's, by number of rows.
 
     The table was measured once, on chains and the arg max of their rows; trees, sampling and the neighbours in the
@@ -63,7 +63,7 @@ class VerifyRecord:
         """What a plain step takes of late; None where nothing was verified yet."""
         return math.exp(self._pace) if self._first else None
 
-    def see(self, rows: int, seconds: float, cost: float) -> None:
+    def update(self, rows: int, seconds: float, cost: float) -> None:
         """One more verification: its time, and what the table says of it in plain steps."""
         if min(seconds, cost) <= 0.0:
             return
@@ -75,11 +75,11 @@ class VerifyRecord:
             self._first.append(found)
             self._pace = median(self._first)
             return
-        surprise = min(max(found - self._pace, -SURPRISE), SURPRISE)
+        nll = min(max(found - self._pace, -SURPRISE), SURPRISE)
         told = 1.0 if about == 1 else excess.seen / (excess.seen + FIRST)
-        self._pace += DRIFT * told * surprise
+        self._pace += DRIFT * told * nll
         if about > 1:
-            excess.log += max(OWN, 1 / (FIRST + excess.seen)) * surprise
+            excess.log += max(OWN, 1 / (FIRST + excess.seen)) * nll
             excess.seen += 1
             self.rows[about] = excess
             if excess.seen <= FIRST or excess.seen % LAZY == 0:

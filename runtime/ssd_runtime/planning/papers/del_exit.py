@@ -9,7 +9,7 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import DelSettings
-from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.sampling.argmax import argmax
 
 FIRST_TOKENS = 8
 """Plain steps that every exit is looked at behind before one is chosen."""
@@ -54,7 +54,7 @@ class DelPlanner(BasePlanner):
         self.wants_states = self._looked < FIRST_TOKENS or self._cycles % self._settings.refresh == 0
         if states is None:
             return
-        targets, keep = highest(self._heads.logits(self._layers, states[-1])), self._settings.memory
+        targets, keep = argmax(self._heads.logits(self._layers, states[-1])), self._settings.memory
         for layer, (looked, right) in self._seen.items():
-            same = highest(self._heads.logits(layer, states[2 * layer])) == targets
+            same = argmax(self._heads.logits(layer, states[2 * layer])) == targets
             self._seen[layer] = keep * looked + len(targets), keep * right + int(same.sum())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from ssd_artifacts.domain_record import MIXTURE, DomainRecord
+from ssd_artifacts.domain_config import MIXTURE, DomainConfig
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.planning.by_context import ByContext
@@ -30,7 +30,7 @@ class Frontier:
 
     @classmethod
     def of_all(
-        cls, records: Mapping[str, DomainRecord], num_layers: int, latency: LatencyTable | None = None
+        cls, records: Mapping[str, DomainConfig], num_layers: int, latency: LatencyTable | None = None
     ) -> dict[str, Frontier]:
         """The frontiers of a bundle's domains; corrected where there are latencies to correct with."""
         found = {name: _correction(record, num_layers, latency) for name, record in records.items() if latency}
@@ -89,14 +89,14 @@ class NearestAnchorPlanner(BasePlanner):
         return self._chosen.plan(context, pending)
 
 
-def _entries(record: DomainRecord, num_layers: int) -> tuple[Entry, ...]:
+def _entries(record: DomainConfig, num_layers: int) -> tuple[Entry, ...]:
     return tuple(
         Entry(f"{record.name}[{index}]", entry.skip_mask(num_layers), entry.profile())
         for index, entry in enumerate(record.frontier)
     )
 
 
-def _correction(record: DomainRecord, num_layers: int, latency: LatencyTable) -> float | None:
+def _correction(record: DomainConfig, num_layers: int, latency: LatencyTable) -> float | None:
     """Tokens a second by what was accepted ÷ by what was promised, at the record's context; None if nobody validated.
 
     By acceptance alone: that is the model's, while times of validation are another machine's, and of one moment.

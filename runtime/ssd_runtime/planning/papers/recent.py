@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.engine.session import Session
-from ssd_runtime.sampling.argmax import highest
+from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.search.replay import HEAD_ROWS, ReferenceStates, RowGroup
 
 
@@ -41,5 +41,5 @@ class RecentStates:
         if rows is not None:
             states = [x[-rows:] for x in states]
         n = states[0].shape[0]
-        targets = torch.cat([highest(session.decoder.logits(x)) for x in states[-1].split(HEAD_ROWS)])
+        targets = torch.cat([argmax(session.decoder.logits(x)) for x in states[-1].split(HEAD_ROWS)])
         return ReferenceStates(states, targets, [RowGroup(session.cache, session.committed - n, 0, n)])

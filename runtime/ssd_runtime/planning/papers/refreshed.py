@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from ssd_runtime.drafting.successors import Followers
+from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, Plan, Planner
@@ -21,7 +21,7 @@ class RefreshedPlanner(ABC):
     """
 
     domain: str | None = None
-    followers: Followers | None = None
+    successors: Successors | None = None
 
     def __init__(self, window: int, refresh: int, warm: Planner | None = None) -> None:
         self._window, self._refresh = window, refresh

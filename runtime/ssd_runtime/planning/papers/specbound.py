@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ssd_artifacts.domain_record import ExitChoice
+from ssd_artifacts.domain_config import ExitChoice
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.exit_heads import ExitHeads

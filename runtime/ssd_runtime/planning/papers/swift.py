@@ -15,7 +15,7 @@ from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.search.gaussian import most_promising
-from ssd_runtime.search.replay import ReferenceStates, drafted_as
+from ssd_runtime.search.replay import ReferenceStates, replay_mask
 
 TREE: Branching = ((0.5, 10), (0.8, 5), (0.95, 3), (1.0, 1))
 """Candidates a place by the probability of its token (SWIFT §4.2)."""
@@ -215,5 +215,5 @@ class SwiftPlanner(BasePlanner):
         assert self._context is not None, "the window comes first"
         # The request has gone on since: the slots behind the window hold committed tokens.
         groups = [replace(group, spare=self._session.committed) for group in self._context.groups]
-        trace = drafted_as(self._session.decoder, replace(self._context, groups=groups), mask, 1)[0]
+        trace = replay_mask(self._session.decoder, replace(self._context, groups=groups), mask, 1)[0]
         return float(trace.matches.mean())

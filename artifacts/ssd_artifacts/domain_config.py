@@ -130,7 +130,7 @@ class ExitChoice(BaseModel):
         return self
 
 
-class DomainRecord(BaseModel):
+class DomainConfig(BaseModel):
     """`domains/NAME.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -152,7 +152,7 @@ class DomainRecord(BaseModel):
     """None where no exits were fitted."""
 
     @model_validator(mode="after")
-    def _choice_exists(self) -> DomainRecord:
+    def _choice_exists(self) -> DomainConfig:
         if self.choice is None:
             return self
         if self.choice.entry >= len(self.frontier):

@@ -13,7 +13,7 @@ from ssd_artifacts.tensors import damaged, opened
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerSet:
+class SuccessorSet:
     """The target's most probable tokens behind pairs of tokens, the pairs seen last at the end.
 
     `pairs` [n, 2]: a token and the one before it, that one first. `candidates` [n, ranks], best first, -1 where there
@@ -24,7 +24,7 @@ class FollowerSet:
     candidates: NDArray[np.int32]
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> FollowerSet:
+    def of(cls, rows: Sequence[Sequence[int]]) -> SuccessorSet:
         """From rows of a pair and its candidates, at least one in each."""
         table = np.full((len(rows), max((len(row) for row in rows), default=3)), -1, np.int32)
         for place, row in enumerate(rows):
@@ -46,12 +46,12 @@ class FollowerSet:
         return save({"pairs": np.ascontiguousarray(self.pairs), "candidates": np.ascontiguousarray(self.candidates)})
 
     @classmethod
-    def from_file(cls, path: str) -> FollowerSet:
+    def from_file(cls, path: str) -> SuccessorSet:
         """Inverse of `to_bytes`. Raises UserError when the file is damaged."""
         with opened(path, "followers") as file:
-            followers = cls(file.get_tensor("pairs"), file.get_tensor("candidates"))
-        followers._check(path)
-        return followers
+            successors = cls(file.get_tensor("pairs"), file.get_tensor("candidates"))
+        successors._check(path)
+        return successors
 
     def _check(self, path: str) -> None:
         count = len(self.pairs) if self.pairs.ndim else 0

@@ -1,0 +1,30 @@
+"""Names that have moved within the package still import from where they were, with a deprecation note."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def moved(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """A `__getattr__` of `module` that finds each name at its new place, `package.module:name`."""
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home, _, now = places[name].partition(":")
+        shown = f"from ssd_runtime import {now}" if now in FRONT_DOOR else f"from {home} import {now}"
+        warnings.warn(f"{module}.{name} has moved: {shown}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(home), now)
+
+    return find
+
+
+FRONT_DOOR = {
+    "Engine": "ssd_runtime.engine.engine",
+    "RunSettings": "ssd_runtime.engine.runner",
+    "SamplingParams": "ssd_runtime.sampling.params",
+}
+"""What `ssd_runtime` itself offers, and where it lives."""

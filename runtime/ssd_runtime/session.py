@@ -1,0 +1,8 @@
+"""Deprecated: where `Session` was before the package had folders."""
+
+from ssd_runtime._moved import moved
+
+PLACES = {
+    "Session": "ssd_runtime.engine.session:Session",
+}
+__getattr__ = moved(__name__, PLACES)
