@@ -7,12 +7,13 @@ import numpy as np
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import Choice, DomainConfig, FrontierEntry, SearchCost, Validation
+from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.mask import SkipMask
 from tests.tables import DEVICE, latency_table, profile
 
-LAYERS = 4
+LAYERS, WIDTH = 4, 32
 
 
 def fingerprint(**changes: str) -> ModelFingerprint:
@@ -66,6 +67,11 @@ def record(
     )
 
 
+def exits() -> ExitSet:
+    """Exit heads of the first layers that change nothing."""
+    return ExitSet((1, 2), np.stack([np.eye(WIDTH, dtype=np.float16)] * 2), np.zeros((2, WIDTH), np.float16))
+
+
 def bundle(**domains: DomainConfig) -> Bundle:
     """A bundle of these domains, `one` and `two` by default; their anchors lie along the first axes."""
     given = domains or {
@@ -81,11 +87,11 @@ def bundle(**domains: DomainConfig) -> Bundle:
         AnchorSet(
             "mean",
             names,
-            np.eye(len(names), 32, dtype=np.float32),
-            np.zeros(32, np.float32),
+            np.eye(len(names), WIDTH, dtype=np.float32),
+            np.zeros(WIDTH, np.float32),
             np.arange(len(names)),
             0.5,
-            np.eye(len(names), 32, dtype=np.float16),
+            np.eye(len(names), WIDTH, dtype=np.float16),
             np.arange(len(names)),
         ),
         {DEVICE.slug(): latency_table(LAYERS)},

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from pydantic import BaseModel, Field
 from safetensors.numpy import save
 
-from ssd_artifacts.tensors import damaged, opened
+from ssd_artifacts.tensors import ANY, damaged, is_tensor, opened
 
 TENSORS = ("features", "center", "labels", "others", "other_labels")
+LARGEST = float(np.finfo(np.float16).max)
+"""Features are within the range of `others`: cosines of larger ones would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,42 +47,42 @@ class AnchorSet:
         return save({name: np.ascontiguousarray(getattr(self, name)) for name in TENSORS}, metadata)
 
     @classmethod
-    def from_file(cls, path: str) -> AnchorSet:
-        """Inverse of `to_bytes`. Raises UserError when the file is damaged."""
+    def from_file(cls, path: str, known: Collection[str]) -> AnchorSet:
+        """Inverse of `to_bytes`. Raises UserError when the file is damaged or of domains that are not `known`."""
         with opened(path, "anchors") as file:
-            about = json.loads((file.metadata() or {})["anchors"])
-            anchors = cls(
-                about["feature"],
-                tuple(about["domains"]),
-                file.get_tensor("features"),
-                file.get_tensor("center"),
-                file.get_tensor("labels"),
-                float(about["threshold"]),
-                file.get_tensor("others"),
-                file.get_tensor("other_labels"),
-            )
-        anchors._check(path)
+            about = _Metadata.model_validate_json((file.metadata() or {})["anchors"])
+            tensors = {name: file.get_tensor(name) for name in TENSORS}
+        anchors = cls(feature=about.feature, domains=about.domains, threshold=about.threshold, **tensors)
+        anchors._check(path, known)
         return anchors
 
-    def _check(self, path: str) -> None:
-        width = self.center.shape[0] if self.center.ndim == 1 else 0
+    def _check(self, path: str, known: Collection[str]) -> None:
+        if len(set(self.domains)) < len(self.domains) or not set(self.domains) <= set(known):
+            raise damaged(path, "anchors", "its domains are not the manifest's")
+        width = self.center.size
         sound = (
-            self.feature in ("mean", "last")
-            and bool(width)
+            width > 0
+            and is_tensor(self.center, np.float32, width)
+            and bool(np.all(np.abs(self.center) <= LARGEST))
+            and self._are_rows(self.features, np.float32, self.labels, width)
+            and self._are_rows(self.others, np.float16, self.other_labels, width)
             and len(self.features) > 0
-            and self._rows(self.features, self.labels, width)
-            and self._rows(self.others, self.other_labels, width)
-            and np.all(np.isfinite(self.center))
-            and math.isfinite(self.threshold)
         )
         if not sound:
-            raise damaged(path, "anchors", "shapes or values")
+            raise damaged(path, "anchors", "shapes, dtypes or values")
 
-    def _rows(self, rows: NDArray[Any], labels: NDArray[np.int64], width: int) -> bool:
+    def _are_rows(self, rows: NDArray[Any], dtype: DTypeLike, labels: NDArray[np.int64], width: int) -> bool:
         return (
-            rows.ndim == 2
-            and rows.shape == (len(labels), width)
-            and labels.ndim == 1
+            is_tensor(rows, dtype, ANY, width)
+            and is_tensor(labels, np.int64, len(rows))
             and bool(np.all((labels >= 0) & (labels < len(self.domains))))
-            and bool(np.all(np.isfinite(rows)))
+            and bool(np.all(np.abs(rows) <= LARGEST))
         )
+
+
+class _Metadata(BaseModel):
+    """The metadata entry `anchors`."""
+
+    feature: Literal["mean", "last"]
+    domains: tuple[str, ...]
+    threshold: Annotated[float, Field(allow_inf_nan=False)]

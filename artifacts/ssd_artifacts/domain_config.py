@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ssd_artifacts.fingerprint import MAX_LAYERS
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.mask import SkipMask
 
@@ -15,17 +17,23 @@ MIXTURE = "mix"
 MAX_FRONTIER, MAX_PROGRESS = 256, 4096
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+# Far above what can be measured, so that planning with such numbers cannot overflow.
+Speedup = Annotated[float, Field(ge=0.0, le=1e6)]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
+MAX_CONTEXT = 1 << 30
 
 
 class FrontierEntry(BaseModel):
     """One mask of a domain's frontier with what it was measured to do on calibration text.
 
-    `tokens` and `steps` are the acceptance profile, [draft_lengths, thresholds].
+    `tokens` and `steps` are the acceptance profile, [draft_lengths, thresholds]. A cycle drafts one token or more, and
+    yields one more than it accepts. `draft_lengths` and `thresholds` ascend.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mask: str = Field(pattern=r"^[0-9a-f]+$", max_length=1024)
+    mask: str = Field(pattern=r"^[0-9a-f]+$", max_length=MAX_LAYERS // 2)  # a digit holds two layers
     origin: str
     """Which search found it: knapsack, uniform, random, bayesian."""
     token_agreement: Share
@@ -37,10 +45,16 @@ class FrontierEntry(BaseModel):
     steps: list[list[Finite]]
 
     @model_validator(mode="after")
-    def _shapes(self) -> FrontierEntry:
-        for name, values in (("tokens", self.tokens), ("steps", self.steps)):
+    def _profile_is_possible(self) -> FrontierEntry:
+        for name, grid in (("draft_lengths", self.draft_lengths), ("thresholds", self.thresholds)):
+            if any(after <= before for before, after in pairwise(grid)):
+                raise ValueError(f"{name}: expected ascending numbers")
+        for name, values, bonus in (("tokens", self.tokens, 1), ("steps", self.steps, 0)):
             if [len(row) for row in values] != [len(self.thresholds)] * len(self.draft_lengths):
                 raise ValueError(f"{name}: expected {len(self.draft_lengths)} rows of {len(self.thresholds)} numbers")
+            for length, row in zip(self.draft_lengths, values, strict=True):
+                if not all(1.0 <= value <= length + bonus for value in row):
+                    raise ValueError(f"{name}: expected 1 to {length + bonus} a cycle for draft length {length}")
         return self
 
     @classmethod
@@ -80,7 +94,7 @@ class Choice(BaseModel):
     entry: int = Field(ge=0)
     draft_length: int = Field(gt=0, le=64)
     threshold: Share
-    predicted_speedup: Finite
+    predicted_speedup: Speedup
 
 
 class Validation(BaseModel):
@@ -88,12 +102,12 @@ class Validation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompts: int
-    new_tokens: int
-    speedup: Finite
+    prompts: Count
+    new_tokens: Count
+    speedup: Speedup
     speedup_interval: tuple[Finite, Finite]
     """95% interval over prompts, by Student's t."""
-    mean_acceptance_length: Finite
+    mean_acceptance_length: Annotated[float, Field(ge=0.0, le=1e3)]
     draft_acceptance_rate: Share
     identical: bool
 
@@ -103,11 +117,11 @@ class SearchCost(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    seconds: Finite
-    evaluations: int
-    target_forwards: Finite
+    seconds: Seconds
+    evaluations: Count
+    target_forwards: Annotated[float, Field(ge=0.0, le=1e12)]
     """Work in full forwards of the calibration rows: a mask that skips half the model counts half."""
-    progress: list[tuple[Finite, Finite]] = Field(default=[], max_length=MAX_PROGRESS)
+    progress: list[tuple[Seconds, Speedup]] = Field(default=[], max_length=MAX_PROGRESS)
     """Seconds since the search began and the best speed-up predicted until then, whenever that rose."""
 
 
@@ -116,17 +130,17 @@ class ExitChoice(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    stops: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, max_length=1024)
+    stops: list[Annotated[int, Field(ge=1, le=MAX_LAYERS)]] = Field(min_length=1, max_length=MAX_LAYERS)
     """Layers behind which a token may leave; the last is the depth bound."""
     width: int = Field(gt=0, le=64)
     threshold: Share
     annealing: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    predicted_speedup: Finite
+    predicted_speedup: Speedup
 
     @model_validator(mode="after")
     def _ascending(self) -> ExitChoice:
         if self.stops != sorted(set(self.stops)):
-            raise ValueError(f"stops: expected layers in ascending order, got {self.stops}")
+            raise ValueError("stops: expected layers in ascending order")
         return self
 
 
@@ -136,12 +150,12 @@ class DomainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    context: int = Field(ge=0)
+    context: int = Field(ge=0, le=MAX_CONTEXT)
     """The context length, in tokens, that the choice and the draft costs are for."""
     frontier: list[FrontierEntry] = Field(max_length=MAX_FRONTIER)
     choice: Choice | None
     """None when no mask was evaluated."""
-    potential: Finite
+    potential: Speedup
     """The speed-up on the compiling device if every draft ended just before its first error, by the mask that would
     bring most then."""
     pays: bool

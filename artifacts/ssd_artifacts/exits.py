@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from safetensors.numpy import save
 
-from ssd_artifacts.tensors import damaged, opened
+from ssd_artifacts.tensors import damaged, is_tensor, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +33,25 @@ class ExitSet:
     def from_file(cls, path: str, num_layers: int) -> ExitSet:
         """Inverse of `to_bytes`. Raises UserError when the file is damaged or not for so many layers."""
         with opened(path, "exits") as file:
-            layers = tuple(json.loads((file.metadata() or {})["exits"])["layers"])
-            exits = cls(layers, file.get_tensor("weights"), file.get_tensor("biases"))
+            about = _Metadata.model_validate_json((file.metadata() or {})["exits"])
+            exits = cls(about.layers, file.get_tensor("weights"), file.get_tensor("biases"))
         exits._check(path, num_layers)
         return exits
 
     def _check(self, path: str, num_layers: int) -> None:
-        count, width = len(self.layers), self.biases.shape[-1] if self.biases.ndim else 0
+        count, width = len(self.layers), self.weights.shape[-1] if self.weights.ndim else 0
         sound = (
-            all(isinstance(layer, int) and 1 <= layer < num_layers for layer in self.layers)
+            all(1 <= layer < num_layers for layer in self.layers)
             and list(self.layers) == sorted(set(self.layers))
-            and self.weights.shape == (count, width, width)
-            and self.biases.shape == (count, width)
+            and is_tensor(self.weights, np.float16, count, width, width)
+            and is_tensor(self.biases, np.float16, count, width)
             and bool(np.all(np.isfinite(self.weights)) and np.all(np.isfinite(self.biases)))
         )
         if not sound:
-            raise damaged(path, "exits", "shapes or values")
+            raise damaged(path, "exits", "layers, shapes, dtypes or values")
+
+
+class _Metadata(BaseModel):
+    """The metadata entry `exits`."""
+
+    layers: tuple[int, ...]

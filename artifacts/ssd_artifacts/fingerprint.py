@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ does no harm: weights are compared, too, and a bundle never changes the output.
 
 PROBE = "The 3 naïve cats — don't they cost $4.50?\n\tfn main() { return x**2; }  日本語 Ωmega"
 SLICE_BYTES = 4096
+MAX_LAYERS = 1024
+"""Several times as many as any model has: a mask of more is a mistake, and takes its size in memory."""
 
 
 class Tokenizer(Protocol):
@@ -57,7 +60,7 @@ class ModelFingerprint(BaseModel):
     """What loads it again: a Hub id, a folder, `demo@wheel`, …"""
     revision: str | None
     architecture: str
-    num_layers: int = Field(gt=0, le=100_000)
+    num_layers: int = Field(gt=0, le=MAX_LAYERS)
     weights_sha256: str
     weights_sample_sha256: str
     """Hash over three slices of each tensor: checked at every load, where a full hash would take too long."""
@@ -71,7 +74,7 @@ class ModelFingerprint(BaseModel):
 
         Raises UserError when it was in a folder that is not there.
         """
-        if Path(self.name).is_absolute() and not Path(self.name).exists():
+        if os.path.isabs(self.name) and not os.path.exists(self.name):
             raise UserError(f"{where}: its model was at {self.name}, which is not there; say where it is with --model")
         is_hub = self.revision is not None and "@" not in self.name
         return f"{self.name}@{self.revision}" if is_hub else self.name
@@ -86,6 +89,11 @@ class ModelFingerprint(BaseModel):
                     f"{part.removesuffix('_sample')} (expected {expected[:12]}…, got {got[:12]}…); "
                     "give that model with --model or compile a bundle for this one"
                 )
+        if self.num_layers != loaded.num_layers:
+            raise UserError(
+                f"{where}: compiled for {self.num_layers} layers, but {loaded.name} has {loaded.num_layers}; "
+                "compile the bundle again"
+            )
 
 
 def config_sha256(config: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from ssd_artifacts.tensors import damaged, opened
+from ssd_artifacts.tensors import ANY, damaged, is_tensor, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,11 @@ class SuccessorSet:
         return successors
 
     def _check(self, path: str) -> None:
-        count = len(self.pairs) if self.pairs.ndim else 0
         sound = (
-            self.pairs.shape == (count, 2)
-            and self.candidates.ndim == 2
-            and self.candidates.shape[0] == count
+            is_tensor(self.pairs, np.int32, ANY, 2)
+            and is_tensor(self.candidates, np.int32, len(self.pairs), ANY)
             and self.candidates.shape[1] > 0
-            and all(part.dtype == np.int32 for part in (self.pairs, self.candidates))
             and bool(np.all(self.pairs >= 0) and np.all(self.candidates[:, 0] >= 0) and np.all(self.candidates >= -1))
         )
         if not sound:
-            raise damaged(path, "followers", "shapes or values")
+            raise damaged(path, "followers", "shapes, dtypes or values")

@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from numpy.typing import DTypeLike, NDArray
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_problem
+
+ANY = -1
+"""A dimension of any size."""
 
 
 @contextmanager
@@ -17,10 +22,21 @@ def opened(path: str, what: str) -> Iterator[Any]:
     try:
         with safe_open(path, framework="numpy") as file:
             yield file
+    except ValidationError as error:
+        raise damaged(path, what, first_problem(error)) from None
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, what, str(error)) from None
 
 
+def is_tensor(values: NDArray[Any], dtype: DTypeLike, *shape: int) -> bool:
+    """Whether `values` have this dtype and shape; a dimension may be `ANY`."""
+    return (
+        values.dtype == dtype
+        and values.ndim == len(shape)
+        and all(expected in (ANY, size) for expected, size in zip(shape, values.shape, strict=True))
+    )
+
+
 def damaged(path: str, what: str, why: str) -> UserError:
     """What to say of a file that is not what the compiler wrote."""
-    return UserError(f"{path}: damaged {what} ({why}); compile the bundle again")
+    return UserError(f"{path}: damaged {what} ({why[:300]}); compile the bundle again")

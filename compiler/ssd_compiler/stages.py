@@ -33,7 +33,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.latency import device_key, measure_latency
+from ssd_runtime.profiling.latency import bundled_latency, device_key, measure_latency
 from ssd_runtime.sampling.params import SamplingParams
 
 
@@ -57,7 +57,8 @@ class Stages:
         """Raises UserError when the new domains cannot join the base."""
         self.given = self.settings
         if self.base is not None:
-            self.base.model.require_same_model(self.fingerprint, str(self.settings.base))
+            shape = self.decoder.shape
+            self.base.require_model(self.fingerprint, shape.hidden, shape.vocabulary, str(self.settings.base))
             if self.base.model.dtype != self.fingerprint.dtype:
                 raise UserError(
                     f"{self.settings.base}: compiled in {self.base.model.dtype}, the model is loaded in "
@@ -66,10 +67,10 @@ class Stages:
 
     def latency(self) -> LatencyTable:
         """Measure what every sub-layer costs on this device, unless the base knows."""
-        slug = device_key(self.decoder).slug()
-        known = self.base.latency.get(slug) if self.base is not None else None
+        known = bundled_latency(self.decoder, self.base.latency) if self.base is not None else None
         if known is not None:
             return known
+        slug = device_key(self.decoder).slug()
 
         def measure() -> str:
             with self.reporter.stage("measure latency", None):

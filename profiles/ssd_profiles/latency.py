@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, ValidationError
 
+from ssd_profiles.errors import first_problem
 from ssd_profiles.mask import SkipMask
 
 Array = NDArray[np.float64]
+LEAST_SHARE = 0.01
+"""A step takes at least this share of the sum of its parts, however negative the measured overhead is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class LatencyTable:
     Shapes: `attention` [contexts, queries] for each layer kind; `mlp`, `head`, `overhead` [queries]. `head`
     includes the final norm and the choice of the most probable token; `overhead` is what a whole step takes
     beyond the sum of its parts. Between grid points latencies are linear; beyond the grid they go on as
-    between the last two points. `spread` holds (p75 - p25) ÷ median of each figure, shaped alike.
+    between the last two points, or stay where these fall. `spread` holds (p75 - p25) ÷ median of each figure,
+    shaped alike.
     """
 
     device: DeviceKey
@@ -97,8 +102,8 @@ class LatencyTable:
         attention = sum(
             count * self.attention_seconds(context, queries, kind) for kind, count in kept_attention.items() if count
         )
-        fixed = self.head_seconds(queries) + self.overhead_seconds(queries)
-        return attention + kept_mlp * self.mlp_seconds(queries) + fixed
+        parts = attention + kept_mlp * self.mlp_seconds(queries) + self.head_seconds(queries)
+        return max(parts + self.overhead_seconds(queries), LEAST_SHARE * parts)
 
     def draft_cost(self, mask: SkipMask, context: float) -> float:
         """c of E(Spd): a draft step ÷ a plain step at `context` cached tokens."""
@@ -123,53 +128,80 @@ class LatencyTable:
 
     @classmethod
     def from_json(cls, text: str) -> LatencyTable:
-        """Inverse of `to_json`. Raises ValueError when the text is not a latency table."""
+        """Inverse of `to_json`. Raises ValueError of one line when the text is not a latency table."""
         try:
-            data = json.loads(text)
-            table = cls(
-                device=DeviceKey(**data["device"]),
-                layer_kinds=tuple(data["layer_kinds"]),
-                queries=np.asarray(data["queries"], float),
-                contexts=np.asarray(data["contexts"], float),
-                attention={kind: np.asarray(values, float) for kind, values in data["attention"].items()},
-                mlp=np.asarray(data["mlp"], float),
-                head=np.asarray(data["head"], float),
-                overhead=np.asarray(data["overhead"], float),
-                spread={name: np.asarray(values, float) for name, values in data["spread"].items()},
-            )
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(f"not a latency table: {error!r}") from error
+            data = _TableFile.model_validate_json(text)
+        except ValidationError as error:
+            raise ValueError(f"not a latency table: {first_problem(error)}") from None
+        table = cls(
+            device=data.device,
+            layer_kinds=data.layer_kinds,
+            queries=np.asarray(data.queries, float),
+            contexts=np.asarray(data.contexts, float),
+            attention={kind: _array(kind, values) for kind, values in data.attention.items()},
+            mlp=np.asarray(data.mlp, float),
+            head=np.asarray(data.head, float),
+            overhead=np.asarray(data.overhead, float),
+            spread={name: _array(name, values) for name, values in data.spread.items()},
+        )
         table.check()
         return table
 
     def check(self) -> None:
-        """Raise ValueError unless shapes agree and every latency is a finite number ≥ 0."""
-        points = self.queries.shape
-        if len(points) != 1 or not points[0] or np.any(np.diff(self.queries) <= 0) or self.queries[0] != 1:
-            raise ValueError("queries must ascend from 1")
-        if not self.contexts.size or self.contexts.ndim != 1 or np.any(np.diff(self.contexts) <= 0):
-            raise ValueError("contexts must ascend")
-        if not self.layer_kinds or set(self.layer_kinds) != set(self.attention):
-            raise ValueError(f"layer kinds {sorted(set(self.layer_kinds))} but attention of {sorted(self.attention)}")
-        for kind, values in self.attention.items():
-            if values.shape != (self.contexts.size, *points):
-                raise ValueError(f"attention {kind}: expected {(self.contexts.size, *points)}, got {values.shape}")
-        for name in ("mlp", "head", "overhead"):
-            if getattr(self, name).shape != points:
-                raise ValueError(f"{name}: expected {points}, got {getattr(self, name).shape}")
-        if not all(np.all(np.isfinite(v)) for v in (*self.attention.values(), self.overhead)):
-            raise ValueError("latencies must be finite")
-        for values in (*self.attention.values(), self.mlp, self.head):
-            if not np.all(np.isfinite(values)) or np.any(values < 0):
-                raise ValueError("latencies must be finite and not negative")
+        """Raise ValueError unless both grids ascend and the shapes agree."""
+        if self.queries[0] != 1 or np.any(np.diff(self.queries) <= 0):
+            raise ValueError("queries: expected ascending numbers from 1")
+        if np.any(np.diff(self.contexts) <= 0):
+            raise ValueError("contexts: expected ascending numbers")
+        if set(self.layer_kinds) != set(self.attention):
+            raise ValueError("attention: expected one entry for each of layer_kinds")
+        points, grid = self.queries.shape, (*self.contexts.shape, *self.queries.shape)
+        figures = [(kind, values, grid) for kind, values in self.attention.items()]
+        figures += [("mlp", self.mlp, points), ("head", self.head, points), ("overhead", self.overhead, points)]
+        figures += [(name, values, grid if name in self.attention else points) for name, values in self.spread.items()]
+        for name, values, shape in figures:
+            if values.shape != shape:
+                raise ValueError(f"{name}: expected shape {shape}, got {values.shape}")
+
+
+MAX_POINTS = 64
+"""Contexts, and numbers of query tokens, that a table may have."""
+_Name = Annotated[str, Field(max_length=64)]
+_Queries = Annotated[int, Field(ge=1, le=4096)]
+_Context = Annotated[int, Field(ge=0, le=1 << 30)]
+_Seconds = Annotated[float, Field(ge=1e-9, le=1e4)]
+_Overhead = Annotated[float, Field(ge=-1e4, le=1e4)]
+_Spread = Annotated[float, Field(ge=0.0, le=1e9)]
+
+
+class _TableFile(BaseModel):
+    """`latency/DEVICE.json`. No block runs in no time, and none for hours: such numbers were not measured."""
+
+    device: DeviceKey
+    layer_kinds: tuple[_Name, ...] = Field(min_length=1)
+    queries: list[_Queries] = Field(min_length=1, max_length=MAX_POINTS)
+    contexts: list[_Context] = Field(min_length=1, max_length=MAX_POINTS)
+    attention: dict[_Name, list[list[_Seconds]]]
+    mlp: list[_Seconds]
+    head: list[_Seconds]
+    overhead: list[_Overhead]
+    spread: dict[_Name, list[_Spread] | list[list[_Spread]]]
 
 
 def _interpolate(x: float, grid: Array, values: Array) -> float:
-    """Linear between grid points, held before the first, and on along the last slope after the last."""
+    """Linear between grid points, held before the first, and on along the last slope after the last, if that rises."""
     if x > grid[-1] and grid.size > 1:
-        slope = (values[-1] - values[-2]) / (grid[-1] - grid[-2])
+        # A slope that falls is noise, and would lead below zero.
+        slope = max(0.0, (values[-1] - values[-2]) / (grid[-1] - grid[-2]))
         return float(values[-1] + slope * (x - grid[-1]))
     return float(np.interp(x, grid, values))
+
+
+def _array(name: str, values: list[Any]) -> Array:
+    try:
+        return np.asarray(values, float)
+    except ValueError:
+        raise ValueError(f"{name}: expected rows of equal length") from None
 
 
 def _rounded(values: Array, digits: int = 6) -> Any:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,16 +17,13 @@ from ssd_artifacts.manifest import tool_version
 from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
+from tests.damage import contents, edit_manifest, rewrite, swap
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     bundle().save(tmp_path / "bundle")
     return tmp_path / "bundle"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_round_trip_is_byte_stable(saved: Path, tmp_path: Path) -> None:
@@ -77,24 +72,6 @@ def test_a_failed_save_leaves_the_old_bundle(saved: Path, monkeypatch: pytest.Mo
         bundle().save(saved)
     assert contents(saved) == before
     assert [p.name for p in saved.parent.iterdir()] == ["bundle"]
-
-
-def edit_manifest(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
-    data = yaml.safe_load((folder / "manifest.yaml").read_text())
-    change(data)
-    (folder / "manifest.yaml").write_text(yaml.safe_dump(data))
-
-
-def rewrite(folder: Path, name: str, text: str) -> None:
-    """Alter a file and the manifest with it, so that only its content is wrong."""
-    swap(folder, name, text.encode())
-
-
-def swap(folder: Path, name: str, content: bytes) -> None:
-    """Other content, with the manifest made to agree."""
-    (folder / name).write_bytes(content)
-    entry = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    edit_manifest(folder, lambda data: data["files"].update({name: entry}))  # type: ignore[attr-defined]
 
 
 def spoil_anchors(folder: Path, part: str) -> None:
@@ -150,11 +127,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "bad latency": (lambda f: rewrite(f, next(f.glob("latency/*")).relative_to(f).as_posix(), "{}"), "latency"),
     "negative count": (
-        lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=-3)),  # type: ignore[attr-defined]
+        lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=-3)),
         "num_layers",
     ),
     "absurd count": (
-        lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=10**12)),  # type: ignore[attr-defined]
+        lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=10**12)),
         "num_layers",
     ),
     "absurd draft length": (

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,11 +53,54 @@ def test_damaged_tables_are_refused(old: str, new: str) -> None:
         LatencyTable.from_json(latency_table(4).to_json().replace(old, new, 1))
 
 
-def test_negative_latencies_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("part", "values", "says"),
+    [
+        ("mlp", [-1e-3] * 6, "mlp.0"),
+        ("mlp", [0.0] * 6, "mlp.0"),
+        ("head", [1e-300] * 6, "head.0"),
+        ("head", [1e300] * 6, "head.0"),
+        ("head", [1e-3] * 5, "head: expected shape"),
+        ("attention", {"full": [[1e-3] * 6, [1e-3] * 5, [1e-3] * 6]}, "full: expected rows of equal length"),
+        ("attention", {}, "one entry for each"),
+        ("overhead", [float("nan")] * 6, "overhead.0"),
+        ("overhead", [10**400] * 6, "overhead.0"),
+        ("spread", {"mlp": [[0.1]]}, "mlp: expected shape"),
+        ("queries", [1, 2, 4, 8, 16, 10**400], "queries.5"),
+        ("queries", [1, 2, 4, 8, 16, 16], "ascending"),
+        ("contexts", list(range(10**6)), "contexts"),
+        ("contexts", 16, "contexts"),
+        ("layer_kinds", "full", "layer_kinds"),
+        ("device", {"device": ["cpu"]}, "device.device"),
+    ],
+)
+def test_impossible_tables_are_refused_in_one_line(part: str, values: object, says: str) -> None:
+    data = json.loads(latency_table(4).to_json())
+    with pytest.raises(ValueError, match=says) as error:
+        LatencyTable.from_json(json.dumps(data | {part: values}))
+    assert "\n" not in str(error.value)
+
+
+def test_deeply_nested_tables_are_refused() -> None:
+    with pytest.raises(ValueError, match="recursion limit"):
+        LatencyTable.from_json("[" * 100_000)
+
+
+def test_a_latency_that_falls_goes_on_level_beyond_the_grid() -> None:
     table = latency_table(4)
-    table.mlp[0] = -1e-3
-    with pytest.raises(ValueError, match="negative"):
-        LatencyTable.from_json(table.to_json())
+    table.mlp[-1] = 1e-6
+    table.attention["full"][-1] = 1e-6
+    assert table.mlp_seconds(10_000) == 1e-6
+    assert table.attention_seconds(1e9, 10_000, "full") == 1e-6
+
+
+def test_a_step_takes_time_however_negative_its_overhead() -> None:
+    table = latency_table(4)
+    for overhead in (-1e4, -float(table.step_seconds(300) - table.overhead_seconds(1))):
+        table.overhead[:] = overhead
+        known = LatencyTable.from_json(table.to_json())
+        for mask in (None, SkipMask.of(4, range(8))):
+            assert all(known.step_seconds(context, n, mask) > 0 for context in (0, 300, 1e6) for n in (1, 32, 1000))
 
 
 def test_draft_cost_is_a_share() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, generate
@@ -27,7 +25,7 @@ from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import make_strategy
 from tests.bundles import LAYERS, bundle, record
-from tests.models import VOCABULARY, tiny_model
+from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
 HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
@@ -194,12 +192,6 @@ def test_a_stream_begins_with_the_followers_that_the_bundle_knows(name: str) -> 
     assert one is another, "one stream"
     assert one.of(5, 6) == ([1, 2, 3, 4], True)
     assert one.of(9, 6) == ([1, 2, 3, 4], False)
-
-
-def test_followers_of_another_vocabulary_are_refused() -> None:
-    given = replace(bundle(), successors=SuccessorSet.of([[5, 6, VOCABULARY]]))
-    with pytest.raises(UserError, match="tokens that this model does not have"):
-        make_strategy("auto", None, Decoder(tiny_model("llama")), given, latency_table(LAYERS))
 
 
 def test_auto_speculates_only_where_that_is_predicted_to_be_faster() -> None:

@@ -34,8 +34,8 @@ class Engine:
         engine = Engine.open("bundle")
         print(engine.runner().answer("Why is the sky blue?").text)
 
-    Nothing of the model is changed. Raises UserError where the bundle is of another model. Emits one
-    IgnoredSettingsWarning where the model's generation config has settings that decoding ignores.
+    Nothing of the model is changed. Raises UserError where the bundle is of another model, or does not fit its sizes.
+    Emits one IgnoredSettingsWarning where the model's generation config has settings that decoding ignores.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Engine:
         By default that is half of what is free. `before_measuring` is called where no table has this device's.
         """
         if bundle is not None:
-            bundle.model.require_same_model(loaded.fingerprint(), where)
+            config = loaded.model.config
+            bundle.require_model(loaded.fingerprint(), config.hidden_size, config.vocab_size, where)
         if loaded.unsupported_settings:
             names = ", ".join(loaded.unsupported_settings)
             warnings.warn(
@@ -86,7 +87,10 @@ class Engine:
 
     @cached_property
     def latency(self) -> LatencyTable:
-        """This device's: the bundle's, else one measured here, now (well under a minute) or on an earlier run."""
+        """This device's: the bundle's, else one measured here, now (well under a minute) or on an earlier run.
+
+        A bundle's table of other layer kinds than the model's is not used.
+        """
 
         def measure() -> LatencyTable:
             if self._before_measuring is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -176,7 +177,8 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None) -
 
 def find_model(spec: str) -> Source:
     """Bring a model to this machine's disk as a folder of safetensors."""
-    path = Path(spec).expanduser()
+    # os.path's tests, since pathlib's raise where a name is too long or begins with the home of nobody.
+    path = Path(os.path.expanduser(spec))
     if spec == "demo":
         try:
             return _from_hub(DEMO_HUB)
@@ -185,10 +187,10 @@ def find_model(spec: str) -> Source:
     if spec == DEMO_NAME:
         return _demo_wheel()
     if spec.endswith(".gguf"):
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UserError(f"{spec}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
         return Source(_dequantised(path, path.stem), str(path.resolve()))
-    if path.is_dir():
+    if os.path.isdir(path):
         _weights(path)
         return Source(path, str(path.resolve()))
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:

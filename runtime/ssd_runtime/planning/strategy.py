@@ -60,11 +60,11 @@ def make_strategy(
         return lambda: BoundedExitPlanner(heads, layers, settings, tuned, router)
     assert latency is not None, "every other strategy plans with latencies"
     if name == "lookup":
-        lookup = _lookup_stats(decoder, bundle)
+        lookup = _lookup_stats(bundle)
         return lambda: LookupPlanner(latency, settings, lookup)
     frontiers = Frontier.of_all(domains, layers, latency)
     if name == "auto":
-        stream = Stream(_lookup_stats(decoder, bundle))
+        stream = Stream(_lookup_stats(bundle))
         return lambda: AutoPlanner(frontiers, tuned, heads, router, latency, stream)
     if name == "knapsack" and (router is None or not settings.warm_start):
         return lambda: KnapsackPlanner(latency, settings)
@@ -84,9 +84,7 @@ def make_strategy(
     return lambda: KnapsackPlanner(latency, settings, NearestAnchorPlanner(frontiers, router, latency, nearest, 1.0))
 
 
-def _lookup_stats(decoder: Decoder, bundle: Bundle | None) -> LookupStats:
+def _lookup_stats(bundle: Bundle | None) -> LookupStats:
     """With the followers that the bundle knows."""
     known = bundle.successors if bundle is not None else None
-    if known is not None and known.vocabulary > decoder.shape.vocabulary:
-        raise UserError("bundle: its followers are tokens that this model does not have; compile one for this model")
     return LookupStats(Successors(known.rows() if known is not None else ()))

@@ -78,8 +78,8 @@ def known_latency(
     decoder: Decoder, tables: Mapping[str, LatencyTable], model_key: str, measure: Callable[[], LatencyTable]
 ) -> LatencyTable:
     """This device's table: of a bundle's `tables`, by slug, else of the user's cache, else measured and kept there."""
-    if (slug := device_key(decoder).slug()) in tables:
-        return tables[slug]
+    if (known := bundled_latency(decoder, tables)) is not None:
+        return known
     path = latency_path(decoder, model_key)
     try:
         return LatencyTable.from_json(path.read_text(encoding="utf-8"))
@@ -87,6 +87,12 @@ def known_latency(
         table = measure()
         remember(path, table.to_json())
         return table
+
+
+def bundled_latency(decoder: Decoder, tables: Mapping[str, LatencyTable]) -> LatencyTable | None:
+    """This device's table of a bundle's; None where there is none, or its layer kinds are not the model's."""
+    table = tables.get(device_key(decoder).slug())
+    return table if table is not None and table.layer_kinds == decoder.layer_kinds else None
 
 
 def latency_path(decoder: Decoder, model_key: str) -> Path:

@@ -16,6 +16,8 @@ FORGIVEN = 0.01
 """A record this near to the prediction is as good as none."""
 PER_DEBT = 0.25
 """What a lost plain step takes off a promise."""
+LEAST_PREDICTED = 1e-6
+"""Tokens: a crafted bundle may predict none at all, and what was predicted before fades."""
 MIN_GAIN = 1.02
 """Expected speed-up below which drafts of the model are not worth their risk."""
 HYSTERESIS = 1.03
@@ -39,7 +41,7 @@ class DraftStats:
     @property
     def factor(self) -> float:
         """Tokens ÷ those predicted."""
-        return self.got / self.predicted
+        return self.got / max(self.predicted, LEAST_PREDICTED)
 
     def update_trust(self, speedup: float) -> bool:
         """Whether drafts that promise this speed-up at best are worth their risk, however much the budget covers."""

@@ -1,0 +1,210 @@
+"""Bundles that agree with their manifest, but that no compile wrote: each is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ssd_artifacts.bundle import Bundle
+from ssd_profiles.errors import UserError
+from tests.bundles import WIDTH, bundle, exits
+from tests.damage import edit_manifest, edit_metadata, edit_tensors, edit_yaml, replace_text, rewrite
+from tests.tables import DEVICE
+
+ANCHORS, EXITS, SUCCESSORS = "anchors.safetensors", "exits.safetensors", "followers.safetensors"
+ONE, LATENCY = "domains/one.yaml", f"latency/{DEVICE.slug()}.json"
+HUGE = "9" * 400
+DEEP = "[" * 100_000
+Change = Callable[[Path], object]
+
+
+def tensors(name: str, **changed: Any) -> Change:
+    return lambda folder: edit_tensors(folder, name, **changed)
+
+
+def anchors_about(**changed: Any) -> Change:
+    about = {"feature": "mean", "domains": ["one", "two"], "threshold": 0.5}
+    return lambda folder: edit_metadata(folder, ANCHORS, json.dumps(about | changed))
+
+
+def exits_about(layers: Any) -> Change:
+    return lambda folder: edit_metadata(folder, EXITS, json.dumps({"layers": layers}))
+
+
+def metadata(name: str, text: str) -> Change:
+    return lambda folder: edit_metadata(folder, name, text)
+
+
+def text(name: str, old: str, new: str) -> Change:
+    return lambda folder: replace_text(folder, name, old, new)
+
+
+def manifest(change: Callable[[dict[str, Any]], object]) -> Change:
+    return lambda folder: edit_manifest(folder, change)
+
+
+def manifest_text(old: str, new: str) -> Change:
+    def change(folder: Path) -> None:
+        before = (folder / "manifest.yaml").read_text()
+        assert old in before
+        (folder / "manifest.yaml").write_text(before.replace(old, new, 1))
+
+    return change
+
+
+def domain(change: Callable[[dict[str, Any]], object]) -> Change:
+    return lambda folder: edit_yaml(folder, ONE, change)
+
+
+def entry(**changed: Any) -> Change:
+    return domain(lambda data: data["frontier"][0].update(changed))
+
+
+def table(**changed: Any) -> Change:
+    def change(folder: Path) -> None:
+        rewrite(folder, LATENCY, json.dumps(json.loads((folder / LATENCY).read_text()) | changed))
+
+    return change
+
+
+def link(folder: Path) -> None:
+    (folder / "report.json").unlink()
+    (folder / "report.json").symlink_to("/dev/zero")
+    edit_manifest(folder, lambda data: data["files"]["report.json"].update(bytes=0))
+
+
+def link_manifest(folder: Path) -> None:
+    (folder / "manifest.yaml").unlink()
+    (folder / "manifest.yaml").symlink_to("/dev/zero")
+
+
+def rename(folder: Path) -> None:
+    """The file and the manifest say `three`, the record in the file says `one`."""
+    os.replace(folder / ONE, folder / "domains/three.yaml")
+    edit_manifest(folder, lambda data: data["files"].update({"domains/three.yaml": data["files"].pop(ONE)}))
+    edit_manifest(folder, lambda data: data.update(domains=["three", "two"]))
+
+
+def many_domains(data: dict[str, Any]) -> None:
+    data["domains"] = [f"d{number}" for number in range(3000)]
+
+
+SQUARE = np.zeros((2, WIDTH, WIDTH))
+CASES: dict[str, tuple[Change, str]] = {
+    # Tensors without dimensions, of other dtypes, shapes or values.
+    "features 0-d": (tensors(ANCHORS, features=np.float32(1)), "anchors.*shapes"),
+    "center 0-d": (tensors(ANCHORS, center=np.float32(1)), "anchors.*shapes"),
+    "labels 0-d": (tensors(ANCHORS, labels=np.int64(0)), "anchors.*shapes"),
+    "others 0-d": (tensors(ANCHORS, others=np.float16(1)), "anchors.*shapes"),
+    "other labels 0-d": (tensors(ANCHORS, other_labels=np.int64(0)), "anchors.*shapes"),
+    "features int64": (tensors(ANCHORS, features=np.eye(2, WIDTH, dtype=np.int64)), "anchors.*dtypes"),
+    "features bool": (tensors(ANCHORS, features=np.eye(2, WIDTH, dtype=bool)), "anchors.*dtypes"),
+    "features float16": (tensors(ANCHORS, features=np.eye(2, WIDTH, dtype=np.float16)), "anchors.*dtypes"),
+    "labels float": (tensors(ANCHORS, labels=np.array([0.0, 1.0])), "anchors.*dtypes"),
+    "no features": (tensors(ANCHORS, features=np.zeros((0, WIDTH), np.float32), labels=[]), "anchors"),
+    "features of another width": (tensors(ANCHORS, features=np.eye(2, WIDTH + 1, dtype=np.float32)), "anchors"),
+    "features that overflow": (tensors(ANCHORS, features=np.full((2, WIDTH), 3e38, np.float32)), "anchors.*values"),
+    "weights 0-d": (tensors(EXITS, weights=np.float16(1)), "exits.*shapes"),
+    "biases 0-d": (tensors(EXITS, biases=np.float16(1)), "exits.*shapes"),
+    "weights float64": (tensors(EXITS, weights=SQUARE), "exits.*dtypes"),
+    "weights bool": (tensors(EXITS, weights=SQUARE.astype(bool)), "exits.*dtypes"),
+    "pairs 0-d": (tensors(SUCCESSORS, pairs=np.int32(1)), "followers.*shapes"),
+    "candidates 0-d": (tensors(SUCCESSORS, candidates=np.int32(1)), "followers.*shapes"),
+    "pairs float": (tensors(SUCCESSORS, pairs=np.ones((2, 2))), "followers.*dtypes"),
+    # Metadata of the tensors.
+    "anchors nested deeply": (metadata(ANCHORS, DEEP), "anchors.*recursion"),
+    "exits nested deeply": (metadata(EXITS, DEEP), "exits.*recursion"),
+    "an endless threshold": (
+        metadata(ANCHORS, f'{{"feature": "mean", "domains": ["one"], "threshold": {HUGE}}}'),
+        "anchors.*threshold",
+    ),
+    "an exit behind an endless layer": (metadata(EXITS, f'{{"layers": [1, {HUGE}]}}'), "exits.*layers"),
+    "exits behind a text": (exits_about("12"), "exits.*layers"),
+    "an exit behind the last layer": (exits_about([1, 4]), "exits.*layers"),
+    "anchors of a text": (anchors_about(domains="ab"), "anchors.*domains"),
+    "anchors of numbers": (anchors_about(domains=[1, 2]), "anchors.*domains"),
+    "anchors of an unknown domain": (anchors_about(domains=["one", "three"]), "anchors.*manifest"),
+    "anchors of a domain twice": (anchors_about(domains=["one", "one"]), "anchors.*manifest"),
+    "anchors by another feature": (anchors_about(feature=[]), "anchors.*feature"),
+    # Numbers without end.
+    "an endless format": (manifest_text("format_version: 1", f"format_version: {HUGE}"), "bundle format 999"),
+    "a format that cannot be printed": (manifest_text("format_version: 1", "format_version: 0x" + "f" * 5000), "YAML"),
+    "an endless size": (manifest_text("bytes: ", f"bytes: {HUGE}"), "altered"),
+    "endlessly many layers": (manifest_text("num_layers: 4", f"num_layers: {HUGE}"), "num_layers"),
+    "too many layers": (manifest_text("num_layers: 4", "num_layers: 100000"), "num_layers"),
+    "an endless context": (text(ONE, "context: 300", f"context: {HUGE}"), "context"),
+    "an endless speed-up": (text(ONE, "potential: 1.4", f"potential: {HUGE}"), "potential"),
+    "a number in sixties": (text(ONE, "potential: 1.4", "potential: 1" + ":1" * 200 + ".5"), "YAML"),
+    "a huge number in sixties": (text(ONE, "context: 300", "context: 1" + ":1" * 1_000_000), "YAML"),
+    "endless latencies": (text(LATENCY, '"mlp": [', f'"mlp": [{HUGE},'), "mlp.0"),
+    "an endless context of a table": (text(LATENCY, "256", HUGE), "contexts"),
+    # Latency tables.
+    "a table nested deeply": (lambda folder: rewrite(folder, LATENCY, DEEP), "recursion"),
+    "a table nested deeply in a list": (table(spread={"mlp": json.loads("[" * 150 + "]" * 150)}), "spread"),
+    "a table without time": (table(mlp=[0.0] * 6, head=[0.0] * 6, overhead=[0.0] * 6), "mlp.0"),
+    "a table of next to no time": (table(mlp=[1e-300] * 6), "mlp.0"),
+    "a table of no numbers": (table(mlp=[float("nan")] * 6), "mlp.0"),
+    "a table of infinities": (table(head=[float("inf")] * 6), "head.0"),
+    "a table of too few layers": (table(layer_kinds=["full"] * 3), "layer_kinds.*4 layers.*got 3"),
+    "a table of too many layers": (table(layer_kinds=["full"] * 5), "layer_kinds.*4 layers.*got 5"),
+    "a table of a million contexts": (table(contexts=list(range(300_000))), "contexts"),
+    "a table of a million queries": (table(queries=list(range(1, 300_000))), "queries"),
+    "a table that is larger than a table": (lambda folder: rewrite(folder, LATENCY, " " * (5 << 20)), "larger than"),
+    "a table of endless queries": (table(queries=[1, 2, 4, 8, 16, 10**15]), "queries"),
+    # Domains and names.
+    "another name in the record": (domain(lambda data: data.update(name="two")), "one.yaml: name: expected one"),
+    "another name of the file": (rename, "three.yaml: name: expected three"),
+    "a domain twice": (manifest(lambda data: data["domains"].append("one")), "each domain once"),
+    "thousands of domains": (manifest(many_domains), "domains"),
+    "a domain outside": (manifest(lambda data: data["domains"].append("../one")), "domains.2"),
+    "a file outside": (manifest(lambda data: data["files"].update({"../x": data["files"][ONE]})), "inside the bundle"),
+    "a file by its whole path": (
+        manifest(lambda data: data["files"].update({"/etc/hostname": data["files"][ONE]})),
+        "inside the bundle",
+    ),
+    "a file that is a device": (link, "report.json: not a file"),
+    "a manifest that is a device": (link_manifest, "manifest.yaml: cannot be read"),
+    "a key of two lines": (manifest(lambda data: data.update({"a\nb": 1})), "a b: Extra inputs"),
+    # Records.
+    "draft lengths unsorted": (entry(draft_lengths=[2, 1, 3, 4, 5, 6, 8, 10, 12, 16]), "draft_lengths: expected asc"),
+    "draft lengths twice": (entry(draft_lengths=[1, 1, 3, 4, 5, 6, 8, 10, 12, 16]), "draft_lengths: expected asc"),
+    "thresholds unsorted": (entry(thresholds=[0.0, 0.3, 0.2, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9]), "thresholds"),
+    "no steps": (entry(steps=[[0.0] * 11] * 10), "steps: expected 1 to 1"),
+    "negative steps": (entry(steps=[[-1.0] * 11] * 10), "steps: expected 1 to 1"),
+    "more steps than drafts": (entry(steps=[[1.5] * 11] * 10), "steps: expected 1 to 1"),
+    "negative tokens": (entry(tokens=[[-1e308] * 11] * 10), "tokens: expected 1 to 2"),
+    "more tokens than drafts": (entry(tokens=[[1e308] * 11] * 10), "tokens: expected 1 to 2"),
+    "a choice of no entry": (domain(lambda data: data["choice"].update(entry=7)), "choice.entry: 7"),
+    "a choice in an empty frontier": (domain(lambda data: data.update(frontier=[])), "choice.entry: 0"),
+    "an endless acceptance": (
+        domain(lambda data: data["validation"].update(mean_acceptance_length=1e308)),
+        "mean_acceptance_length",
+    ),
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    replace(bundle(), exits=exits()).save(tmp_path / "bundle")
+    Bundle.load(tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_crafted_bundle_is_refused_in_one_line(saved: Path, case: str) -> None:
+    craft, says = CASES[case]
+    craft(saved)
+    with pytest.raises(UserError, match=says) as error:
+        Bundle.load(saved)
+    message = str(error.value)
+    assert message.startswith(str(saved))
+    assert "\n" not in message
+    assert len(message) < len(str(saved)) + 500
+    assert "again" in message or "is this a bundle?" in message, "says what to do"
