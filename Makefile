@@ -28,7 +28,7 @@ test: $(READY)
 ## What hangs on transformers, with the oldest one that is supported.
 OLDEST_TESTS = $(addprefix tests/runtime/test_,$(addsuffix .py,families models placement decoder_parts sampling text))
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS) -m "not statistics"
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal $(OLDEST_TESTS) -m "not statistics"
 
 ## Format, lint, types, layering.
 check: $(READY)
