@@ -101,7 +101,7 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
     session.prefill(sample.prompt)
     drafted = 0
     for threshold in (0.02, 0.1, 0.2, 0.4):
-        draft = EarlyExit(heads, LAYERS, threshold, 0.2).draft(session, sample.continuation[0], 12)
+        draft = runner.finish(EarlyExit(heads, LAYERS, threshold, 0.2).drafting(session, sample.continuation[0], 12))
         drafted += len(draft.tokens)
         for row, token in enumerate(draft.tokens):
             sure = trace.confidence[0.2][row] >= threshold

@@ -131,7 +131,8 @@ class Prophet:
     wrong: int
     siblings: bool = False
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        yield from ()
         known = session.committed - self.prompt + 1
         right = self.plain[known : known + length]
         tokens = list(right)

@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.attention import attend, capped
+from ssd_runtime.model.batch import Batch, BatchBuilder, LayerView, Segment
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.placement import device_of
 from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
-from ssd_runtime.model.span import Sight, Span, Spans
 from ssd_runtime.profiling.clock import WaitedLock, synchronize
 from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.hooks import require_unhooked
@@ -45,7 +45,7 @@ class Shape:
 class Decoder:
     """A causal LM as 2L sub-layers between an embedding and a head; immutable and shared between sessions.
 
-    Rows are tokens of one sequence: every `x` is [n, hidden]. Sub-layer 2i is the attention block of layer i,
+    Every `x` is [rows, hidden], the rows of all sequences of a `Batch` one after the other. Sub-layer 2i is the attention block of layer i,
     2i + 1 its MLP block, each with its norm and residual. Layers run where they are: a model may be spread over
     devices, or offloaded, by accelerate; weights come and go then, so that whatever calls a module holds `lock`.
     Packed copies of its weights take at most `weight_memory` bytes; as many as there are layers' weights by default.
@@ -98,7 +98,7 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
-        self.spans = Spans(
+        self.batches = BatchBuilder(
             distinct, tables, shape.groups, shape.heads + shape.kv_heads, shape.kv_heads, self.dtype, self.device
         )
 
@@ -167,20 +167,21 @@ class Decoder:
             x = self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
         return x if self._embedding_scale is None else x * self._embedding_scale
 
-    def span(self, cache: KVCache, start: int, n: int) -> Span:
-        """Rows at positions `start`, …, `start` + n - 1, each seeing all that it may before it, and itself."""
-        return self.spans.consecutive(start, n, cache.long)
-
-    def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
-        """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
+    def attention(self, layer: int, x: Tensor, batch: Batch) -> Tensor:
+        """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches."""
         with self.lock.inner:
-            parts, n = self.layers[layer], x.shape[0]
-            x, sight = self._brought(layer, x), self.sight(layer, span)
-            queries, new = self.project(layer, x, sight.rotation)
-            cache.write(layer, span.slot, new)
-            all_keys, all_values = cache.read(layer, sight.begin, sight.end)
-            mixed = attend(queries.transpose(0, 1), all_keys, all_values, sight.bias, parts.scale, self._cap)
-            return parts.add_attention(x, mixed.transpose(0, 1).reshape(n, -1))
+            parts = self.layers[layer]
+            x, batch = self._brought(layer, x), batch.on(parts.device) if self._spread else batch
+            queries, new = self.project(layer, x, batch.rotations[parts.kind])
+            mixed, begin = list[Tensor](), 0
+            for segment in batch.segments:
+                rows, view = slice(begin, begin + segment.rows), segment.views[parts.kind]
+                begin = rows.stop
+                segment.cache.write(layer, segment.slot, new[rows])
+                keys, values = segment.cache.read(layer, view.begin, view.end)
+                out = attend(queries[rows].transpose(0, 1), keys, values, view.bias, parts.scale, self._cap)
+                mixed.append(out.transpose(0, 1).reshape(segment.rows, -1))
+            return parts.add_attention(x, mixed[0] if len(mixed) == 1 else torch.cat(mixed))
 
     def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""
@@ -197,10 +198,11 @@ class Decoder:
         with self.lock.inner:
             return self.layers[layer].add_mlp(self._brought(layer, x))
 
-    def sight(self, layer: int, span: Span) -> Sight:
-        """What the rows of `span` see in `layer`, where that runs."""
+    def view(self, layer: int, segment: Segment) -> LayerView:
+        """What the rows of `segment` see in `layer`, where that runs."""
         parts = self.layers[layer]
-        return (span.on(parts.device) if self._spread else span).sights[parts.kind]
+        view = segment.views[parts.kind]
+        return view.on(parts.device) if self._spread else view
 
     def scores(self, layer: int, products: Tensor) -> Tensor:
         """Attention scores from products of queries and keys."""
@@ -209,8 +211,7 @@ class Decoder:
     def run(
         self,
         x: Tensor,
-        cache: KVCache,
-        span: Span,
+        batch: Batch,
         mask: SkipMask | None = None,
         first: int = 0,
         last: int | None = None,
@@ -221,7 +222,7 @@ class Decoder:
             for index in range(first, 2 * self.shape.num_layers if last is None else last):
                 if mask is None or not mask.bits[index]:
                     layer, is_mlp = divmod(index, 2)
-                    x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, cache, span)
+                    x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, batch)
                 if states is not None:
                     states.append(self._handed(x))
         return self._handed(x)

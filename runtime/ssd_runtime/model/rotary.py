@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any, Protocol
 
@@ -56,6 +57,15 @@ class RotaryTable:
         # The module may run elsewhere.
         device = self._like.device
         return cos[0, :, None].to(device).contiguous(), signed[0, :, None].to(device).contiguous()
+
+
+def joined(rotations: Sequence[Rotation | None]) -> Rotation | None:
+    """The rotation of several sequences' rows, one after the other; None where there is none."""
+    first = rotations[0]
+    if len(rotations) == 1 or first is None:
+        return first
+    cos, sin = zip(*(each for each in rotations if each is not None), strict=True)
+    return torch.cat(cos), torch.cat(sin)
 
 
 def repeated(rotation: Rotation | None, times: int) -> Rotation | None:
