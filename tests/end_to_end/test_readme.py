@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ssd_artifacts.reference_bundle import bundle_path
-from ssd_runtime import profiler
 from ssd_runtime.planning.registry import SETTINGS
+from ssd_runtime.profiling import latency
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -33,7 +33,7 @@ def test_the_python_example_answers(
     example = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert example is not None
     monkeypatch.delenv("SSD_CACHE")  # where the converted model is
-    monkeypatch.setattr(profiler, "remember", lambda *_: None)
+    monkeypatch.setattr(latency, "remember", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     Path("bundle").symlink_to(bundle_path(Path("demo")))
     exec(compile(example[1], str(README), "exec"), {})

@@ -89,7 +89,8 @@ def test_the_good_bundle_drafts(loaded: LoadedModel, saved: Path, plainly: list[
     for strategy in STRATEGIES:
         outcome = engine.runner(RunSettings(strategy, max_new_tokens=NEW_TOKENS)).answer(QUESTION)
         assert outcome.generation.token_ids == plainly
-        assert outcome.generation.num_draft_tokens or strategy == "knapsack"
+        # `knapsack` searches first, and `auto` leaves steps of a model as fast as this one mostly unplanned.
+        assert outcome.generation.num_draft_tokens or strategy in ("knapsack", "auto")
 
 
 MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
