@@ -102,8 +102,8 @@ ORIGINAL = {"original_max_position_embeddings": 32}
         ("qwen2", {**YARN, "original_max_position_embeddings": 100}, 400),
         (
             "gemma3_text",
-            {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
-            400,
+            {"full_attention": {**YARN, **ORIGINAL}, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+            128,
         ),
     ],
 )
