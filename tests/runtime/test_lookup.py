@@ -16,6 +16,7 @@ from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.lookup import LookupPlanner, worth_verifying
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import LookupSettings

@@ -144,12 +144,12 @@ class Session:
     ) -> Tensor:
         """The states [n, hidden] that answer a `request`, of a sequence that is alone."""
         [x] = self._runner.answer([self.request(rows, ahead, mask, first, last)])
-        return x  # type: ignore[no-any-return]
+        return x
 
     def forward_states(self, ids: Sequence[int]) -> list[Tensor]:
         """The 2L + 1 states [n, hidden] of `ids` after the committed tokens: X(0), and X(i) after sub-layer i - 1."""
         [states] = self._runner.answer([self.request(ids, keep_states=True)])
-        return states  # type: ignore[no-any-return]
+        return states
 
     def _make_room(self, slots: int, tokens: int) -> None:
         """Have `slots` slots, and angles for a sequence of so many tokens."""

@@ -45,9 +45,9 @@ class Shape:
 class Decoder:
     """A causal LM as 2L sub-layers between an embedding and a head; immutable and shared between sessions.
 
-    Every `x` is [rows, hidden], the rows of all sequences of a `Batch` one after the other. Sub-layer 2i is the attention block of layer i,
-    2i + 1 its MLP block, each with its norm and residual. Layers run where they are: a model may be spread over
-    devices, or offloaded, by accelerate; weights come and go then, so that whatever calls a module holds `lock`.
+    Every `x` is [rows, hidden], the rows of a `Batch`'s sequences one after the other. Sub-layer 2i is the attention
+    block of layer i, 2i + 1 its MLP block, each with its norm and residual. Layers run where they are: accelerate may
+    spread a model over devices, or offload it. Weights come and go then, so that whatever calls a module holds `lock`.
     Packed copies of its weights take at most `weight_memory` bytes; as many as there are layers' weights by default.
     Raises UserError for models that are not supported.
     """

@@ -84,7 +84,7 @@ class ModelRunner:
             try:
                 request = work.send(answer)
             except StopIteration as stop:
-                return stop.value  # type: ignore[no-any-return]
+                return stop.value
             [answer] = self._together([request])
 
     def _together(self, requests: Sequence[Any]) -> Sequence[Any]:
