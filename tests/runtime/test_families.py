@@ -109,8 +109,8 @@ ORIGINAL = {"original_max_position_embeddings": 32}
 )
 def test_yarn_extends_the_context_by_its_factor(kind: str, rope: dict[str, object], longest: int) -> None:
     sizes = {**SMALL, "num_hidden_layers": 6, "max_position_embeddings": 100}
-    # transformers writes into the parameters that it is given.
-    config = AutoConfig.for_model(kind, **sizes, rope_parameters=copy.deepcopy(rope))
+    config = AutoConfig.for_model(kind, **sizes)
+    config.rope_parameters = copy.deepcopy(rope)  # as it was saved: what transformers checks differs by version
     assert max_context(config) == longest
 
 
