@@ -181,6 +181,7 @@ def _cycle(
         verify_seconds=verifying,
         steps=draft.steps,
         plan_seconds=planning,
+        load=session.load,
         begun=draft.begun is not None,
     )
     planner.observe(cycle, _rows(answer, accepted.rows) if keeps else None)

@@ -24,6 +24,15 @@ MAX_BIAS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What shared a forward of the full model."""
+
+    sequences: int = 1
+    rows: int = 1
+    """Of all sequences together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """What the pass over a prompt leaves behind: states behind the final norm, each [hidden]."""
 
@@ -55,6 +64,15 @@ class Session:
         self.sampling = sampling
         self._sampler = Sampler(sampling, decoder.device)
         self._prompt: Prefill | None = None
+        self.chunk = PREFILL_CHUNK
+        """Tokens of a prompt that run together: fewer where other sequences wait for the same forward."""
+        self.load: Load | None = None
+        """What shared the last forward of the full model; None where the sequence is alone."""
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the whole prompt has been run."""
+        return self._prompt is not None
 
     @property
     def committed(self) -> int:
@@ -211,4 +229,4 @@ class Session:
     def _chunk(self) -> int:
         """How many tokens of a prompt run together, for masks of bounded size."""
         fitting = MAX_BIAS_BYTES // (self.decoder.dtype.itemsize * (self.committed + PREFILL_CHUNK))
-        return max(MIN_PREFILL_CHUNK, min(PREFILL_CHUNK, fitting))
+        return max(MIN_PREFILL_CHUNK, min(self.chunk, fitting))

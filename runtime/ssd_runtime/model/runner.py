@@ -33,6 +33,16 @@ class Forward:
     keep_states: bool = False
 
     @property
+    def is_full(self) -> bool:
+        """Whether it is for the full model up to its end: a prompt's part, a plain step or a verification."""
+        return self.mask is None and self.last is None
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return self.segment.rows
+
+    @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one forward."""
         embeds = not isinstance(self.rows, Tensor)
@@ -45,6 +55,12 @@ class Head:
 
     x: Tensor
     normed: bool = False
+    is_full = False
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return self.x.shape[0]
 
     @property
     def key(self) -> Hashable:

@@ -1,0 +1,102 @@
+"""Tokens per second of several requests at once, decoded by `plain` and by other strategies in turn.
+
+`python -m bench.concurrency --model demo --prompts FILE --at 1,2,4,8,16 --strategies auto`: N prompts are prefilled,
+then all decode at once, up to the last one's end, by each strategy in turn; plain decoding takes part twice, so that
+the noise is seen. Every output is held against the lone plain decode of its prompt. Answers go on behind their end, so
+that all are equally long.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+from bench.prompt_files import SPEC_BENCH
+from bench.provenance import commit
+from bench.stratified import stratified
+from ssd_profiles.intervals import speedup, speedup_interval
+from ssd_runtime import Engine
+from ssd_runtime.command import run_guarded
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.loop import Generation, Limits, decode, decoding
+from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.loading.models import conversation
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.strategy import MakePlanner
+
+AGAIN = "plain again"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
+    parser.add_argument("--at", default="1,2,4,8,16,32")
+    parser.add_argument("--strategies", default="auto")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--waves", type=int, default=4, help="groups of prompts at each number of requests")
+    arguments = parser.parse_args()
+    engine = Engine.open(arguments.artifact, None if arguments.artifact else arguments.model)
+    names = ["plain", *arguments.strategies.split(","), AGAIN]
+    makers = {name: engine.planners("plain" if name == AGAIN else name) for name in names}
+    print(f"commit {commit()}; {engine.decoder.kernels}; {arguments.new_tokens} new tokens")
+    for requests in map(int, arguments.at.split(",")):
+        prompts = stratified(arguments.prompts, requests * arguments.waves)
+        ids = [engine.loaded.encode(conversation(prompt)) for prompt in prompts]
+        report(engine, requests, ids, makers, Limits(arguments.new_tokens))
+
+
+def report(
+    engine: Engine, requests: int, prompts: Sequence[list[int]], makers: dict[str, MakePlanner], limits: Limits
+) -> None:
+    """Decode all prompts, `requests` at a time; print what each strategy reached."""
+    taken, wrong, near = defaultdict[str, list[float]](list), 0, 0
+    for wave in range(0, len(prompts), requests):
+        group, held = prompts[wave : wave + requests], list[tuple[Session, Prefill]]()
+        for ids in group:
+            session = Session(engine.decoder)
+            held.append((session, session.prefill(ids, new_tokens=limits.max_new_tokens)))
+        alone = [decode(session, prefilled, PlainPlanner(), limits).token_ids for session, prefilled in held]
+        names = list(makers)
+        shift = (wave // requests) % len(names)
+        for name in names[shift:] + names[:shift]:
+            done, seconds = at_once(engine, held, makers[name], limits)
+            taken[name].append(seconds)
+            for ids, expected, each in zip(group, alone, done, strict=True):
+                kind = compare(Session(engine.decoder), ids, expected, each.token_ids).kind
+                wrong, near = wrong + (kind is Kind.ERROR), near + (kind is Kind.NEAR_TIE)
+    print(
+        f"{requests} at once, {len(prompts)} prompts: {wrong} of {len(prompts) * len(makers)} wrong, {near} near ties"
+    )
+    for name, seconds_each in taken.items():
+        rate = len(prompts) * limits.max_new_tokens / sum(seconds_each)
+        interval = speedup_interval(taken["plain"], seconds_each)
+        shown = "" if interval is None or name == "plain" else f" ({interval[0]:.2f}–{interval[1]:.2f})"
+        print(
+            f"  {name:14} {rate:7.1f} tokens/s  {speedup(taken['plain'], seconds_each):.3f} of plain{shown}", flush=True
+        )
+
+
+def at_once(
+    engine: Engine, held: Sequence[tuple[Session, Prefill]], make: MakePlanner, limits: Limits
+) -> tuple[list[Generation], float]:
+    """Decode behind prefilled prompts, all at once; returns the generations and the seconds until the last ended."""
+    scheduler, jobs = Scheduler(engine.decoder, len(held)), list[Job[Generation]]()
+    began = perf_counter()
+    for session, prefilled in held:
+        jobs.append(scheduler.add(session, decoding(session, prefilled, make(), limits), session.cache.capacity))
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+    seconds = perf_counter() - began
+    done = [job.result for job in jobs if job.result is not None]
+    assert len(done) == len(held), [job.error for job in jobs]
+    return done, seconds
+
+
+if __name__ == "__main__":
+    run_guarded(main)
