@@ -173,15 +173,22 @@ class Decoder:
             parts = self.layers[layer]
             x, batch = self._brought(layer, x), batch.on(parts.device) if self._spread else batch
             queries, new = self.project(layer, x, batch.rotations[parts.kind])
-            mixed, begin = list[Tensor](), 0
-            for segment in batch.segments:
-                rows, view = slice(begin, begin + segment.rows), segment.views[parts.kind]
-                begin = rows.stop
-                segment.cache.write(layer, segment.slot, new[rows])
-                keys, values = segment.cache.read(layer, view.begin, view.end)
-                out = attend(queries[rows].transpose(0, 1), keys, values, view.bias, parts.scale, self._cap)
-                mixed.append(out.transpose(0, 1).reshape(segment.rows, -1))
-            return parts.add_attention(x, mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+            if len(batch.segments) == 1:  # slices of a single sequence's rows would be half a percent of a plain step
+                mixed = self._mixed(layer, queries, new, batch.segments[0])
+            else:
+                sizes = [segment.rows for segment in batch.segments]
+                parted = zip(queries.split(sizes), new.split(sizes), batch.segments, strict=True)
+                mixed = torch.cat([self._mixed(layer, *each) for each in parted])
+            return parts.add_attention(x, mixed)
+
+    def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment) -> Tensor:
+        """Values mixed by the attention of one sequence's rows [n, heads * head_dim]; writes `new` into its cache."""
+        parts = self.layers[layer]
+        view = segment.views[parts.kind]
+        segment.cache.write(layer, segment.slot, new)
+        keys, values = segment.cache.read(layer, view.begin, view.end)
+        mixed = attend(queries.transpose(0, 1), keys, values, view.bias, parts.scale, self._cap)
+        return mixed.transpose(0, 1).reshape(segment.rows, -1)
 
     def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""

@@ -80,7 +80,8 @@ def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     """
     cos, sin = rotation
     width = cos.shape[-1]
-    if width == heads.shape[-1]:
-        return (heads * cos + heads.roll(width // 2, -1) * sin).to(heads.dtype)
-    turned, kept = heads[..., :width], heads[..., width:]
-    return torch.cat([(turned * cos + turned.roll(width // 2, -1) * sin).to(heads.dtype), kept], -1)
+    turned, kept = (heads, None) if width == heads.shape[-1] else (heads[..., :width], heads[..., width:])
+    rotated = turned * cos + turned.roll(width // 2, -1) * sin
+    if rotated.dtype != heads.dtype:  # asked first: to convert nothing takes longer than to add
+        rotated = rotated.to(heads.dtype)
+    return rotated if kept is None else torch.cat([rotated, kept], -1)
