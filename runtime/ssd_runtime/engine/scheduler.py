@@ -12,14 +12,13 @@ import torch
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.session import PREFILL_CHUNK, Load, Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.kv_cache import SPARE_SLOTS
 from ssd_runtime.model.runner import ModelRunner, Request, Work
-from ssd_runtime.profiling.memory import available_bytes, guard_memory
+from ssd_runtime.profiling.memory import DECODING_REMEDY, available_bytes, guard_memory
 
 T = TypeVar("T")
 PREFILL_ROWS = 128
 """Rows of prompts that join a step in which other sequences decode: these wait for the whole step."""
-REMEDY = "give a shorter prompt, fewer new tokens, --weight-memory 0 or --dtype bf16"
-"""Against running out of memory while decoding."""
 CACHE_SHARE = 0.5
 """Share of the free memory that the caches of all running sequences take by default."""
 
@@ -42,12 +41,19 @@ class Job(Generic[T]):
     def advance(self, answer: Any) -> None:
         """Go on with the answer to the last request, up to the next one or the end."""
         try:
-            with guard_memory("decoding", self.session.decoder.device, REMEDY):
+            with guard_memory("decoding", self.session.decoder.device, DECODING_REMEDY):
                 self.request = self.work.send(answer)
         except StopIteration as stop:
             self.result, self.done = stop.value, True
         except UserError as error:
             self.error, self.done = error, True
+
+    def ended(self) -> T:
+        """The result of a job that is done. Raises the UserError that it failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None, "the job has neither ended nor failed: it was cancelled, or still runs"
+        return self.result
 
     def fail(self, error: UserError) -> None:
         """End with an error."""
@@ -122,7 +128,8 @@ class Scheduler:
 
     def _fits(self, job: Job[Any]) -> bool:
         taken = sum(max(each.tokens, each.session.cache.capacity) for each in self._running)
-        return not self._running or (taken + job.tokens) * job.session.cache.bytes_per_slot <= self.cache_bytes
+        needed = taken + job.tokens + SPARE_SLOTS
+        return not self._running or needed * job.session.cache.bytes_per_slot <= self.cache_bytes
 
     def _joint(self) -> list[Job[Any]]:
         """The jobs of the next joint forward: all that decode, and one prompt or more, up to `PREFILL_ROWS` rows."""
@@ -143,7 +150,7 @@ class Scheduler:
             return
         load = Load(len(jobs), sum(rows_of(job.request) for job in jobs))
         try:
-            with guard_memory("decoding", self.decoder.device, REMEDY):
+            with guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
                 answers = self._runner.answer([job.request for job in jobs if job.request is not None])
         except UserError as error:
             for job in jobs:
