@@ -1,9 +1,9 @@
 """Tokens per second of several requests at once, decoded by `plain` and by other strategies in turn.
 
-`python -m bench.concurrency --model demo --prompts FILE --at 1,2,4,8,16 --strategies auto`: N prompts are prefilled,
-then all decode at once, up to the last one's end, by each strategy in turn; plain decoding takes part twice, so that
-the noise is seen. Every output is held against the lone plain decode of its prompt. Answers go on behind their end, so
-that all are equally long.
+`python -m bench.concurrency --artifact demo --prompts FILE --at 1,2,4,8,16 --strategies auto`: prompts are prefilled,
+then decoded N at a time, a new one whenever one ends, by each strategy in turn. Plain decoding takes part twice, so
+that the noise is seen. Every output is held against the lone plain decode of its prompt. Answers go on after their end,
+so that all are equally long. Intervals are over rounds of the same prompts.
 """
 
 from __future__ import annotations
@@ -39,42 +39,46 @@ def main() -> None:
     parser.add_argument("--at", default="1,2,4,8,16,32")
     parser.add_argument("--strategies", default="auto")
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--waves", type=int, default=4, help="groups of prompts at each number of requests")
+    parser.add_argument("--waves", type=int, default=2, help="prompts ÷ requests at once; 13 prompts at least")
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact, None if arguments.artifact else arguments.model)
     names = ["plain", *arguments.strategies.split(","), AGAIN]
     makers = {name: engine.planners("plain" if name == AGAIN else name) for name in names}
     print(f"commit {commit()}; {engine.decoder.kernels}; {arguments.new_tokens} new tokens")
     for requests in map(int, arguments.at.split(",")):
-        prompts = stratified(arguments.prompts, requests * arguments.waves)
+        prompts = stratified(arguments.prompts, max(13, requests * arguments.waves))
         ids = [engine.loaded.encode(conversation(prompt)) for prompt in prompts]
-        report(engine, requests, ids, makers, Limits(arguments.new_tokens))
+        report(engine, requests, ids, makers, Limits(arguments.new_tokens), arguments.rounds)
 
 
 def report(
-    engine: Engine, requests: int, prompts: Sequence[list[int]], makers: dict[str, MakePlanner], limits: Limits
+    engine: Engine,
+    requests: int,
+    prompts: Sequence[list[int]],
+    makers: dict[str, MakePlanner],
+    limits: Limits,
+    rounds: int,
 ) -> None:
-    """Decode all prompts, `requests` at a time; print what each strategy reached."""
-    taken, wrong, near = defaultdict[str, list[float]](list), 0, 0
-    for wave in range(0, len(prompts), requests):
-        group, held = prompts[wave : wave + requests], list[tuple[Session, Prefill]]()
-        for ids in group:
-            session = Session(engine.decoder)
-            held.append((session, session.prefill(ids, new_tokens=limits.max_new_tokens)))
-        alone = [decode(session, prefilled, PlainPlanner(), limits).token_ids for session, prefilled in held]
+    """Decode all prompts, `requests` at a time, by each strategy in turn; print what each reached."""
+    held, taken, wrong, near = list[tuple[Session, Prefill]](), defaultdict[str, list[float]](list), 0, 0
+    for ids in prompts:
+        session = Session(engine.decoder)
+        held.append((session, session.prefill(ids, new_tokens=limits.max_new_tokens)))
+    alone = [decode(session, prefilled, PlainPlanner(), limits).token_ids for session, prefilled in held]
+    for number in range(rounds):
         names = list(makers)
-        shift = (wave // requests) % len(names)
+        shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            done, seconds = at_once(engine, held, makers[name], limits)
+            done, seconds = through(engine, requests, held, makers[name], limits)
             taken[name].append(seconds)
-            for ids, expected, each in zip(group, alone, done, strict=True):
+            for ids, expected, each in zip(prompts, alone, done, strict=True):
                 kind = compare(Session(engine.decoder), ids, expected, each.token_ids).kind
                 wrong, near = wrong + (kind is Kind.ERROR), near + (kind is Kind.NEAR_TIE)
-    print(
-        f"{requests} at once, {len(prompts)} prompts: {wrong} of {len(prompts) * len(makers)} wrong, {near} near ties"
-    )
+    count = rounds * len(prompts) * len(makers)
+    print(f"{requests} at once, {len(prompts)} prompts: {wrong} of {count} outputs wrong, {near} near ties")
     for name, seconds_each in taken.items():
-        rate = len(prompts) * limits.max_new_tokens / sum(seconds_each)
+        rate = rounds * len(prompts) * limits.max_new_tokens / sum(seconds_each)
         interval = speedup_interval(taken["plain"], seconds_each)
         shown = "" if interval is None or name == "plain" else f" ({interval[0]:.2f}–{interval[1]:.2f})"
         print(
@@ -82,11 +86,11 @@ def report(
         )
 
 
-def at_once(
-    engine: Engine, held: Sequence[tuple[Session, Prefill]], make: MakePlanner, limits: Limits
+def through(
+    engine: Engine, requests: int, held: Sequence[tuple[Session, Prefill]], make: MakePlanner, limits: Limits
 ) -> tuple[list[Generation], float]:
-    """Decode behind prefilled prompts, all at once; returns the generations and the seconds until the last ended."""
-    scheduler, jobs = Scheduler(engine.decoder, len(held)), list[Job[Generation]]()
+    """Decode after prefilled prompts, `requests` at a time; returns the generations and the seconds that all took."""
+    scheduler, jobs = Scheduler(engine.decoder, requests, 1 << 62), list[Job[Generation]]()
     began = perf_counter()
     for session, prefilled in held:
         jobs.append(scheduler.add(session, decoding(session, prefilled, make(), limits), session.cache.capacity))
