@@ -26,7 +26,6 @@ from ssd_runtime.engine.scheduler import Job, Scheduler
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.planning.strategy import MakePlanner
 
 AGAIN = "plain again"
 
@@ -44,19 +43,18 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact, None if arguments.artifact else arguments.model)
     names = ["plain", *arguments.strategies.split(","), AGAIN]
-    makers = {name: engine.planners("plain" if name == AGAIN else name) for name in names}
     print(f"commit {commit()}; {engine.decoder.kernels}; {arguments.new_tokens} new tokens")
     for requests in map(int, arguments.at.split(",")):
         prompts = stratified(arguments.prompts, max(13, requests * arguments.waves))
         ids = [engine.loaded.encode(conversation(prompt)) for prompt in prompts]
-        report(engine, requests, ids, makers, Limits(arguments.new_tokens), arguments.rounds)
+        report(engine, requests, ids, names, Limits(arguments.new_tokens), arguments.rounds)
 
 
 def report(
     engine: Engine,
     requests: int,
     prompts: Sequence[list[int]],
-    makers: dict[str, MakePlanner],
+    names: list[str],
     limits: Limits,
     rounds: int,
 ) -> None:
@@ -67,15 +65,14 @@ def report(
         held.append((session, session.prefill(ids, new_tokens=limits.max_new_tokens)))
     alone = [decode(session, prefilled, PlainPlanner(), limits).token_ids for session, prefilled in held]
     for number in range(rounds):
-        names = list(makers)
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            done, seconds = through(engine, requests, held, makers[name], limits)
+            done, seconds = through(engine, requests, held, name, limits)
             taken[name].append(seconds)
             for ids, expected, each in zip(prompts, alone, done, strict=True):
                 kind = compare(Session(engine.decoder), ids, expected, each.token_ids).kind
                 wrong, near = wrong + (kind is Kind.ERROR), near + (kind is Kind.NEAR_TIE)
-    count = rounds * len(prompts) * len(makers)
+    count = rounds * len(prompts) * len(names)
     print(f"{requests} at once, {len(prompts)} prompts: {wrong} of {count} outputs wrong, {near} near ties")
     for name, seconds_each in taken.items():
         rate = rounds * len(prompts) * limits.max_new_tokens / sum(seconds_each)
@@ -87,9 +84,11 @@ def report(
 
 
 def through(
-    engine: Engine, requests: int, held: Sequence[tuple[Session, Prefill]], make: MakePlanner, limits: Limits
+    engine: Engine, requests: int, held: Sequence[tuple[Session, Prefill]], name: str, limits: Limits
 ) -> tuple[list[Generation], float]:
     """Decode after prefilled prompts, `requests` at a time; returns the generations and the seconds that all took."""
+    # A stream of its own: what the round before has taught it are these very answers.
+    make = engine.planners("plain" if name == AGAIN else name)
     scheduler, jobs = Scheduler(engine.decoder, requests, 1 << 62), list[Job[Generation]]()
     began = perf_counter()
     for session, prefilled in held:
