@@ -75,7 +75,7 @@ def report(
     count = rounds * len(prompts) * len(names)
     print(f"{requests} at once, {len(prompts)} prompts: {wrong} of {count} outputs wrong, {near} near ties")
     for name, seconds_each in taken.items():
-        rate = rounds * len(prompts) * limits.max_new_tokens / sum(seconds_each)
+        rate = rounds / sum(seconds_each)
         interval = speedup_interval(taken["plain"], seconds_each)
         shown = "" if interval is None or name == "plain" else f" ({interval[0]:.2f}–{interval[1]:.2f})"
         print(
@@ -86,19 +86,22 @@ def report(
 def through(
     engine: Engine, requests: int, held: Sequence[tuple[Session, Prefill]], name: str, limits: Limits
 ) -> tuple[list[Generation], float]:
-    """Decode after prefilled prompts, `requests` at a time; returns the generations and the seconds that all took."""
+    """Decode after prefilled prompts, `requests` at a time; returns the generations, and the seconds per token.
+
+    Time is taken while as many as asked for decode: where some end sooner than others, fewer are left in the end.
+    """
     # A stream of its own: what the round before has taught it are these very answers.
     make = engine.planners("plain" if name == AGAIN else name)
-    scheduler, jobs = Scheduler(engine.decoder, requests, 1 << 62), list[Job[Generation]]()
-    began = perf_counter()
+    scheduler, jobs, counts = Scheduler(engine.decoder, requests, 1 << 62), list[Job[Generation]](), list[int]()
     for session, prefilled in held:
-        jobs.append(scheduler.add(session, decoding(session, prefilled, make(), limits), session.cache.capacity))
+        work = decoding(session, prefilled, make(), limits, lambda tokens: counts.append(len(tokens)))
+        jobs.append(scheduler.add(session, work, session.cache.capacity))
+    began, per_token = perf_counter(), 0.0
     while scheduler.running or scheduler.waiting:
         scheduler.step()
-    seconds = perf_counter() - began
-    done = [job.result for job in jobs if job.result is not None]
-    assert len(done) == len(held), [job.error for job in jobs]
-    return done, seconds
+        if scheduler.waiting or scheduler.running == requests:
+            per_token = (perf_counter() - began) / sum(counts)
+    return [job.ended() for job in jobs], per_token
 
 
 if __name__ == "__main__":
