@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bench.stratified import stratified
 from ssd_profiles.mask import SkipMask
@@ -71,9 +70,10 @@ def main() -> None:
 @torch.inference_mode()
 def _reference(decoder: Decoder, ids: list[int], count: int) -> ReferenceStates:
     answer = generate(Session(decoder), ids, PlainPlanner(), Limits(count)).token_ids
-    session, states = Session(decoder), list[Tensor]()
+    session = Session(decoder)
     session.prefill(ids)
-    targets = decoder.logits(session.forward(answer, states=states)).argmax(-1)
+    states = session.forward_states(answer)
+    targets = decoder.logits(states[-1]).argmax(-1)
     session.commit(answer)
     return ReferenceStates(states, targets, [RowGroup(session.cache, len(ids), 0, len(answer))])
 

@@ -31,6 +31,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 
 TRUTH = "planted.json"
@@ -112,8 +113,8 @@ def gate(
     for place in range(decoder.shape.num_layers):
         attended = []
         for text in running:
-            span = decoder.span(text.session.cache, 0, text.x.shape[0])
-            attended.append(decoder.attention(place, text.x, text.session.cache, span))
+            batch = Batch.of([decoder.batches.consecutive(text.session.cache, 0, text.x.shape[0])])
+            attended.append(decoder.attention(place, text.x, batch))
         layer = model.model.layers[place]
         if place in sources:
             size = torch.cat([x[-PROMPT_TAIL:] for x in attended]).norm(dim=-1).median()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
@@ -80,12 +79,10 @@ def behind_an_answer(engine: Engine) -> tuple[Session, Prefill, RecentStates]:
     """A sequence of a prompt and its answer, with the answer's states."""
     ids = engine.loaded.encode([("user", PROMPT)])
     answer = generate(Session(engine.decoder), ids, PlainPlanner(), Limits(ANSWER)).token_ids
-    session, states = Session(engine.decoder), list[Tensor]()
-    prompt = session.prefill(ids)
-    session.forward(answer, states=states)
+    session = Session(engine.decoder)
+    prompt, recent = session.prefill(ids), RecentStates(1)
+    recent.add(session.forward_states(answer))
     session.commit(answer)
-    recent = RecentStates(1)
-    recent.add(states)
     return session, prompt, recent
 
 

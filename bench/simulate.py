@@ -30,11 +30,14 @@ from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.accept import accept
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import draft_sources
 from ssd_runtime.planning.auto.controller import Controller, Stream
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
 
+NO_MODEL = ModelRunner(None)  # type: ignore[arg-type]
+"""Finishes work that asks for no forward."""
 WRONG = -1
 """No token of any vocabulary."""
 
@@ -98,8 +101,8 @@ def replay(
         def target(row: int, left: Sequence[int] = left, paths: list[list[int]] = paths) -> int:
             return left[len(paths[row]) - 1]
 
-        verdict = accept(draft, target)
-        tokens = left[: len(verdict.rows)]
+        accepted = accept(draft, target)
+        tokens = left[: len(accepted.rows)]
         context, rows = len(ids) - 1, len(paths)
         draft_seconds = draft.steps * latency.step_seconds(context, 1, plan.mask)
         verify_seconds = latency.step_seconds(context, rows)
@@ -112,7 +115,7 @@ def replay(
                 plan,
                 context,
                 draft.main_path,
-                verdict.accepted,
+                accepted.drafts,
                 tokens,
                 rows,
                 draft_seconds,
@@ -142,7 +145,7 @@ def _drafted(plan: Plan, trace: Trace, place: int, predict: Predict) -> Draft:
         drafter = replace(drafter, masked=replace(oracle, threshold=drafter.masked.threshold))  # type: ignore[arg-type]
     if isinstance(drafter, EarlyExit):
         drafter = oracle
-    return drafter.draft(None, WRONG, length)  # type: ignore[arg-type]
+    return NO_MODEL.finish(drafter.drafting(None, WRONG, length))  # type: ignore[arg-type]
 
 
 def _exit_seconds(latency: LatencyTable, context: int, stops: Sequence[int], rows: int) -> tuple[float, float]:
@@ -159,7 +162,8 @@ class _Oracle:
     predicted: Sequence[tuple[bool, float]]
     threshold: float = 0.0
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        yield from ()
         tokens = list[int]()
         for token, (right, confidence) in zip(self.answer[:length], self.predicted, strict=False):
             # A wrong token is one that may stand elsewhere: guesses may follow it.

@@ -122,11 +122,9 @@ def reference_states(decoder: Decoder, samples: Sequence[Sample]) -> ReferenceSt
     groups: list[RowGroup] = []
     shared, begin = SharedPrefix(decoder, [sample.prompt for sample in samples]), 0
     for sample in samples:
-        rows: list[Tensor] = []
         session, _ = shared.prefill(sample.prompt)
-        x = session.forward(sample.continuation[:-1], states=rows)
-        targets.append(argmax(decoder.logits(x)))
-        states.append(rows)
+        states.append(session.forward_states(sample.continuation[:-1]))
+        targets.append(argmax(decoder.logits(states[-1][-1])))
         end = begin + len(sample.continuation) - 1
         groups.append(RowGroup(session.cache, session.committed, begin, end))
         begin = end

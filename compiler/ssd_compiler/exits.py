@@ -106,7 +106,7 @@ def chunked_states(decoder: Decoder, sample: Sample) -> Iterator[list[Tensor]]:
     """The full model's 2L + 1 states [tokens, hidden] on a sample's prompt and continuation, some tokens at a time."""
     session, ids = Session(decoder), sample.prompt + sample.continuation[:-1]
     for begin in range(0, len(ids), PREFILL_CHUNK):
-        chunk, states = ids[begin : begin + PREFILL_CHUNK], list[Tensor]()
-        session.forward(chunk, states=states)
+        chunk = ids[begin : begin + PREFILL_CHUNK]
+        states = session.forward_states(chunk)
         session.commit(chunk)
         yield states

@@ -67,6 +67,7 @@ def run(
             help="Draw drafts by themselves and test them: more are accepted, but a seed's output depends on them.",
         ),
     ] = False,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Prompts of a file decoded at once, at most.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly too, in turn, and compare output and speed.")
@@ -78,6 +79,8 @@ def run(
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
     requests = _requests(prompt, prompts, all_turns)
+    if concurrency > 1 and prompts is None:
+        raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
     memory = read_size(weight_memory)
     if "" in (stop or ()):
         raise UserError("--stop: it is empty, which would end every answer at once; give some text or leave it away")
@@ -96,6 +99,7 @@ def run(
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
     from ssd_runtime.engine.result import Summary
     from ssd_runtime.engine.runner import RunSettings
+    from ssd_runtime.engine.together import Together
     from ssd_runtime.loading.models import load_model
 
     if threads is not None:
@@ -117,19 +121,38 @@ def run(
         sampling=sampling,
     )
     runner = engine.runner(run_settings, None if as_json else _write)
-    summary = Summary(compare)
+    summary = Summary(compare, concurrency=concurrency)
+
+    def report(outcome: Outcome) -> None:
+        summary.add(outcome)
+        _report(outcome, as_json, compare)
+        if explain or explain_steps:
+            _explain(outcome, explain_steps)
+
+    def report_failure(request: Prompt, error: UserError) -> None:
+        summary.failed += 1
+        _report_failure(request, str(error), as_json)
+
+    if concurrency > 1:
+        together = Together(runner, concurrency)
+        for answered in together.run(requests):
+            for outcome in answered.outcomes:
+                if not as_json:
+                    _write(outcome.text)
+                report(outcome)
+            if answered.error is not None:
+                report_failure(answered.prompt, answered.error)
+        summary.seconds, summary.plain_seconds = together.seconds, together.plain_seconds
+        _finish(summary, as_json, compare)
+        return
     for request in requests:
         try:
             for outcome in runner.run(request):
-                summary.add(outcome)
-                _report(outcome, as_json, compare)
-                if explain or explain_steps:
-                    _explain(outcome, explain_steps)
+                report(outcome)
         except UserError as error:
             if prompts is None:
                 raise
-            summary.failed += 1
-            _report_failure(request, str(error), as_json)
+            report_failure(request, error)
     _finish(summary, as_json, compare)
 
 

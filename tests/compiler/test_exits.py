@@ -23,6 +23,7 @@ from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from tests.models import tiny_model
 from tests.tables import latency_table
@@ -101,7 +102,9 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
     session.prefill(sample.prompt)
     drafted = 0
     for threshold in (0.02, 0.1, 0.2, 0.4):
-        draft = EarlyExit(heads, LAYERS, threshold, 0.2).draft(session, sample.continuation[0], 12)
+        draft = ModelRunner(DECODER).finish(
+            EarlyExit(heads, LAYERS, threshold, 0.2).drafting(session, sample.continuation[0], 12)
+        )
         drafted += len(draft.tokens)
         for row, token in enumerate(draft.tokens):
             sure = trace.confidence[0.2][row] >= threshold

@@ -532,6 +532,49 @@ def test_a_wrong_output_outweighs_a_prompt_that_fails(
     assert done.stderr.splitlines()[-1].startswith("error: an output differs from plain decoding")
 
 
+@pytest.mark.parametrize("failing", ["too long"], indirect=True)
+@pytest.mark.parametrize("sampled", [[], ["--temperature", "0.9", "--seed", "5"]], ids=["greedy", "sampled"])
+def test_several_prompts_at_once_are_answered_as_one_by_one(
+    failing: Path, sampled: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the file's order, turns, errors and seeds included."""
+    options = [*PLAINLY, "--all-turns", "--json", *sampled]
+    one, three = (
+        within(failing, run_main, [*options, "--concurrency", number], monkeypatch, capfd) for number in ("1", "3")
+    )
+    assert one.returncode == three.returncode == 2
+    expected, got = ([json.loads(line) for line in done.stdout.splitlines()] for done in (one, three))
+    told = ("id", "turn", "category", "error", "token_ids", "text", "finish_reason", "seed")
+    assert [[each.get(name) for name in told] for each in expected] == [
+        [each.get(name) for name in told] for each in got
+    ]
+    summary = got[-1]["summary"]
+    assert summary["concurrency"] == 3
+    assert summary["throughput"] > 0
+    assert summary["failed"] == 2
+
+
+def test_several_at_once_are_compared_with_plain_decoding_of_as_many(
+    room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--artifact", "bundle", "--strategy", "knn", "--prompts", "rivers.jsonl", "--max-new-tokens", "6"]
+    done = within(room, run_main, [*options, "--concurrency", "4", "--compare", "--json"], monkeypatch, capfd)
+    *each, last = records(done)
+    assert len(each) == 14
+    assert all(record["identical"] for record in each)
+    summary = last["summary"]
+    assert summary["identical"] is True
+    assert summary["speedup"] == pytest.approx(summary["throughput"] / summary["plain_throughput"], rel=1e-3)
+
+
+def test_one_prompt_is_not_decoded_several_at_once(
+    room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = within(room, run_main, ["--model", "model", "--concurrency", "2", "hello"], monkeypatch, capfd)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --concurrency: one prompt")
+
+
 def test_a_compile_that_runs_out_of_memory_is_one_line(
     room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -301,8 +301,8 @@ def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch
     whole = Session(decoder).prefill(ids)
     monkeypatch.setattr("ssd_runtime.engine.session.MAX_BIAS_BYTES", 60_000 * 4)
     session = Session(decoder)
-    forward = session.forward
-    monkeypatch.setattr(session, "forward", lambda part: (sizes.append(len(part)), forward(part))[1])
+    request = session.request
+    monkeypatch.setattr(session, "request", lambda part: (sizes.append(len(part)), request(part))[1])
     chunked = session.prefill(ids)
     assert sum(sizes) == len(ids)
     assert len(sizes) > 2

@@ -15,6 +15,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.divergence import Kind, compare
 from ssd_runtime.engine.loop import Limits, decode
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.families import FAMILIES, max_context
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
@@ -63,8 +64,8 @@ def test_a_draft_that_skips_sees_the_same_window(variant: str, size: int) -> Non
     expected = session.forward(rows)
     position = torch.arange(40, 40 + size)
     keys = torch.arange(40 + size)
-    span = decoder.spans.free(position, 40, keys <= position[:, None], keys, session.cache.long)
-    got = decoder.run(decoder.embed(rows), session.cache, span)
+    segment = decoder.batches.tree(session.cache, position, 40, keys <= position[:, None], keys)
+    got = decoder.run(decoder.embed(rows), Batch.of([segment]))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 

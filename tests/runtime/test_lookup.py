@@ -16,6 +16,7 @@ from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.lookup import LookupPlanner, worth_verifying
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import LookupSettings
@@ -77,7 +78,7 @@ def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
         assert node.parent < row
         assert node.depth == (tree[node.parent - 1].depth + 1 if node.parent else 1)
     for depth in range(9):
-        draft = Ready(tuple(tree)).draft(None, 9, depth)  # type: ignore[arg-type]
+        draft = ModelRunner(None).finish(Ready(tuple(tree)).drafting(None, 9, depth))  # type: ignore[arg-type]
         paths = draft.paths(9)
         assert len(draft.tokens) == sum(node.depth <= depth for node in tree)
         assert len(set(map(tuple, paths))) == len(paths)

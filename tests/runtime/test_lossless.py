@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -20,6 +21,7 @@ from ssd_runtime.engine.loop import Generation, Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import Head, ModelRunner, Request, Work
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, PlainPlanner, Plan
 from tests.models import VARIANTS, VOCABULARY, tiny_model
 
@@ -131,7 +133,8 @@ class Prophet:
     wrong: int
     siblings: bool = False
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        yield from ()
         known = session.committed - self.prompt + 1
         right = self.plain[known : known + length]
         tokens = list(right)
@@ -215,26 +218,29 @@ def test_every_family_with_early_exits(variant: str, dtype: torch.dtype) -> None
 
 
 @torch.inference_mode()
-def test_what_an_early_exit_has_begun_is_the_full_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_early_exit_has_begun_is_the_full_models_own() -> None:
     """States and keys of every drafted row, however deep each went before it was brought along."""
     session, ids = Session(DECODER), [4, 9, 2, 33]
     session.prefill(ids)
-    answers = iter([0.9, 0.0, 0.9, 0.0, 0.0, 0.9, 0.9, 0.0, 0.0, 0.0])
+    looks = iter([(1, 0.9), (1, 0.0), (2, 0.9), (1, 0.0), (2, 0.0), (3, 0.9), (1, 0.9), (1, 0.0), (2, 0.0), (3, 0.0)])
 
-    def logits(self: ExitHeads, layer: int, x: torch.Tensor) -> torch.Tensor:
-        sure = next(answers)
-        others = torch.full((1, VOCABULARY), (1.0 - sure) / (VOCABULARY - 1))
-        others[0, layer + 20] = sure
-        return others.log()
+    class Surely(ModelRunner):
+        """Answers a look after a layer by how sure the exit there is to be, forwards as they are."""
 
-    monkeypatch.setattr(ExitHeads, "logits", logits)
-    draft = EarlyExit(ExitHeads(DECODER), (1, 2, 3), 0.5).draft(session, 17, 9)
+        def _together(self, requests: Sequence[Request]) -> Sequence[torch.Tensor]:
+            if not isinstance(requests[0], Head):
+                return super()._together(requests)
+            layer, sure = next(looks)
+            others = torch.full((1, VOCABULARY), (1.0 - sure) / (VOCABULARY - 1))
+            others[0, layer + 20] = sure
+            return [others.log()]
+
+    draft = Surely(DECODER).finish(EarlyExit(ExitHeads(DECODER), (1, 2, 3), 0.5).drafting(session, 17, 9))
     assert draft.tokens == [21, 22, 23, 21], "left behind layers 1, 2, 3 and 1; the last was not sure anywhere"
     assert draft.begun is not None
     assert draft.begun.first == 6
     keys = [session.cache.read(layer, 0, 9)[0].clone() for layer in range(3)]
-    states: list[torch.Tensor] = []
-    session.forward([17, *draft.tokens], states=states)
+    states = session.forward_states([17, *draft.tokens])
     torch.testing.assert_close(draft.begun.states, states[6], atol=1e-5, rtol=1e-4)
     for layer in range(3):
         torch.testing.assert_close(keys[layer], session.cache.read(layer, 0, 9)[0], atol=1e-5, rtol=1e-4)

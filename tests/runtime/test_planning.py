@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
@@ -17,7 +20,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.controller import Stream
-from ssd_runtime.planning.cost import Entry, best_option
+from ssd_runtime.planning.cost import Entry, best_option, cost_of, under_load
 from ssd_runtime.planning.papers.knn import FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
 from ssd_runtime.planning.registry import read_settings
@@ -179,7 +182,7 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
     for _ in range(3):  # the steps that a stream begins with
         stream.verify.update(1, 0.03, 1.0)
     planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), stream)
-    planner.start(SimpleNamespace(ids=list(range(100))), prompt(axis))  # type: ignore[arg-type]
+    planner.start(SimpleNamespace(load=None, ids=list(range(100))), prompt(axis))  # type: ignore[arg-type]
     return planner
 
 
@@ -211,3 +214,21 @@ def test_auto_uses_the_mixture_out_of_domain() -> None:
     assert planner.domain is None
     assert str(planner.plan(100, 999).entry).startswith("mix")
     assert auto(7, good=good).plan(100, 999).mask is None
+
+
+@given(st.integers(1, 32), st.integers(0, 60), st.lists(st.floats(0.0, 0.2), min_size=32, max_size=32), st.data())
+def test_a_row_under_load_pays_where_all_together_get_faster(
+    sequences: int, more: int, growth: list[float], data: st.DataObject
+) -> None:
+    """Tokens of all sequences per second rise with a row just where its own sequence's tokens exceed its cost."""
+    costs, others = list(accumulate(growth, initial=1.0))[:32], sequences - 1 + more
+    loaded = under_load(costs, sequences, others)
+    assert loaded[0] == 1.0
+    assert all(b >= a - 1e-12 for a, b in pairwise(loaded))
+    if sequences == 1 and not others:
+        assert loaded == pytest.approx(costs)
+    rows, gain = data.draw(st.integers(2, 32)), data.draw(st.floats(0.0, 8.0))
+    before, after = cost_of(costs, others + 1), cost_of(costs, others + rows)
+    faster = (sequences + gain) / after - sequences / before
+    if abs(faster) > 1e-9:
+        assert (faster > 0) == (1.0 + gain > loaded[rows - 1])

@@ -12,6 +12,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.search.knapsack import branch_attention
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from tests.models import VARIANTS, tiny_model
@@ -57,7 +58,7 @@ def assert_drafted_as(decoder: Decoder, mask: SkipMask) -> None:
         session.prefill(text[: group.start])
         for begin in range(0, len(group) - BLOCK, BLOCK):
             wanted = text[group.start + begin : group.start + begin + BLOCK + 1]
-            drafted = Masked(mask).draft(session, wanted[0], BLOCK).tokens
+            drafted = ModelRunner(decoder).finish(Masked(mask).drafting(session, wanted[0], BLOCK)).tokens
             right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
             until = right.index(False) + 1 if False in right else BLOCK
             # Behind a wrong token real drafting goes on from it, the pass from the right one.

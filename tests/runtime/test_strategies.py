@@ -25,8 +25,10 @@ from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.divergence import Kind, compare
 from ssd_runtime.engine.loop import Generation, Limits, generate
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.controller import Stream
 from ssd_runtime.planning.auto.draft_stats import DraftStats
@@ -164,7 +166,8 @@ def test_second_candidates_stand_where_the_chain_is_wrong(sampling: SamplingPara
 class Chain(Masked):
     """Two tokens whose first is in doubt, whatever the mask."""
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        yield from ()
         return Draft([2, 3, 9], [0, 1, 0], steps=2)
 
 
@@ -174,7 +177,7 @@ def test_of_guesses_and_second_candidates_the_likelier_is_verified(agreement: fl
     lookup, costs = Lookup(LookupStats()), (1.0, 1.0, 1.0, 1.1, *(9.0,) * 28)
     lookup.open([1, 2, 3, 4] * 5)
     drafter = Extended(Chain(WEAK), 2, lookup, agreement, 1.0, costs, 0.2)
-    got = drafter.draft(Session(DECODER), 1, 14)
+    got = ModelRunner(DECODER).finish(drafter.drafting(Session(DECODER), 1, 14))
     added = (4, 2) if agreement > 0.9 else (9, 0)
     assert got.parents is not None
     assert list(zip(got.tokens, got.parents, strict=True)) == [(2, 0), (3, 1), added]
@@ -315,12 +318,10 @@ def test_del_compares_exits_of_one_kind() -> None:
 
 def recent_reference(tokens: int) -> ReferenceStates:
     """States of the last of some tokens that the model has just generated."""
-    session, ids, states = Session(DECODER), [3, 1, 4, 1, 5], list[torch.Tensor]()
+    session, ids, recent = Session(DECODER), [3, 1, 4, 1, 5], RecentStates(1)
     session.prefill(ids)
-    session.forward(plainly(ids, tokens), states=states)
+    recent.add(session.forward_states(plainly(ids, tokens)))
     session.commit(plainly(ids, tokens))
-    recent = RecentStates(1)
-    recent.add(states)
     return recent.reference(session, 1)
 
 
@@ -331,9 +332,9 @@ def cosine_of(reference: ReferenceStates, layers: set[int]) -> float:
     x, session = reference.states[0], Session(DECODER)
     session.cache = group.cache
     mask = SkipMask.of(8, {index for layer in layers for index in (2 * layer, 2 * layer + 1)})
-    span = DECODER.span(group.cache, group.start, 1)
+    batch = Batch.of([DECODER.batches.consecutive(group.cache, group.start, 1)])
     kept = [cache.clone() for cache in group.cache._layers]
-    x = DECODER.run(x, group.cache, span, mask)
+    x = DECODER.run(x, batch, mask)
     group.cache._layers[:] = kept
     return float(torch.cosine_similarity(DECODER.norm(x), DECODER.norm(reference.states[-1]), -1)[0])
 

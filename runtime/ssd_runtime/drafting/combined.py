@@ -9,6 +9,7 @@ from ssd_runtime.drafting.lookup import Lookup, Node, as_draft
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.runner import Work
 
 MOST_GUESSES = 12
 DEEPEST = 12
@@ -40,10 +41,10 @@ class Extended:
     most_cost: float
     """What other rows may add to the verification of a whole chain."""
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
-        """The chain, and guesses that go no deeper than `length` tokens behind `pending`."""
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        """Draft the chain, and guesses that go no deeper than `length` tokens behind `pending`."""
         wanted = min(length, self.chain)
-        drafted = self.masked.draft(session, pending, wanted)
+        drafted = yield from self.masked.drafting(session, pending, wanted)
         steps = drafted.steps
         rows = self._siblings(drafted)
         # A chain that ended early ended in doubt: nothing is built on that.

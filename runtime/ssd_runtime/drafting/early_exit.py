@@ -13,6 +13,7 @@ from ssd_profiles.formulas import annealed_temperature
 from ssd_runtime.drafting.tree import Draft, PartialForward
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.sampling.sampler import Proposal
 
 
@@ -31,28 +32,28 @@ class EarlyExit:
     threshold: float
     annealing: float = 0.0
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
-        """Up to `length` tokens."""
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        """Draft up to `length` tokens."""
         rows, path, probs = _Rows(session), [pending], list[Tensor]()
         rows.add(pending)
-        while (proposal := self._leave(rows, path)) is not None:
+        while (proposal := (yield from self._leaving(rows, path))) is not None:
             path.append(proposal.token)
             if proposal.probs is not None:
                 probs.append(proposal.probs)
             rows.add(proposal.token)
             if len(path) == length + 1:
-                rows.advance(rows.deepest)
+                yield from rows.advancing(rows.deepest)
                 break
         begun = PartialForward(2 * rows.deepest, torch.cat(rows.states))
         return Draft(path[1:], begun=begun, probs=probs, steps=len(path) - 1)
 
-    def _leave(self, rows: _Rows, path: list[int]) -> Proposal | None:
+    def _leaving(self, rows: _Rows, path: list[int]) -> Work[Proposal | None]:
         """The token behind the last row, from the first layer that is sure of one; None where none is."""
         layers = rows.session.decoder.shape.num_layers
         for stop in self.stops:
-            rows.advance(stop)
+            yield from rows.advancing(stop)
             temperature = annealed_temperature(stop, layers, self.annealing)
-            logits = self.heads.logits(stop, rows.states[-1])[0]
+            [logits] = yield Head(self.heads.carried(stop, rows.states[-1]), normed=True)
             proposal = rows.session.propose(logits, lambda: path, temperature)
             if math.exp(-proposal.nll) >= self.threshold:
                 return proposal
@@ -82,10 +83,10 @@ class _Rows:
         self.states.append(self.session.decoder.embed([token]))
         self.depths.append(0)
 
-    def advance(self, depth: int) -> None:
+    def advancing(self, depth: int) -> Work[None]:
         """Bring the last token to `depth`, and with it all that are not as deep."""
         for begin, first, last in catch_up_ranges(self.depths, depth):
-            x = self.session.run(torch.cat(self.states[begin:]), ahead=begin, first=2 * first, last=2 * last)
+            x = yield self.session.request(torch.cat(self.states[begin:]), begin, first=2 * first, last=2 * last)
             self.states[begin:] = x.split(1)
 
 

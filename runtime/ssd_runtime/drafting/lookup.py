@@ -13,6 +13,7 @@ from ssd_runtime.drafting.rates import Rate
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.runner import Work
 
 COPY_PRIOR = (0.23, 0.36, 0.42, 0.47, 0.5, 0.52, 0.53, 0.55)
 """How often a copy is right, by length of match, before anything is known of a stream."""
@@ -153,6 +154,7 @@ class Ready:
 
     tree: tuple[Node, ...]
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
-        """Its rows up to a depth of `length`."""
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        """Its rows up to a depth of `length`; no step of the model is needed."""
+        yield from ()
         return as_draft(self.tree, length)

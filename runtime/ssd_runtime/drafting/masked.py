@@ -10,6 +10,7 @@ from torch import Tensor
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.sampling.argmax import candidates
 from ssd_runtime.sampling.sampler import Proposal
 
@@ -32,15 +33,16 @@ class Masked:
     threshold: float = 0.0
     branching: Branching = CHAIN
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
-        """Up to `length` tokens, one step of the masked model each."""
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        """Draft up to `length` tokens, one step of the masked model each."""
         tokens, siblings, probs = list[int](), list[list[int]](), list[Tensor]()
         room = MOST_SIBLINGS
         asked = 1.0 if self.threshold > 0.0 or self.branching else None
         unsure = -math.log(self.threshold) if self.threshold > 0.0 else math.inf
         while len(tokens) < length:
-            x = session.forward([tokens[-1] if tokens else pending], self.mask, ahead=len(tokens))
-            proposal = session.propose(session.decoder.logits(x)[0], lambda: [pending, *tokens], asked)
+            x = yield session.request([tokens[-1] if tokens else pending], len(tokens), self.mask)
+            [logits] = yield Head(x)
+            proposal = session.propose(logits, lambda: [pending, *tokens], asked)
             tokens.append(proposal.token)
             if proposal.probs is not None:
                 probs.append(proposal.probs)

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.runner import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ NOTHING = Draft([])
 class Drafter(Protocol):
     """A source of drafts."""
 
-    def draft(self, session: Session, pending: int, length: int) -> Draft:
-        """Up to `length` tokens behind `pending`.
+    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        """Draft up to `length` tokens after `pending`.
 
         Keys and values go past the session's committed ones, where verification overwrites them.
         """

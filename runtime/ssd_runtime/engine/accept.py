@@ -16,7 +16,7 @@ class Accepted:
     """The rows that stand, from the pending token's on."""
     next_token: int
     """The target's own token behind those that stand: a correction after a rejection, a bonus token otherwise."""
-    accepted: int
+    drafts: int
     """How many tokens of the draft's trunk stand; a sibling that stands is not counted."""
 
 

@@ -33,10 +33,13 @@ class Divergence:
 
 
 @torch.inference_mode()
-def compare(session: Session, prompt_ids: list[int], plain: list[int], other: list[int]) -> Divergence:
+def compare(
+    session: Session, prompt_ids: list[int], plain: list[int], other: list[int], within: float | None = None
+) -> Divergence:
     """Classify the first difference by the logits of the full model at that position.
 
-    A near tie is one where logits that differ by no more than `NEAR_TIE` choose the other output's token.
+    A near tie is one where logits that differ by no more than `within` choose the other output's token: by default
+    `NEAR_TIE` of the dtype.
     """
     if plain == other:
         return Divergence(Kind.NONE)
@@ -44,6 +47,7 @@ def compare(session: Session, prompt_ids: list[int], plain: list[int], other: li
     if position is None:
         return Divergence(Kind.ERROR, min(len(plain), len(other)))
     logits = session.decoder.head(session.prefill(prompt_ids + plain[:position]).last[None])[0]
-    within = NEAR_TIE.get(session.decoder.dtype, NEAR_TIE[torch.float32])
+    if within is None:
+        within = NEAR_TIE.get(session.decoder.dtype, NEAR_TIE[torch.float32])
     gap, near = session.gap(logits, len(prompt_ids), other[position], within)
     return Divergence(Kind.NEAR_TIE if near else Kind.ERROR, position, gap)

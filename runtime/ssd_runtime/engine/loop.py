@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal
@@ -14,7 +14,8 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.accept import Accepted, accept
 from ssd_runtime.engine.session import Prefill, Session
-from ssd_runtime.engine.verification import verify
+from ssd_runtime.engine.verification import verification
+from ssd_runtime.model.runner import Head, ModelRunner, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.profiling.clock import Stopwatch
 
@@ -70,7 +71,6 @@ class Generation:
         return len(self.token_ids) / self.decode_seconds if self.decode_seconds else 0.0
 
 
-@torch.inference_mode()
 def generate(
     session: Session,
     prompt_ids: list[int],
@@ -78,19 +78,10 @@ def generate(
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Generation:
-    """Decode behind `prompt_ids`; the output does not depend on what `planner` plans, unless drafts are tested by
-    rejection.
-
-    `on_tokens` receives new tokens as soon as they are certain. Raises UserError when the prompt is empty or
-    leaves no room in the context; ends early where the context is full.
-    """
-    began = perf_counter()
-    prompt = session.prefill(prompt_ids, new_tokens=limits.max_new_tokens)
-    session.decoder.synchronize()
-    return decode(session, prompt, planner, limits, on_tokens, perf_counter() - began)
+    """`generating` of a sequence that is alone."""
+    return ModelRunner(session.decoder).finish(generating(session, prompt_ids, planner, limits, on_tokens))
 
 
-@torch.inference_mode()
 def decode(
     session: Session,
     prompt: Prefill,
@@ -99,7 +90,39 @@ def decode(
     on_tokens: Callable[[list[int]], None] | None = None,
     prefill_seconds: float = 0.0,
 ) -> Generation:
-    """Decode behind a prompt that the session has been through; may be called again for the same prompt."""
+    """`decoding` of a sequence that is alone."""
+    work = decoding(session, prompt, planner, limits, on_tokens, prefill_seconds)
+    return ModelRunner(session.decoder).finish(work)
+
+
+def generating(
+    session: Session,
+    prompt_ids: list[int],
+    planner: Planner,
+    limits: Limits,
+    on_tokens: Callable[[list[int]], None] | None = None,
+) -> Work[Generation]:
+    """Decode after `prompt_ids`: the whole life of a sequence.
+
+    The output does not depend on what `planner` plans, unless drafts are tested by rejection. `on_tokens` receives new
+    tokens as soon as they are certain. Raises UserError when the prompt is empty or leaves no room in the context; ends
+    early where the context is full.
+    """
+    began = perf_counter()
+    prompt = yield from session.prefilling(prompt_ids, new_tokens=limits.max_new_tokens)
+    session.decoder.synchronize()
+    return (yield from decoding(session, prompt, planner, limits, on_tokens, perf_counter() - began))
+
+
+def decoding(
+    session: Session,
+    prompt: Prefill,
+    planner: Planner,
+    limits: Limits,
+    on_tokens: Callable[[list[int]], None] | None = None,
+    prefill_seconds: float = 0.0,
+) -> Work[Generation]:
+    """Decode after a prompt that the session has been through; may be repeated for the same prompt."""
     session.decoder.synchronize()
     began = perf_counter()
     session.rewind(prompt)
@@ -107,7 +130,7 @@ def decode(
     session.decoder.synchronize()
     result = Generation(prompt.tokens, planner.domain, prefill_seconds=prefill_seconds + perf_counter() - began)
 
-    decoding = perf_counter()
+    began = perf_counter()
     room = session.decoder.shape.max_context - prompt.tokens
     output = _Output(
         tokens=result.token_ids,
@@ -115,59 +138,68 @@ def decode(
         most=min(limits.max_new_tokens, room),
         finish_reason="context" if room < limits.max_new_tokens else "length",
     )
-    first = session.choose(session.decoder.head(prompt.last[None]), lambda: [[]])(0)
-    _deliver(output.take([first]), on_tokens)
-    for cycle in _cycles(session, planner, output):
+    logits = yield Head(prompt.last[None], normed=True)
+    _deliver(output.take([session.choose(logits, lambda: [[]])(0)]), on_tokens)
+    watch, observing = Stopwatch(session.decoder.lock), 0.0
+    while not output.done:
+        cycle, observing = yield from _cycle(session, planner, output, watch, observing)
         result.cycles.append(cycle)
         _deliver(cycle.tokens, on_tokens)
-    result.decode_seconds = perf_counter() - decoding
+    result.decode_seconds = perf_counter() - began
     result.finish_reason = output.finish_reason
     return result
 
 
-def _cycles(session: Session, planner: Planner, output: _Output) -> Iterator[Cycle]:
-    """Draft-verify cycles until the output is complete."""
-    watch, observing = Stopwatch(session.decoder.lock), 0.0
-    while not output.done:
-        watch.lap()  # what the receiver of the tokens took is nobody's
-        context, pending = session.committed, output.tokens[-1]
-        plan = planner.plan(context, pending)
-        planning = observing + watch.lap()
-        draft = _draft(session, pending, plan, output.remaining - 1)
-        drafting = watch.lap()
-        states: list[Tensor] | None = [] if planner.wants_states else None
-        logits = _verify(session, pending, draft, states)
-        verdict = _judge(session, pending, draft, logits)
-        before, rows = session.ids[-1], draft.rows(pending)
-        session.commit([rows[row] for row in verdict.rows], verdict.rows)
-        verifying = watch.lap()
-        tokens = output.take([*(rows[row] for row in verdict.rows[1:]), verdict.next_token])
-        cycle = Cycle(
-            *(replace(plan, drafter=None), context, draft.main_path, verdict.accepted, tokens, len(rows)),
-            *(drafting, verifying, draft.steps, planning, draft.begun is not None),
-        )
-        planner.observe(cycle, None if states is None else _rows(states, verdict.rows))
-        # Only now: guesses are judged by what was known before.
-        if planner.successors is not None:
-            planner.successors.verified(before, draft.paths(pending), verdict.rows, logits)
-        observing = watch.lap()
-        yield cycle
+def _cycle(
+    session: Session, planner: Planner, output: _Output, watch: Stopwatch, observed: float
+) -> Work[tuple[Cycle, float]]:
+    """Plan, draft, verify, accept, observe; `observed` are the seconds that the last cycle's observing took.
+
+    Returns the cycle, and the seconds that observing it took.
+    """
+    watch.lap()  # what the receiver of the tokens took is nobody's
+    context, pending = session.committed, output.tokens[-1]
+    plan = planner.plan(context, pending)
+    planning = observed + watch.lap()
+    draft = yield from _drafting(session, pending, plan, output.remaining - 1)
+    drafting = watch.lap()
+    keeps = planner.wants_states
+    answer = yield verification(session, pending, draft, keeps)
+    logits = yield Head(answer[-1] if keeps else answer)
+    accepted = _accepted(session, pending, draft, logits)
+    before, rows = session.ids[-1], draft.rows(pending)
+    session.commit([rows[row] for row in accepted.rows], accepted.rows)
+    verifying = watch.lap()
+    cycle = Cycle(
+        plan=replace(plan, drafter=None),
+        context=context,
+        drafted=draft.main_path,
+        accepted=accepted.drafts,
+        tokens=output.take([*(rows[row] for row in accepted.rows[1:]), accepted.next_token]),
+        verified=len(rows),
+        draft_seconds=drafting,
+        verify_seconds=verifying,
+        steps=draft.steps,
+        plan_seconds=planning,
+        load=session.load,
+        begun=draft.begun is not None,
+    )
+    planner.observe(cycle, _rows(answer, accepted.rows) if keeps else None)
+    # Only now: guesses are judged by what was known before.
+    if planner.successors is not None:
+        planner.successors.verified(before, draft.paths(pending), accepted.rows, logits)
+    return cycle, watch.lap()
 
 
-def _draft(session: Session, pending: int, plan: Plan, most: int) -> Draft:
+def _drafting(session: Session, pending: int, plan: Plan, most: int) -> Work[Draft]:
     """Draft tokens; never more than could be used, since a verification yields one token besides."""
     length = min(plan.draft_length, session.draft_room(most))
     if plan.drafter is None or length < 1:
         return NOTHING
-    return plan.drafter.draft(session, pending, length)
+    return (yield from plan.drafter.drafting(session, pending, length))
 
 
-def _verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | None) -> Tensor:
-    """Run the full model once over the pending token and the drafts: logits [rows, vocabulary]."""
-    return session.decoder.logits(verify(session, pending, draft, states))
-
-
-def _judge(session: Session, pending: int, draft: Draft, logits: Tensor) -> Accepted:
+def _accepted(session: Session, pending: int, draft: Draft, logits: Tensor) -> Accepted:
     """Hold the draft against the full model's `logits` [rows, vocabulary]."""
     drawn = list(zip(draft.tokens, draft.probs, strict=False))
     return accept(draft, session.choose(logits, lambda: draft.paths(pending), drawn))

@@ -123,6 +123,11 @@ class Summary:
     """Whether prompts are decoded plainly, too."""
     failed: int = 0
     """Prompts whose decoding ended in a UserError; the figures leave them out."""
+    concurrency: int = 1
+    """Prompts that were decoded at once."""
+    seconds: float = 0.0
+    """Wall seconds of decoding all prompts, several at once; the same of plain decoding follows."""
+    plain_seconds: float = 0.0
     total: Tally = field(default_factory=Tally)
     categories: dict[str, Tally] = field(default_factory=dict)
 
@@ -139,8 +144,21 @@ class Summary:
             "prompts": self.total.prompts,
             **({"failed": self.failed} if self.failed else {}),
             **self.total.figures(self.compare),
+            **self._together(),
             "categories": {name: self.categories[name].figures(self.compare) for name in sorted(self.categories)},
         }
+
+    def _together(self) -> dict[str, Any]:
+        """Figures of several prompts at once: all new tokens ÷ wall seconds, and that ÷ plain decoding's."""
+        if self.concurrency == 1:
+            return {}
+        rate = _ratio(self.total.tokens, self.seconds)
+        figures: dict[str, Any] = {"concurrency": self.concurrency, "throughput": rate}
+        if self.compare:
+            plain_rate = _ratio(self.total.plain_tokens, self.plain_seconds)
+            figures["plain_throughput"] = plain_rate
+            figures["speedup"] = round(rate / plain_rate, 4) if rate and plain_rate else None
+        return figures
 
 
 def _ratio(part: float, whole: float) -> float | None:

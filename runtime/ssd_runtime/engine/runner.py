@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -17,10 +18,8 @@ from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.profiling.memory import guard_memory
+from ssd_runtime.profiling.memory import DECODING_REMEDY, guard_memory
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
-
-OUT_OF_MEMORY_REMEDY = "give a shorter prompt, fewer new tokens, --weight-memory 0 or --dtype bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,19 @@ class RunSettings:
     """The first prompt's; each further one has the next seed, so that equal prompts get answers of their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a prompt, ready to be decoded."""
+
+    prompt: Prompt
+    place: int
+    """Among the prompt's turns, from 0."""
+    ids: list[int]
+    sampling: SamplingParams
+    number: int
+    """Among the turns of all prompts, from 0."""
+
+
 @dataclass(slots=True)
 class Runner:
     """A loaded model with a strategy; `write` receives text as it comes."""
@@ -52,7 +64,7 @@ class Runner:
     """Turns of the prompts so far, those that failed or were skipped included."""
 
     def answer(self, text: str) -> Outcome:
-        """Decode behind one message of a user's. Raises UserError where it does not fit into the context."""
+        """Decode the answer to one message of a user's. Raises UserError where it does not fit into the context."""
         return next(self.run(Prompt("1", turns=(text,))))
 
     def run(self, prompt: Prompt) -> Iterator[Outcome]:
@@ -61,41 +73,58 @@ class Runner:
         Raises UserError where a turn does not fit into the context or the memory, or the chat template refuses it.
         The next prompt can be decoded all the same.
         """
-        first = self._turns
-        # Counted beforehand: a turn that fails changes no other prompt's seed.
-        self._turns += max(1, len(prompt.turns))
-        messages = conversation(prompt)
-        outcome = self._turn(prompt, 0, messages, first)
-        yield outcome
-        for turn, text in enumerate(prompt.turns[1:], start=1):
-            messages += [("assistant", outcome.text), ("user", text)]
-            outcome = self._turn(prompt, turn, messages, first + turn)
+        first, messages = self.number(prompt), conversation(prompt)
+        for place in range(max(1, len(prompt.turns))):
+            outcome = self._decoded(self.turn(prompt, place, messages, first + place))
             yield outcome
+            messages += next_messages(prompt, place, outcome)
 
-    def _turn(self, prompt: Prompt, turn: int, messages: list[tuple[str, str]], number: int) -> Outcome:
-        """Decode a prompt's turn, which is turn `number` of all prompts' turns, from 0."""
-        settings, sampling = self.settings, self._sampling(number)
-        session = Session(self.decoder, sampling)
-        limits = Limits(
-            settings.max_new_tokens, self.loaded.eos_ids, stop_condition(self.loaded.decode, settings.stops)
-        )
-        stream = TextStream(self.loaded.decode, settings.stops, self.write)
+    def number(self, prompt: Prompt) -> int:
+        """Count a prompt in; returns the number of its first turn among all prompts' turns, from 0.
+
+        Turns are counted beforehand, so that one that fails changes no other prompt's seed.
+        """
+        first = self._turns
+        self._turns += max(1, len(prompt.turns))
+        return first
+
+    def turn(self, prompt: Prompt, place: int, messages: list[tuple[str, str]], number: int) -> Turn:
+        """A prompt's turn, encoded. Raises UserError where the chat template refuses its messages."""
+        with naming(prompt):
+            ids = self.loaded.encode(messages, self.settings.raw)
+        return Turn(prompt, place, ids, self._sampling(number), number)
+
+    def limits(self) -> Limits:
+        """Where an answer ends."""
+        stop = stop_condition(self.loaded.decode, self.settings.stops)
+        return Limits(self.settings.max_new_tokens, self.loaded.eos_ids, stop)
+
+    def outcome(
+        self,
+        turn: Turn,
+        generation: Generation,
+        plain: Generation | None = None,
+        difference: Divergence | None = None,
+    ) -> Outcome:
+        """What the user is told of a turn that has been decoded."""
+        settings, seed = self.settings, turn.sampling.seed if turn.sampling.random else None
+        text = cut_at_stop(self.loaded.decode(generation.token_ids), settings.stops)
+        return Outcome(turn.prompt, turn.place, settings.strategy, generation, text, plain, difference, seed)
+
+    def _decoded(self, turn: Turn) -> Outcome:
+        """Decode a turn that is alone; its text is written as it comes."""
+        session, limits = Session(self.decoder, turn.sampling), self.limits()
+        stream = TextStream(self.loaded.decode, self.settings.stops, self.write)
         plain: Generation | None = None
         difference: Divergence | None = None
-        try:
-            ids = self.loaded.encode(messages, settings.raw)
-            with guard_memory("decoding", self.decoder.device, OUT_OF_MEMORY_REMEDY):
-                if settings.compare:
-                    generation, plain, difference = self._both(session, ids, limits, number)
-                    stream.feed(generation.token_ids)
-                else:
-                    generation = generate(session, ids, self.make_planner(), limits, stream.feed)
-        except UserError as error:
-            raise UserError(f"prompt {prompt.id}: {str(error).removeprefix('prompt: ')}") from None
+        with naming(turn.prompt), guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
+            if self.settings.compare:
+                generation, plain, difference = self._both(session, turn.ids, limits, turn.number)
+                stream.feed(generation.token_ids)
+            else:
+                generation = generate(session, turn.ids, self.make_planner(), limits, stream.feed)
         stream.close()
-        seed = sampling.seed if sampling.random else None
-        text = cut_at_stop(self.loaded.decode(generation.token_ids), settings.stops)
-        return Outcome(prompt, turn, settings.strategy, generation, text, plain, difference, seed)
+        return self.outcome(turn, generation, plain, difference)
 
     def _sampling(self, number: int) -> SamplingParams:
         """The settings', with the seed of turn `number` and the model's own penalty where they have none."""
@@ -121,3 +150,18 @@ class Runner:
         if session.sampling.tests_drafts:
             return generation, plain, None
         return generation, plain, compare(session, ids, plain.token_ids, generation.token_ids)
+
+
+def next_messages(prompt: Prompt, place: int, outcome: Outcome) -> list[tuple[str, str]]:
+    """The answer to a turn and the user's next message; none after the last turn."""
+    following = prompt.turns[place + 1 : place + 2]
+    return [message for text in following for message in (("assistant", outcome.text), ("user", text))]
+
+
+@contextmanager
+def naming(prompt: Prompt) -> Iterator[None]:
+    """Let a UserError in the block name the prompt."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"prompt {prompt.id}: {str(error).removeprefix('prompt: ')}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import Forward, ModelRunner, Work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler
 
@@ -20,6 +21,15 @@ MAX_ROOM = 4096
 """New tokens that memory is taken for beforehand: a higher limit is seldom reached."""
 MAX_BIAS_BYTES = 64 << 20
 """What masks a chunk's attention grows with the context: longer prompts go in smaller chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What shared a forward of the full model."""
+
+    sequences: int = 1
+    rows: int = 1
+    """Of all sequences together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +58,32 @@ class Session:
     def __init__(self, decoder: Decoder, sampling: SamplingParams = GREEDY) -> None:
         decoder.refresh()
         self.decoder = decoder
+        self._runner = ModelRunner(decoder)
         self.cache = decoder.new_cache()
         self.ids: list[int] = []
         self.sampling = sampling
         self._sampler = Sampler(sampling, decoder.device)
         self._prompt: Prefill | None = None
+        self.chunk = PREFILL_CHUNK
+        """Tokens of a prompt that run together: fewer where other sequences wait for the same forward."""
+        self.load: Load | None = None
+        """What shared the last forward of the full model; None where the sequence is alone."""
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the whole prompt has been run."""
+        return self._prompt is not None
 
     @property
     def committed(self) -> int:
         """Tokens committed so far."""
         return len(self.ids)
 
-    @torch.inference_mode()
     def prefill(self, ids: list[int], behind: Prefill | None = None, new_tokens: int = 0) -> Prefill:
+        """`prefilling` of a sequence that is alone."""
+        return self._runner.finish(self.prefilling(ids, behind, new_tokens))
+
+    def prefilling(self, ids: list[int], behind: Prefill | None = None, new_tokens: int = 0) -> Work[Prefill]:
         """Run the full model over a prompt from position 0, or over the rest of one `behind` its prefilled beginning.
 
         Takes the memory that the prompt and up to `new_tokens` more need. Raises UserError when the prompt is empty or
@@ -80,9 +103,13 @@ class Session:
         self.ids, self.cache.long, self._prompt = known, self._is_long(total), None
         self.cache.reserve_tokens(min(total + min(new_tokens, MAX_ROOM), limit))
         summed = behind.mean * behind.tokens if behind is not None else torch.zeros((), device=self.decoder.device)
-        for x in self._fill(ids):
-            normed = self.decoder.norm(x)
+        start = 0
+        while start < len(ids):
+            chunk = ids[start : start + self._chunk()]
+            normed = self.decoder.norm((yield self.request(chunk)))
+            self.commit(chunk)
             summed = summed + normed.sum(0, dtype=torch.float32)
+            start += len(chunk)
         self._prompt = Prefill(normed[-1], summed / total, total)
         return self._prompt
 
@@ -93,59 +120,54 @@ class Session:
         other.commit(self.ids)
         return other
 
-    @torch.inference_mode()
-    def forward(
+    def request(
         self,
-        ids: list[int],
-        mask: SkipMask | None = None,
-        ahead: int = 0,
-        states: list[Tensor] | None = None,
-    ) -> Tensor:
-        """States [n, hidden] behind the last sub-layer for `ids` at `ahead` positions past the committed ones.
-
-        With `states`, the state before the first and behind every sub-layer is appended to it.
-        """
-        return self.run(self.decoder.embed(ids), ahead, mask, states=states)
-
-    @torch.inference_mode()
-    def run(
-        self,
-        x: Tensor,
+        rows: Sequence[int] | Tensor,
         ahead: int = 0,
         mask: SkipMask | None = None,
         first: int = 0,
         last: int | None = None,
-        states: list[Tensor] | None = None,
-    ) -> Tensor:
-        """Take states `x` [n, hidden], `ahead` of the committed tokens, through sub-layers `first`, …, `last` - 1.
+        keep_states: bool = False,
+    ) -> Forward:
+        """A request to run `rows`, tokens or states [n, hidden], at the positions from `ahead` past the committed ones.
 
-        With `states`, `x` and the state behind every sub-layer are appended to it.
+        They go through sub-layers `first`, …, `last` - 1 without those of `mask`.
         """
-        start, n = self.committed + ahead, x.shape[0]
+        start, n = self.committed + ahead, len(rows)
         self._make_room(start + n, start + n)
-        if states is not None:
-            states.append(x)
-        return self.decoder.run(x, self.cache, self.decoder.span(self.cache, start, n), mask, first, last, states)
+        segment = self.decoder.batches.consecutive(self.cache, start, n)
+        return Forward(segment, rows, mask, first, last, keep_states)
 
-    @torch.inference_mode()
-    def forward_tree(
-        self, ids: list[int], depths: Tensor, visible: Tensor, states: list[Tensor] | None = None
-    ) -> Tensor:
-        """States behind the last sub-layer for `ids`, each `depths` [n] positions past the committed tokens.
+    def tree_request(self, ids: list[int], depths: Tensor, visible: Tensor, keep_states: bool = False) -> Forward:
+        """A request to run the full model on `ids`, each `depths` [n] positions past the committed tokens.
 
         Every row sees the committed tokens, and the rows where `visible` [n, n] is true. Keys and values of row i go
-        to the i-th slot behind the committed ones, whatever its position.
+        to the i-th slot after the committed ones, whatever its position.
         """
         start, n = self.committed, len(ids)
         positions = start + depths
         self._make_room(start + n, int(positions.max()) + 1)
-        x = self.decoder.embed(ids)
-        if states is not None:
-            states.append(x)
-        known = torch.arange(start, device=x.device)
+        known = torch.arange(start, device=positions.device)
         seen = torch.cat([visible.new_ones(n, start), visible], 1)
-        span = self.decoder.spans.free(positions, start, seen, torch.cat([known, positions]), self.cache.long)
-        return self.decoder.run(x, self.cache, span, states=states)
+        segment = self.decoder.batches.tree(self.cache, positions, start, seen, torch.cat([known, positions]))
+        return Forward(segment, ids, keep_states=keep_states)
+
+    def forward(
+        self,
+        rows: Sequence[int] | Tensor,
+        mask: SkipMask | None = None,
+        ahead: int = 0,
+        first: int = 0,
+        last: int | None = None,
+    ) -> Tensor:
+        """The states [n, hidden] that answer a `request`, of a sequence that is alone."""
+        [x] = self._runner.answer([self.request(rows, ahead, mask, first, last)])
+        return x
+
+    def forward_states(self, ids: Sequence[int]) -> list[Tensor]:
+        """The 2L + 1 states [n, hidden] of `ids` after the committed tokens: X(0), and X(i) after sub-layer i - 1."""
+        [states] = self._runner.answer([self.request(ids, keep_states=True)])
+        return states
 
     def _make_room(self, slots: int, tokens: int) -> None:
         """Have `slots` slots, and angles for a sequence of so many tokens."""
@@ -176,11 +198,11 @@ class Session:
         self.ids.extend(ids)
 
     def choose(self, logits: Tensor, paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()) -> Callable[[int], int]:
-        """What gives the token behind each row of `logits` (`Chooser.choose`); paths are behind the committed ones."""
+        """What gives the token behind each row of `logits` (`Sampler.choose`); paths are behind the committed ones."""
         return self._sampler.choose(logits, self.ids, paths, drawn)
 
     def propose(self, logits: Tensor, path: Callable[[], list[int]], temperature: float | None = None) -> Proposal:
-        """A token to draft behind the committed ones and a path (`Chooser.propose`)."""
+        """A token to draft behind the committed ones and a path (`Sampler.propose`)."""
         return self._sampler.propose(logits, self.ids, path, temperature)
 
     def gap(self, logits: Tensor, prompt: int, token: int, within: float) -> tuple[float, bool]:
@@ -197,19 +219,14 @@ class Session:
     def _is_long(self, tokens: int) -> bool:
         return self.decoder.rope_switch is not None and tokens > self.decoder.rope_switch
 
-    @torch.inference_mode()
     def _compute_again(self, long: bool) -> None:
         ids, self.ids, self.cache.long = self.ids, [], long
-        for _ in self._fill(ids):
-            pass
-
-    def _fill(self, ids: list[int]) -> Iterator[Tensor]:
-        """Run and commit `ids` in chunks; yields the states behind the last sub-layer."""
-        row_bytes = self.decoder.dtype.itemsize
-        start = 0
-        while start < len(ids):
-            fitting = MAX_BIAS_BYTES // (row_bytes * (self.committed + PREFILL_CHUNK))
-            chunk = ids[start : start + max(MIN_PREFILL_CHUNK, min(PREFILL_CHUNK, fitting))]
-            start += len(chunk)
-            yield self.forward(chunk)
+        while self.committed < len(ids):
+            chunk = ids[self.committed : self.committed + self._chunk()]
+            self.forward(chunk)
             self.commit(chunk)
+
+    def _chunk(self) -> int:
+        """How many tokens of a prompt run together, for masks of bounded size."""
+        fitting = MAX_BIAS_BYTES // (self.decoder.dtype.itemsize * (self.committed + PREFILL_CHUNK))
+        return max(MIN_PREFILL_CHUNK, min(self.chunk, fitting))

@@ -1,4 +1,4 @@
-"""One pass of the full model over a pending token and everything drafted behind it."""
+"""The pass of the full model over a pending token and everything drafted after it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.runner import Forward
 
 
-def verify(session: Session, pending: int, draft: Draft, states: list[Tensor] | None = None) -> Tensor:
-    """States [rows, hidden] of the draft's rows behind the last sub-layer.
+def verification(session: Session, pending: int, draft: Draft, keep_states: bool = False) -> Forward:
+    """The request to run the full model on the draft's rows.
 
-    What the draft has begun goes on where it is. With `states`, the state before the first and behind every
-    sub-layer is appended to it, for which everything is computed again.
+    What the draft has begun goes on where it is, unless states are kept: then everything is computed again.
     """
-    if draft.begun is not None and states is None:
-        return session.run(draft.begun.states, first=draft.begun.first)
+    if draft.begun is not None and not keep_states:
+        return session.request(draft.begun.states, first=draft.begun.first)
     if draft.main_path == len(draft.tokens):
-        return session.forward(draft.rows(pending), states=states)
+        return session.request(draft.rows(pending), keep_states=keep_states)
     depths, visible = _tree(draft)
     device = session.decoder.device
-    return session.forward_tree(draft.rows(pending), depths.to(device), visible.to(device), states)
+    return session.tree_request(draft.rows(pending), depths.to(device), visible.to(device), keep_states)
 
 
 def _tree(draft: Draft) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.attention import attend, capped
+from ssd_runtime.model.batch import Batch, BatchBuilder, LayerView, Segment
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.placement import device_of
 from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
-from ssd_runtime.model.span import Sight, Span, Spans
 from ssd_runtime.profiling.clock import WaitedLock, synchronize
 from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.hooks import require_unhooked
@@ -45,9 +45,9 @@ class Shape:
 class Decoder:
     """A causal LM as 2L sub-layers between an embedding and a head; immutable and shared between sessions.
 
-    Rows are tokens of one sequence: every `x` is [n, hidden]. Sub-layer 2i is the attention block of layer i,
-    2i + 1 its MLP block, each with its norm and residual. Layers run where they are: a model may be spread over
-    devices, or offloaded, by accelerate; weights come and go then, so that whatever calls a module holds `lock`.
+    Every `x` is [rows, hidden], the rows of a `Batch`'s sequences one after the other. Sub-layer 2i is the attention
+    block of layer i, 2i + 1 its MLP block, each with its norm and residual. Layers run where they are: accelerate may
+    spread a model over devices, or offload it. Weights come and go then, so that whatever calls a module holds `lock`.
     Packed copies of its weights take at most `weight_memory` bytes; as many as there are layers' weights by default.
     Raises UserError for models that are not supported.
     """
@@ -98,7 +98,7 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
-        self.spans = Spans(
+        self.batches = BatchBuilder(
             distinct, tables, shape.groups, shape.heads + shape.kv_heads, shape.kv_heads, self.dtype, self.device
         )
 
@@ -167,20 +167,28 @@ class Decoder:
             x = self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
         return x if self._embedding_scale is None else x * self._embedding_scale
 
-    def span(self, cache: KVCache, start: int, n: int) -> Span:
-        """Rows at positions `start`, …, `start` + n - 1, each seeing all that it may before it, and itself."""
-        return self.spans.consecutive(start, n, cache.long)
-
-    def attention(self, layer: int, x: Tensor, cache: KVCache, span: Span) -> Tensor:
-        """The attention block of `layer` on `x` [n, hidden]; writes the rows' keys and values into the cache."""
+    def attention(self, layer: int, x: Tensor, batch: Batch) -> Tensor:
+        """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches."""
         with self.lock.inner:
-            parts, n = self.layers[layer], x.shape[0]
-            x, sight = self._brought(layer, x), self.sight(layer, span)
-            queries, new = self.project(layer, x, sight.rotation)
-            cache.write(layer, span.slot, new)
-            all_keys, all_values = cache.read(layer, sight.begin, sight.end)
-            mixed = attend(queries.transpose(0, 1), all_keys, all_values, sight.bias, parts.scale, self._cap)
-            return parts.add_attention(x, mixed.transpose(0, 1).reshape(n, -1))
+            parts = self.layers[layer]
+            x, batch = self._brought(layer, x), batch.on(parts.device) if self._spread else batch
+            queries, new = self.project(layer, x, batch.rotations[parts.kind])
+            if len(batch.segments) == 1:  # slices of a single sequence's rows would be half a percent of a plain step
+                mixed = self._mixed(layer, queries, new, batch.segments[0])
+            else:
+                sizes = [segment.rows for segment in batch.segments]
+                parted = zip(queries.split(sizes), new.split(sizes), batch.segments, strict=True)
+                mixed = torch.cat([self._mixed(layer, *each) for each in parted])
+            return parts.add_attention(x, mixed)
+
+    def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment) -> Tensor:
+        """Values mixed by the attention of one sequence's rows [n, heads * head_dim]; writes `new` into its cache."""
+        parts = self.layers[layer]
+        view = segment.views[parts.kind]
+        segment.cache.write(layer, segment.slot, new)
+        keys, values = segment.cache.read(layer, view.begin, view.end)
+        mixed = attend(queries.transpose(0, 1), keys, values, view.bias, parts.scale, self._cap)
+        return mixed.transpose(0, 1).reshape(segment.rows, -1)
 
     def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""
@@ -197,10 +205,11 @@ class Decoder:
         with self.lock.inner:
             return self.layers[layer].add_mlp(self._brought(layer, x))
 
-    def sight(self, layer: int, span: Span) -> Sight:
-        """What the rows of `span` see in `layer`, where that runs."""
+    def view(self, layer: int, segment: Segment) -> LayerView:
+        """What the rows of `segment` see in `layer`, where that runs."""
         parts = self.layers[layer]
-        return (span.on(parts.device) if self._spread else span).sights[parts.kind]
+        view = segment.views[parts.kind]
+        return view.on(parts.device) if self._spread else view
 
     def scores(self, layer: int, products: Tensor) -> Tensor:
         """Attention scores from products of queries and keys."""
@@ -209,8 +218,7 @@ class Decoder:
     def run(
         self,
         x: Tensor,
-        cache: KVCache,
-        span: Span,
+        batch: Batch,
         mask: SkipMask | None = None,
         first: int = 0,
         last: int | None = None,
@@ -221,7 +229,7 @@ class Decoder:
             for index in range(first, 2 * self.shape.num_layers if last is None else last):
                 if mask is None or not mask.bits[index]:
                     layer, is_mlp = divmod(index, 2)
-                    x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, cache, span)
+                    x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, batch)
                 if states is not None:
                     states.append(self._handed(x))
         return self._handed(x)

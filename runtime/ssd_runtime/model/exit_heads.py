@@ -31,9 +31,13 @@ class ExitHeads:
         return tuple(self._maps)
 
     def logits(self, layer: int, x: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of states `x` [n, hidden] behind `layer` layers."""
+        """Logits [n, vocabulary] of states `x` [n, hidden] after `layer` layers."""
+        return self._decoder.head(self.carried(layer, x))
+
+    def carried(self, layer: int, x: Tensor) -> Tensor:
+        """Normed states [n, hidden] that the model's head takes, from states `x` [n, hidden] after `layer` layers."""
         normed = self._decoder.norm(x)
         if layer in self._maps:
             weight, bias = self._maps[layer]
             normed = torch.addmm(bias, normed, weight)
-        return self._decoder.head(normed)
+        return normed

@@ -70,7 +70,7 @@ def require_independent_rows(decoder: Decoder) -> None:
     for neighbour in (calm, torch.where(spike, 50.0 * calm.abs().max(), calm)):
         session = Session(decoder)
         # As many rows both times: kernels round alike, so that any difference is the neighbours' doing.
-        logits.append(decoder.logits(session.run(torch.cat([row, *[neighbour] * NEIGHBOURS])))[0])
+        logits.append(decoder.logits(session.forward(torch.cat([row, *[neighbour] * NEIGHBOURS])))[0])
     if not torch.equal(*logits):
         kinds = ", ".join(sorted({type(module).__name__ for module in decoder.foreign}))
         raise UserError(

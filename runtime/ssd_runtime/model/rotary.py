@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any, Protocol
 
@@ -58,6 +59,15 @@ class RotaryTable:
         return cos[0, :, None].to(device).contiguous(), signed[0, :, None].to(device).contiguous()
 
 
+def joined(rotations: Sequence[Rotation | None]) -> Rotation | None:
+    """The rotation of several sequences' rows, one after the other; None where there is none."""
+    first = rotations[0]
+    if len(rotations) == 1 or first is None:
+        return first
+    cos, sin = zip(*(each for each in rotations if each is not None), strict=True)
+    return torch.cat(cos), torch.cat(sin)
+
+
 def repeated(rotation: Rotation | None, times: int) -> Rotation | None:
     """The rotation of the same rows several times over."""
     return None if rotation is None else (rotation[0].repeat(times, 1, 1), rotation[1].repeat(times, 1, 1))
@@ -70,7 +80,8 @@ def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     """
     cos, sin = rotation
     width = cos.shape[-1]
-    if width == heads.shape[-1]:
-        return (heads * cos + heads.roll(width // 2, -1) * sin).to(heads.dtype)
-    turned, kept = heads[..., :width], heads[..., width:]
-    return torch.cat([(turned * cos + turned.roll(width // 2, -1) * sin).to(heads.dtype), kept], -1)
+    turned, kept = (heads, None) if width == heads.shape[-1] else (heads[..., :width], heads[..., width:])
+    rotated = turned * cos + turned.roll(width // 2, -1) * sin
+    if rotated.dtype != heads.dtype:  # asked first: to convert nothing takes longer than to add
+        rotated = rotated.to(heads.dtype)
+    return rotated if kept is None else torch.cat([rotated, kept], -1)

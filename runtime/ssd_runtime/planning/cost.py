@@ -69,6 +69,24 @@ class StepCosts:
         return costs
 
 
+def under_load(costs: Sequence[float], sequences: int, others: int) -> list[float]:
+    """What 1, 2, … rows of one sequence cost where `sequences` share a forward, with `others` rows of the others.
+
+    `costs` are those of 1, 2, … rows in all; both in plain steps. Every sequence waits for the rows of each, and loses
+    what it could have decoded meanwhile: a row costs what it adds to the shared step, times the number of sequences.
+    """
+    alone = cost_of(costs, others + 1)
+    return [1.0 + sequences * (cost_of(costs, others + n) / alone - 1.0) for n in range(1, len(costs) + 1)]
+
+
+def cost_of(costs: Sequence[float], rows: int) -> float:
+    """The cost of any number of rows; beyond those measured it goes on as between the last eight."""
+    if rows <= len(costs):
+        return costs[rows - 1]
+    slope = (costs[-1] - costs[-9]) / 8 if len(costs) > 8 else costs[-1] / len(costs)
+    return costs[-1] + slope * (rows - len(costs))
+
+
 def best_option(entries: Sequence[Entry], latency: LatencyTable, context: int) -> Option | None:
     """The (mask, draft length, threshold) of most tokens a second; None without entries.
 

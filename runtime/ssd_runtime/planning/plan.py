@@ -11,7 +11,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import Drafter
-from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.engine.session import Load, Prefill, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class Cycle:
     """Draft steps that the model made."""
     plan_seconds: float = 0.0
     """Deciding on the plan, searches for masks and a look at the cycle before included."""
+    load: Load | None = None
+    """What shared the verification; None where the sequence was alone."""
     begun: bool = False
     """Whether verification went on from layers that drafting had been through."""
 

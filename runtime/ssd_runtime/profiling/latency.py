@@ -12,6 +12,7 @@ import torch
 
 from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import Array, DeviceKey, LatencyTable
+from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.profiling.clock import seconds
@@ -190,12 +191,15 @@ class _Bench:
         ids = [(17 + 31 * i) % self.decoder.shape.vocabulary for i in range(n)]
         return self.decoder.embed(ids)
 
+    def _batch(self, context: int, n: int) -> Batch:
+        return Batch.of([self.decoder.batches.consecutive(self.cache, context, n)])
+
     def _attention(self, context: int, n: int, layers: list[int]) -> Callable[[], object]:
-        decoder, x, span = self.decoder, self._rows(n), self.decoder.span(self.cache, context, n)
+        decoder, x, batch = self.decoder, self._rows(n), self._batch(context, n)
 
         def work() -> None:
             for layer in layers:
-                decoder.attention(layer, x, self.cache, span)
+                decoder.attention(layer, x, batch)
 
         return work
 
@@ -217,7 +221,7 @@ class _Bench:
         ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(n)]
 
         def work() -> None:
-            x = decoder.run(decoder.embed(ids), self.cache, decoder.span(self.cache, context, n))
+            x = decoder.run(decoder.embed(ids), self._batch(context, n))
             argmax(decoder.logits(x)).tolist()
 
         return work

@@ -19,6 +19,9 @@ CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
 OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|ALLOC_FAILED")
 """What torch's allocators and cuBLAS say in a RuntimeError when memory runs out."""
 
+DECODING_REMEDY = "give a shorter prompt, fewer new tokens, --weight-memory 0 or --dtype bf16"
+"""What helps when memory runs out while decoding."""
+
 
 def available_bytes(device: torch.device) -> int:
     """What can still be allocated on `device`: within a container, no more than its limit leaves."""

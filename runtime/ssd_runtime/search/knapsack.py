@@ -124,21 +124,21 @@ def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -
     A row sees the full model's keys before its own position, and its own key. Nothing is written to the cache.
     """
     shape, parts = decoder.shape, decoder.layers[layer]
-    window = decoder.spans.kinds[parts.kind].window
+    window = decoder.batches.kinds[parts.kind].window
     branches, n, _ = x.shape
-    sight = decoder.sight(layer, decoder.span(group.cache, group.start, n))
+    view = decoder.view(layer, decoder.batches.consecutive(group.cache, group.start, n))
     flat = x.flatten(0, 1).to(parts.device)
-    queries, new = decoder.project(layer, flat, repeated(sight.rotation, branches))
+    queries, new = decoder.project(layer, flat, repeated(view.rotation, branches))
     # [kv_heads, groups, branches * n, head_dim]; keys and values have one head a group, broadcast over it.
     queries = queries.transpose(0, 1).reshape(shape.kv_heads, shape.groups, branches * n, shape.head_dim)
     keys, values = (own.transpose(0, 1)[:, None] for own in new.chunk(2, 1))
     last = group.start + n - 1
-    known_keys, known_values = (known[0] for known in group.cache.read(layer, sight.begin, last))
+    known_keys, known_values = (known[0] for known in group.cache.read(layer, view.begin, last))
     scores = decoder.scores(layer, queries.flatten(1, 2) @ known_keys.transpose(1, 2))
     scores = scores.view(shape.kv_heads, shape.groups * branches, n, -1)
     if n > 1:
         row = torch.arange(group.start, last + 1, device=parts.device)[:, None]
-        key = torch.arange(sight.begin, last, device=parts.device)
+        key = torch.arange(view.begin, last, device=parts.device)
         hidden = key >= row if window is None else (key >= row) | (key <= row - window)
         scores = scores.masked_fill(hidden, float("-inf"))
     scores = scores.view(shape.kv_heads, shape.groups, branches * n, -1)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.model.batch import Batch, Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import KVCache
-from ssd_runtime.model.span import Span
 from ssd_runtime.sampling.argmax import argmax_with_logit
 
 HEAD_ROWS = 128
@@ -82,17 +82,8 @@ def replay_mask(decoder: Decoder, reference: ReferenceStates, mask: SkipMask, bl
     the first skipped sub-layer is taken from the reference.
     """
     first = mask.first_skipped
-    x = reference.states[first]
-    spans = [_block_span(decoder, group, block) for group in reference.groups]
-    for index in range(first, 2 * decoder.shape.num_layers):
-        if mask.bits[index]:
-            continue
-        layer, is_mlp = divmod(index, 2)
-        if is_mlp:
-            x = decoder.mlp(layer, x)
-        else:
-            parts = zip(reference.groups, spans, strict=True)
-            x = torch.cat([decoder.attention(layer, x[g.rows], g.cache, span) for g, span in parts])
+    batch = Batch.of([_block_segment(decoder, group, block) for group in reference.groups])
+    x = decoder.run(reference.states[first], batch, mask, first)
     matches, confidence = predictions(decoder, x, reference.targets)
     return [Trace(matches[g.rows].numpy(), confidence[g.rows].double().numpy()) for g in reference.groups]
 
@@ -108,7 +99,7 @@ def predictions(decoder: Decoder, x: Tensor, targets: Tensor) -> tuple[Tensor, T
     return torch.cat(matches), torch.cat(confidence)
 
 
-def _block_span(decoder: Decoder, group: RowGroup, block: int) -> Span:
+def _block_segment(decoder: Decoder, group: RowGroup, block: int) -> Segment:
     """Rows written to spare slots, seeing keys as a draft that began at their block would."""
     n, device = len(group), decoder.device
     slot = group.start + n if group.spare is None else group.spare
@@ -120,4 +111,4 @@ def _block_span(decoder: Decoder, group: RowGroup, block: int) -> Span:
     drafted = (own >= block_start) & (own <= row)
     key_positions = torch.cat([torch.arange(slot, device=device), group.start + own[0]])
     visible = torch.cat([full, drafted], 1)
-    return decoder.spans.free(group.start + row[:, 0], slot, visible, key_positions, group.cache.long)
+    return decoder.batches.tree(group.cache, group.start + row[:, 0], slot, visible, key_positions)

@@ -57,10 +57,12 @@ class AutoPlanner(BasePlanner):
         self._frontiers, self._exits, self._heads = frontiers, exits, heads
         self._router, self._latency, self._stream = router, latency, stream
         self._controller: Controller | None = None
+        self._session: Session | None = None
         self.successors: Successors | None = stream.lookup.successors
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
+        self._session = session
         route = self._router.route(prompt) if self._router is not None else None
         self.domain = route.domain if route is not None and route.known else None
         lookup = Lookup(self._stream.lookup)
@@ -73,7 +75,7 @@ class AutoPlanner(BasePlanner):
     def plan(self, context: int, pending: int) -> Plan:
         """The controller's choice."""
         assert self._controller is not None, "start() comes first"
-        plan = self._controller.plan(context, pending)
+        plan = self._controller.plan(context, pending, self._session.load if self._session is not None else None)
         # Reading the target's candidates is a part of planning's cost.
         self.successors = self._stream.lookup.successors if self._controller.planned else None
         return plan

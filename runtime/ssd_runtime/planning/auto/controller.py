@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Ready
+from ssd_runtime.engine.session import Load
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.offer import Offer, Source
 from ssd_runtime.planning.auto.planning_time import PlanningTime
 from ssd_runtime.planning.auto.verify_stats import VerifyStats
+from ssd_runtime.planning.cost import cost_of, under_load
 from ssd_runtime.planning.lookup import MOST_ROWS, best_guess, row_costs
 from ssd_runtime.planning.plan import Cycle, Plan
 
@@ -60,21 +62,27 @@ class Controller:
         self._table = row_costs(latency)
         self._chosen: Offer | None = None
         self._costs: list[float] = []
+        self._rows = 1
+        """This request's in the latest forward."""
         self.planned = False
         """Whether the latest plan was decided on, and did not just fill in for one."""
 
-    def plan(self, context: int, pending: int) -> Plan:
-        """What to do behind `context` committed tokens and the pending one."""
-        budget = self._stream.budget
+    def plan(self, context: int, pending: int, load: Load | None = None) -> Plan:
+        """What to do after `context` committed tokens and the pending one, where a forward is shared as `load` says."""
+        budget, table = self._stream.budget, self._table.at(context)
         self._lookup.catch_up(context, pending)
-        costs, most_cost = self._stream.verify.priced(self._table.at(context)), budget.most_cost
+        costs, most_cost = self._stream.verify.priced(table), budget.most_cost
+        if load is not None and load.sequences > 1:
+            costs = under_load(costs, load.sequences, max(load.rows - self._rows, load.sequences - 1))
         self._chosen, self._costs, self.planned = None, costs, budget.covers_planning
         if not self.planned:
             return UNPLANNED
         if not self._stream.verify.settled:
             return Plan("plain: what a step takes here is not known yet")
         guess = best_guess(self._lookup, costs, MOST_ROWS, most_cost)
-        offers = [offer for source in self._sources if (offer := source.offer(context, costs, most_cost)) is not None]
+        # Steps of a draft would hold up every other sequence: where several decode, only guesses are worth it.
+        sources = self._sources if load is None or load.sequences == 1 else ()
+        offers = [offer for source in sources if (offer := source.offer(context, costs, most_cost)) is not None]
         # What the budget does not cover yet is saved for: spent on the second best, it would never come together.
         best = max(offers, key=lambda offer: offer.source.record.discounted(offer.best), default=None)
         if best is not None and best.plan is not None and best.speedup >= guess.speedup:
@@ -102,7 +110,14 @@ class Controller:
                 source.record.rest(tokens)
             else:
                 source.record.settle(tokens, cost)
+        table, sequences = self._table.at(cycle.context), 1
+        shared = cycle.verified
+        if cycle.load is not None:
+            sequences, shared = cycle.load.sequences, cycle.load.rows
+        self._rows = cycle.verified
         if not cycle.begun:
-            verify.update(row + 1, cycle.verify_seconds, self._table.at(cycle.context)[row])
+            verify.update(shared, cycle.verify_seconds, cost_of(table, shared))
         planning = self._stream.planning.update(cycle.plan_seconds) if self.planned else 0.0
-        self._stream.budget.settle(tokens, cost, planning / (verify.plain_seconds or math.inf))
+        # Every sequence waits while one is planned.
+        step = (verify.plain_seconds or math.inf) * cost_of(table, shared - cycle.verified + 1) / sequences
+        self._stream.budget.settle(tokens, cost, planning / step)

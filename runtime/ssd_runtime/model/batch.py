@@ -1,4 +1,4 @@
-"""Where the rows of a forward stand: their rotation, the slots they fill, the keys they see."""
+"""The rows of a forward: whose they are, where they stand, which slots they fill and which keys they see."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from torch import Tensor
 
 from ssd_runtime.model.attention import bias_of
 from ssd_runtime.model.families import LayerKind
-from ssd_runtime.model.rotary import RotaryTable, Rotation
+from ssd_runtime.model.kv_cache import KVCache
+from ssd_runtime.model.rotary import RotaryTable, Rotation, joined
 
 _Seen = tuple[int, int, Tensor | None]
-"""The first slot seen, the one behind the last, and the bias."""
+"""The first slot seen, the one after the last, and the bias."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What n rows see in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
+class LayerView:
+    """What the rows of one sequence see in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
 
     `bias` hides the keys among them that a row does not see (`attention.bias_of`); None where every row sees them all.
-    `rotation` is None in layers without one, else has a row for every head of queries,
-    keys and values; those of values change nothing.
+    `rotation` is None in layers without one. Else it has a row per head of queries, keys and values; those of values
+    change nothing.
     """
 
     rotation: Rotation | None
@@ -30,30 +31,55 @@ class Sight:
     end: int
     bias: Tensor | None
 
-    def on(self, device: torch.device) -> Sight:
-        """The same on another device."""
+    def on(self, device: torch.device) -> LayerView:
+        """The same view on another device."""
         rotation = None if self.rotation is None else (self.rotation[0].to(device), self.rotation[1].to(device))
-        return Sight(rotation, self.begin, self.end, None if self.bias is None else self.bias.to(device))
+        return LayerView(rotation, self.begin, self.end, None if self.bias is None else self.bias.to(device))
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The rows of a forward: new keys go to slots `slot`, `slot` + 1, …; `sights` has one entry a layer kind."""
+class Segment:
+    """`rows` rows of one sequence: their keys and values go to slots `slot`, `slot` + 1, … of its cache."""
 
+    cache: KVCache
     slot: int
-    sights: tuple[Sight, ...]
-    _copies: dict[torch.device, Span] = field(default_factory=dict, repr=False, compare=False)
+    rows: int
+    views: tuple[LayerView, ...]
+    """One per layer kind."""
 
-    def on(self, device: torch.device) -> Span:
-        """The same for layers on `device`, copied there once."""
+    def on(self, device: torch.device) -> Segment:
+        """The same segment for layers on another device."""
+        return Segment(self.cache, self.slot, self.rows, tuple(view.on(device) for view in self.views))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Packed rows of any number of sequences, a segment each.
+
+    Norms, projections and MLPs do not care whose row it is: they take all rows at once. Only attention goes by segment.
+    """
+
+    segments: tuple[Segment, ...]
+    rotations: tuple[Rotation | None, ...]
+    """Of all rows, one per layer kind."""
+    _copies: dict[torch.device, Batch] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Batch:
+        """The rows of some segments, one after the other."""
+        kinds = zip(*(segment.views for segment in segments), strict=True)
+        return cls(tuple(segments), tuple(joined([view.rotation for view in views]) for views in kinds))
+
+    def on(self, device: torch.device) -> Batch:
+        """The same batch for layers on `device`, copied there once."""
         if device not in self._copies:
-            self._copies[device] = Span(self.slot, tuple(sight.on(device) for sight in self.sights))
+            self._copies[device] = Batch.of([segment.on(device) for segment in self.segments])
         return self._copies[device]
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    """Makes the spans of one model."""
+class BatchBuilder:
+    """Builds the segments of one model's forwards."""
 
     kinds: Sequence[LayerKind]
     tables: Mapping[str, RotaryTable]
@@ -66,16 +92,16 @@ class Spans:
     dtype: torch.dtype
     device: torch.device
 
-    def consecutive(self, start: int, n: int, long: bool) -> Span:
+    def consecutive(self, cache: KVCache, start: int, n: int) -> Segment:
         """Rows at positions `start`, …, `start` + n - 1, each seeing all before it in its window, and itself."""
         end = start + n
         seen: dict[int | None, _Seen] = {}
         for window in self._windows():
             begin = max(0, start - window + 1) if window else 0
             seen[window] = begin, end, self._causal(start, end, begin, window) if n > 1 else None
-        return Span(start, self._sights(self._rotations(slice(start, end), end, long), seen))
+        return Segment(cache, start, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
 
-    def free(self, positions: Tensor, slot: int, visible: Tensor, key_positions: Tensor, long: bool) -> Span:
+    def tree(self, cache: KVCache, positions: Tensor, slot: int, visible: Tensor, key_positions: Tensor) -> Segment:
         """Rows at any `positions` [n], written from `slot` on.
 
         They see slots where `visible` [n, slots] is true, in sliding layers only those whose `key_positions`
@@ -85,17 +111,18 @@ class Spans:
         first = int(positions.min())
         for window in self._windows():
             inside = visible & (key_positions > positions[:, None] - window) if window else visible
-            # Slots before the window's first are those of positions before it: what is spare lies behind them.
+            # Slots before the window's first are those of positions before it: what is spare lies after them.
             begin = min(slot, max(0, first - window + 1)) if window else 0
             seen[window] = begin, visible.shape[1], self._bias(inside[:, begin:])
-        return Span(slot, self._sights(self._rotations(positions, int(positions.max()) + 1, long), seen))
+        rotations = self._rotations(positions, int(positions.max()) + 1, cache.long)
+        return Segment(cache, slot, len(positions), self._views(rotations, seen))
 
     def _windows(self) -> set[int | None]:
         """Layers that differ in rotation alone see the same keys."""
         return {kind.window for kind in self.kinds}
 
-    def _sights(self, rotations: dict[str | None, Rotation], seen: Mapping[int | None, _Seen]) -> tuple[Sight, ...]:
-        return tuple(Sight(rotations.get(kind.rope), *seen[kind.window]) for kind in self.kinds)
+    def _views(self, rotations: dict[str | None, Rotation], seen: Mapping[int | None, _Seen]) -> tuple[LayerView, ...]:
+        return tuple(LayerView(rotations.get(kind.rope), *seen[kind.window]) for kind in self.kinds)
 
     def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[str | None, Rotation]:
         # One rotation for queries, keys and values: two operations a layer fewer than leaving the values out.

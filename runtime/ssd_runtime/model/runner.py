@@ -1,0 +1,133 @@
+"""Runs the forwards that sequences ask for, as few and as large ones as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.model.batch import Batch, Segment
+from ssd_runtime.model.decoder import Decoder
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A request to take the rows of one sequence through sub-layers `first`, …, `last` - 1, without those of `mask`.
+
+    It is answered with the states [rows, hidden] after the last of them. With `keep_states` the answer is a list:
+    the states before the first sub-layer, and those after each, skipped or not.
+    """
+
+    segment: Segment
+    rows: Sequence[int] | Tensor
+    """Tokens to embed, or states [rows, hidden] before sub-layer `first`."""
+    mask: SkipMask | None = None
+    first: int = 0
+    last: int | None = None
+    keep_states: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is for the full model up to its end: a prompt's part, a plain step or a verification."""
+        return self.mask is None and self.last is None
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return self.segment.rows
+
+    @property
+    def key(self) -> Hashable:
+        """Requests of equal keys run as one forward."""
+        embeds = not isinstance(self.rows, Tensor)
+        return Forward, embeds, self.mask, self.first, self.last, self.keep_states
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], which are `normed` already or not."""
+
+    x: Tensor
+    normed: bool = False
+    is_full = False
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return self.x.shape[0]
+
+    @property
+    def key(self) -> Hashable:
+        """Requests of equal keys run as one."""
+        return Head, self.normed
+
+
+Request = Forward | Head
+Work = Generator[Request, Any, T]
+"""Work of one sequence: it yields requests, is sent their answers, and returns its result. It never runs the model."""
+
+
+class ModelRunner:
+    """Answers requests with the model of a decoder. Requests of equal keys share one forward."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    @torch.inference_mode()
+    def answer(self, requests: Sequence[Request]) -> list[Any]:
+        """The answers, in the order of the requests."""
+        groups: dict[Hashable, list[int]] = {}
+        for place, request in enumerate(requests):
+            groups.setdefault(request.key, []).append(place)
+        answers: list[Any] = [None] * len(requests)
+        for places in groups.values():
+            group = [requests[place] for place in places]
+            for place, answer in zip(places, self._together(group), strict=True):
+                answers[place] = answer
+        return answers
+
+    @torch.inference_mode()
+    def finish(self, work: Work[T]) -> T:
+        """Run the work of a sequence that is alone; returns its result."""
+        answer: Any = None
+        while True:
+            try:
+                request = work.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            [answer] = self._together([request])
+
+    def _together(self, requests: Sequence[Any]) -> Sequence[Any]:
+        if isinstance(requests[0], Head):
+            x = _packed([request.x for request in requests])
+            logits = self.decoder.head(x) if requests[0].normed else self.decoder.logits(x)
+            return _unpacked(logits, [request.x.shape[0] for request in requests])
+        return self._forward(requests)
+
+    def _forward(self, requests: Sequence[Forward]) -> Sequence[Any]:
+        one, decoder = requests[0], self.decoder
+        if isinstance(one.rows, Tensor):
+            x = _packed([request.rows for request in requests if isinstance(request.rows, Tensor)])
+        else:
+            x = decoder.embed([token for request in requests for token in request.rows])
+        batch = Batch.of([request.segment for request in requests])
+        sizes = [segment.rows for segment in batch.segments]
+        if not one.keep_states:
+            return _unpacked(decoder.run(x, batch, one.mask, one.first, one.last), sizes)
+        states = [x]
+        decoder.run(x, batch, one.mask, one.first, one.last, states)
+        return [list(parts) for parts in zip(*(_unpacked(x, sizes) for x in states), strict=True)]
+
+
+def _packed(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
+
+
+def _unpacked(rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    return [rows] if len(sizes) == 1 else rows.split(list(sizes))

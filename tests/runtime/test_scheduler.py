@@ -1,0 +1,209 @@
+"""Whatever decodes beside it, a sequence's output is what it is alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.loop import Generation, Limits, generate, generating
+from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.batch import Batch, Segment
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from tests.models import VARIANTS, tiny_model
+
+
+def planners(decoder: Decoder) -> list[Planner]:
+    mask = SkipMask.of(4, {2, 5})
+    return [
+        PlainPlanner(),
+        ConstantPlanner(Plan.masked("chain", mask, 4)),
+        ConstantPlanner(Plan.masked("tree", SkipMask.of(4, {1, 4}), 3, branching=((1.0, 3),))),
+        ConstantPlanner(Plan("exit", EarlyExit(ExitHeads(decoder), (1, 2, 3), 0.1), 4)),
+        ConstantPlanner(Plan.masked("same chain", mask, 2)),
+    ]
+
+
+def assert_as_alone(decoder: Decoder, params: SamplingParams, ids: list[int], limits: Limits, got: list[int]) -> None:
+    """A first difference is no more than what this model's rows differ by anyway, when they are run at once."""
+    alone = generate(Session(decoder, params), ids, PlainPlanner(), limits).token_ids
+    assert len(got) == len(alone)
+    difference = compare(Session(decoder, params), ids, alone, got, rounding(decoder))
+    assert difference.kind is not Kind.ERROR, difference
+
+
+@torch.inference_mode()
+def rounding(decoder: Decoder) -> float:
+    """The most that logits differ by between one row at a time and all rows at once, and half of that again."""
+    ids, session = [1 + 7 * i % 90 for i in range(24)], Session(decoder)
+    at_once, each = decoder.logits(Session(decoder).forward(ids)), list[torch.Tensor]()
+    for token in ids:
+        each.append(decoder.logits(session.forward([token])))
+        session.commit([token])
+    return 1.5 * float((torch.cat(each) - at_once).abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sequences_beside_each_other_decode_as_alone(variant: str, dtype: torch.dtype) -> None:
+    decoder = Decoder(tiny_model(variant, seed=3).to(dtype))
+    prompts = [list(range(3, 13)), [7, 8], list(range(1, 40)), [50, 40, 30, 20], list(range(60, 85))]
+    limits = [Limits(30), Limits(40), Limits(12), Limits(1), Limits(25)]
+    scheduler, jobs = Scheduler(decoder, 4), list[Job[Generation]]()
+    for ids, limit, planner in zip(prompts, limits, planners(decoder), strict=True):
+        session = Session(decoder)
+        jobs.append(scheduler.add(session, generating(session, ids, planner, limit), len(ids) + limit.max_new_tokens))
+    steps = 0
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+        steps += 1
+    assert steps < sum(limit.max_new_tokens for limit in limits), "they shared forwards"
+    for ids, limit, job in zip(prompts, limits, jobs, strict=True):
+        assert_as_alone(decoder, GREEDY, ids, limit, job.ended().token_ids)
+
+
+def test_sequences_of_one_mask_draft_together() -> None:
+    """And a step runs the full model once, whoever takes part in it."""
+    decoder, forwards = Decoder(tiny_model("qwen3", seed=5)), list[tuple[bool, int]]()
+    run = decoder.run
+
+    def counted(x: torch.Tensor, batch: Batch, mask: SkipMask | None = None, *more: Any) -> torch.Tensor:
+        forwards.append((mask is None, len(batch.segments)))
+        return run(x, batch, mask, *more)
+
+    decoder.run = counted  # type: ignore[method-assign]
+    scheduler, mask = Scheduler(decoder, 3), SkipMask.of(4, {2, 5})
+    for ids in ([1, 2, 3], [4, 5, 6], [7, 8, 9]):
+        planner = ConstantPlanner(Plan.masked("test", mask, 2))
+        scheduler.add(session := Session(decoder), generating(session, ids, planner, Limits(10)), 13)
+    scheduler.step()
+    assert forwards == [(True, 3), (False, 3), (False, 3)], "prompts together, then two draft steps together"
+    forwards.clear()
+    scheduler.step()
+    assert forwards[0] == (True, 3)
+    assert sum(full for full, _ in forwards) == 1
+
+
+def test_memory_bounds_who_decodes_at_once() -> None:
+    decoder = Decoder(tiny_model("llama"))
+    per_slot = decoder.new_cache().bytes_per_slot
+    scheduler = Scheduler(decoder, 8, cache_bytes=400 * per_slot)
+    jobs = list[Job[Generation]]()
+    for _ in range(3):
+        session = Session(decoder)
+        jobs.append(scheduler.add(session, generating(session, [1, 2, 3], PlainPlanner(), Limits(20)), 23))
+    most = 0
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+        most = max(most, scheduler.running)
+    assert most == 2, "a cache has slots to spare beside its tokens: a third does not fit"
+    assert all(job.result is not None for job in jobs)
+    lonely = Scheduler(decoder, 8, cache_bytes=0)
+    session = Session(decoder)
+    job = lonely.add(session, generating(session, [1, 2, 3], PlainPlanner(), Limits(20)), 23)
+    while lonely.running or lonely.waiting:
+        lonely.step()
+    assert job.ended().token_ids == jobs[0].ended().token_ids, "one alone always decodes"
+
+
+def test_a_job_that_fails_takes_no_other_with_it() -> None:
+    decoder = Decoder(tiny_model("llama"))
+    scheduler = Scheduler(decoder, 3)
+    sessions = [Session(decoder) for _ in range(3)]
+    prompts = [[1, 2, 3], [5] * 300, []]
+    jobs = [
+        scheduler.add(session, generating(session, ids, PlainPlanner(), Limits(6)), 20)
+        for session, ids in zip(sessions, prompts, strict=True)
+    ]
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+    assert len(jobs[0].ended().token_ids) == 6
+    with pytest.raises(UserError, match="context holds 128"):
+        jobs[1].ended()
+    with pytest.raises(UserError, match="it is empty"):
+        jobs[2].ended()
+
+
+MODELS = {
+    (variant, dtype): Decoder(tiny_model(variant, seed=8).to(dtype))
+    for variant in ("qwen3", "gemma3", "phi3-longrope")
+    for dtype in (torch.float32, torch.bfloat16)
+}
+SAMPLINGS = [GREEDY, SamplingParams(repetition_penalty=1.3), SamplingParams(0.8, top_p=0.9)]
+
+
+class Crowd(RuleBasedStateMachine):
+    """Requests come, step and leave in any order; each that ends has the output that it has alone."""
+
+    @initialize(model=st.sampled_from(sorted(MODELS, key=str)), most=st.integers(1, 5))
+    def begin(self, model: tuple[str, torch.dtype], most: int) -> None:
+        self.decoder = MODELS[model]
+        self.scheduler = Scheduler(self.decoder, most)
+        self.asked: list[tuple[Job[Generation], list[int], Limits, SamplingParams]] = []
+
+    @rule(
+        ids=st.lists(st.integers(1, 90), min_size=1, max_size=45),
+        new=st.integers(1, 20),
+        kind=st.integers(0, 4),
+        sampling=st.sampled_from(SAMPLINGS),
+        seed=st.integers(0, 9),
+    )
+    def add(self, ids: list[int], new: int, kind: int, sampling: SamplingParams, seed: int) -> None:
+        params, limits = replace(sampling, seed=seed), Limits(new)
+        session = Session(self.decoder, params)
+        work = generating(session, ids, planners(self.decoder)[kind], limits)
+        self.asked.append((self.scheduler.add(session, work, len(ids) + new), ids, limits, params))
+
+    @rule(times=st.integers(1, 6))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.scheduler.step()
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.asked) - 1))
+        self.scheduler.cancel(self.asked.pop(place)[0])
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        while self.scheduler.running or self.scheduler.waiting:
+            self.scheduler.step()
+        for job, ids, limits, params in self.asked:
+            assert_as_alone(self.decoder, params, ids, limits, job.ended().token_ids)
+
+
+TestCrowd = Crowd.TestCase
+TestCrowd.settings = settings(max_examples=25, stateful_step_count=14, deadline=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_that_leaks_between_sequences_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one layer, a row of each sequence takes the place of the row of the sequence before it."""
+    own, before = Decoder._mixed, list[Segment]()
+
+    def leaking(self: Decoder, layer: int, queries: torch.Tensor, new: torch.Tensor, segment: Segment) -> torch.Tensor:
+        mixed = own(self, layer, queries, new, segment)
+        if layer == 1:
+            if before and before[-1].cache is not segment.cache:
+                before[-1].cache.write(layer, before[-1].slot, new[:1])
+            before.append(segment)
+        return mixed
+
+    monkeypatch.setattr(Decoder, "_mixed", leaking)
+    with pytest.raises(AssertionError):
+        test_sequences_beside_each_other_decode_as_alone("qwen3", dtype)
