@@ -455,15 +455,15 @@ def failing(room: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypa
         {"id": "four", "category": "short", "prompt": "The river"},
     ]
     (tmp_path / "failing.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    prefill = Session.prefill
+    prefilling = Session.prefilling
 
     def scarce(session: Session, ids: list[int], **more: Any) -> Any:
-        return prefill(session, ids, **more) if len(ids) < 200 else torch.empty(1 << 60, dtype=torch.uint8)
+        return prefilling(session, ids, **more) if len(ids) < 200 else torch.empty(1 << 60, dtype=torch.uint8)
 
     if request.param == "refused":
         (tmp_path / "model" / "chat_template.jinja").write_text(STRICT)
     if request.param == "memory":
-        monkeypatch.setattr(Session, "prefill", scarce)
+        monkeypatch.setattr(Session, "prefilling", scarce)
     return tmp_path
 
 

@@ -32,6 +32,7 @@ from ssd_runtime.engine.loop import Limits, decode, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.planning_time import PlanningTime
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
@@ -374,12 +375,14 @@ def test_the_first_three_tokens_have_the_targets_joint_distribution(name: str) -
 
 @pytest.mark.statistics
 @pytest.mark.parametrize("name", ["auto", "clasp", "exit", "lookup"])
-def test_so_they_have_whatever_a_strategy_plans(name: str) -> None:
+def test_so_they_have_whatever_a_strategy_plans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a stream has learned comes from other seeds.
 
     Of the other strategies those with a bundle's masks draft as the plans above, the rest nothing in so few tokens.
     """
     drafts = 0
+    # A step of so small a model takes less than planning it: `auto` would leave most of them unplanned.
+    monkeypatch.setattr(PlanningTime, "update", lambda *_: 0.0)
 
     def make() -> Planner:
         planner = planners()
