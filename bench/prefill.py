@@ -1,4 +1,4 @@
-"""How long a prompt's prefill takes, and the memory that its keys and values take.
+"""Measures a prompt's prefill: its time, and the memory of its keys and values.
 
 `python -m bench.prefill --model demo --lengths 2000,7500`: prefills of each length in turn, of tokens that all differ
 from their neighbours. `--yarn 8` stretches the model's context by YaRN's factor first: for timing alone, since the
@@ -22,7 +22,7 @@ from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 NEW_TOKENS = 128
-"""Of the answer that memory is taken for."""
+"""New tokens that memory is reserved for."""
 
 
 @torch.inference_mode()

@@ -38,7 +38,7 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds. Raises UserError when it is not valid, or not of the plain kind that bundles hold."""
+    """Read a YAML file. Raises UserError when it is not valid, or not of the plain kind that bundles hold."""
     text = read_text(path)
     try:
         _check_structure(text)

@@ -27,4 +27,4 @@ FRONT_DOOR = {
     "RunSettings": "ssd_runtime.engine.runner",
     "SamplingParams": "ssd_runtime.sampling.params",
 }
-"""What `ssd_runtime` itself offers, and where it lives."""
+"""Names that `ssd_runtime` exports, with the modules that define them."""

@@ -421,7 +421,7 @@ def bonus_without_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sampler, "choose", wrongly)
 
 
-def siblings_like_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def siblings_like_the_main_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def accept_wrongly(draft: Draft, choose: Callable[[int], int]) -> Accepted:
         paths = draft.paths(0)
         return accept(draft, lambda row: choose(row if row <= draft.main_path else len(paths[row]) - 1))
@@ -443,7 +443,7 @@ def argmax_as_if_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.statistics
 @pytest.mark.parametrize(
     ("bug", "name"),
-    [(bonus_without_processors, "chain"), (siblings_like_the_trunk, "tree"), (argmax_as_if_drawn, "chain")],
+    [(bonus_without_processors, "chain"), (siblings_like_the_main_path, "tree"), (argmax_as_if_drawn, "chain")],
 )
 def test_the_joint_distribution_tells_wrong_ones_apart(
     bug: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch

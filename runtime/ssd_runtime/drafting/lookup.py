@@ -127,7 +127,7 @@ class Lookup:
 
 
 def as_draft(tree: Sequence[Node], depth: int) -> Draft:
-    """The tree's rows down to a depth, the most probable path first: that counts as the trunk."""
+    """The tree's rows down to a depth, the most probable path first: that counts as the main path."""
     children: dict[int, list[int]] = {}
     for row, node in enumerate(tree, start=1):
         # A parent is shallower than its children: what is left is a tree.

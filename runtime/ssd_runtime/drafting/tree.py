@@ -35,7 +35,7 @@ class Draft:
     begun: PartialForward | None = None
     """Chains only."""
     probs: Sequence[Tensor] = ()
-    """draft_probs [vocabulary] that each token of the trunk was drawn from by itself; empty where none was."""
+    """draft_probs [vocabulary] that each token of the main path was drawn from by itself; empty where none was."""
     steps: int = 0
     """Steps of the model that drafting took."""
 

@@ -17,7 +17,7 @@ class Accepted:
     next_token: int
     """The target's own token behind those that stand: a correction after a rejection, a bonus token otherwise."""
     drafts: int
-    """How many tokens of the draft's trunk stand; a sibling that stands is not counted."""
+    """How many tokens of the draft's main path stand; a sibling that stands is not counted."""
 
 
 def accept(draft: Draft, choose: Callable[[int], int]) -> Accepted:

@@ -25,12 +25,12 @@ FinishReason = Literal["stop", "length", "context"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where generation ends: behind `max_new_tokens`, an end-of-sequence token, or where `stop` says so."""
+    """The end of a generation: `max_new_tokens`, an end-of-sequence token, or `stop`, whichever comes first."""
 
     max_new_tokens: int
     eos_ids: frozenset[int] = frozenset()
     stop: Callable[[Sequence[int]], bool] | None = None
-    """Asked behind every new token, with all new tokens so far."""
+    """Asked after every new token, with all new tokens so far."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Generation:
-    """What was generated and what it took."""
+    """The new tokens of one request, with the cycles and seconds that they took."""
 
     prompt_tokens: int
     domain: str | None = None

@@ -109,7 +109,7 @@ class Tally:
         if compare:
             plain_rate = _ratio(self.plain_tokens, self.plain_seconds)
             figures["plain_tokens_per_second"] = plain_rate
-            figures["speedup"] = round(rate / plain_rate, 4) if rate and plain_rate else None
+            figures["speedup"] = _speedup(rate, plain_rate)
             figures["identical"] = self.divergence == 0 if self.compared else None
             figures["divergence"] = KINDS[self.divergence].value if self.compared else None
         return figures
@@ -157,8 +157,12 @@ class Summary:
         if self.compare:
             plain_rate = _ratio(self.total.plain_tokens, self.plain_seconds)
             figures["plain_throughput"] = plain_rate
-            figures["speedup"] = round(rate / plain_rate, 4) if rate and plain_rate else None
+            figures["speedup"] = _speedup(rate, plain_rate)
         return figures
+
+
+def _speedup(rate: float | None, plain_rate: float | None) -> float | None:
+    return round(rate / plain_rate, 4) if rate and plain_rate else None
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -24,7 +24,7 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How prompts are decoded."""
+    """Settings of one stream of prompts."""
 
     strategy: str = "auto"
     _: KW_ONLY
@@ -95,7 +95,7 @@ class Runner:
         return Turn(prompt, place, ids, self._sampling(number), number)
 
     def limits(self) -> Limits:
-        """Where an answer ends."""
+        """The limits of an answer, by the settings and the model."""
         stop = stop_condition(self.loaded.decode, self.settings.stops)
         return Limits(self.settings.max_new_tokens, self.loaded.eos_ids, stop)
 
@@ -104,27 +104,27 @@ class Runner:
         turn: Turn,
         generation: Generation,
         plain: Generation | None = None,
-        difference: Divergence | None = None,
+        divergence: Divergence | None = None,
     ) -> Outcome:
         """What the user is told of a turn that has been decoded."""
         settings, seed = self.settings, turn.sampling.seed if turn.sampling.random else None
         text = cut_at_stop(self.loaded.decode(generation.token_ids), settings.stops)
-        return Outcome(turn.prompt, turn.place, settings.strategy, generation, text, plain, difference, seed)
+        return Outcome(turn.prompt, turn.place, settings.strategy, generation, text, plain, divergence, seed)
 
     def _decoded(self, turn: Turn) -> Outcome:
         """Decode a turn that is alone; its text is written as it comes."""
         session, limits = Session(self.decoder, turn.sampling), self.limits()
         stream = TextStream(self.loaded.decode, self.settings.stops, self.write)
         plain: Generation | None = None
-        difference: Divergence | None = None
+        divergence: Divergence | None = None
         with naming(turn.prompt), guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
             if self.settings.compare:
-                generation, plain, difference = self._both(session, turn.ids, limits, turn.number)
+                generation, plain, divergence = self._both(session, turn.ids, limits, turn.number)
                 stream.feed(generation.token_ids)
             else:
                 generation = generate(session, turn.ids, self.make_planner(), limits, stream.feed)
         stream.close()
-        return self.outcome(turn, generation, plain, difference)
+        return self.outcome(turn, generation, plain, divergence)
 
     def _sampling(self, number: int) -> SamplingParams:
         """The settings', with the seed of turn `number` and the model's own penalty where they have none."""
@@ -147,9 +147,14 @@ class Runner:
             planner = PlainPlanner() if name == "plain" else self.make_planner()
             runs[name] = decode(session, prefilled, planner, limits, prefill_seconds=first.prefill_seconds)
         plain, generation = runs["plain"], runs["strategy"]
-        if session.sampling.tests_drafts:
-            return generation, plain, None
-        return generation, plain, compare(session, ids, plain.token_ids, generation.token_ids)
+        return generation, plain, difference(session, ids, plain, generation)
+
+
+def difference(session: Session, ids: list[int], plain: Generation, generation: Generation) -> Divergence | None:
+    """Compare an output with plain decoding's; None where tests by rejection make the two differ."""
+    if session.sampling.tests_drafts:
+        return None
+    return compare(session, ids, plain.token_ids, generation.token_ids)
 
 
 def next_messages(prompt: Prompt, place: int, outcome: Outcome) -> list[tuple[str, str]]:

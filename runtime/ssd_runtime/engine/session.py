@@ -183,7 +183,7 @@ class Session:
         """
         if prompt is not self._prompt or self.committed < prompt.tokens:
             raise UserError("session: it does not hold this prompt any more; prefill it again")
-        self.ids = self.ids[: prompt.tokens]
+        self.ids, self.load = self.ids[: prompt.tokens], None
         self._sampler.restart(prompt.tokens)
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)

@@ -9,10 +9,9 @@ from time import perf_counter
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.engine.divergence import compare
 from ssd_runtime.engine.loop import Generation, generate, generating
 from ssd_runtime.engine.result import Outcome
-from ssd_runtime.engine.runner import Runner, Turn, naming, next_messages
+from ssd_runtime.engine.runner import Runner, Turn, difference, naming, next_messages
 from ssd_runtime.engine.scheduler import Job, Scheduler
 from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.models import conversation
@@ -79,9 +78,8 @@ class Together:
     def _held_against_alone(self, turn: Turn, generation: Generation, plain: Generation | None) -> Outcome:
         session = Session(self.runner.decoder, turn.sampling)
         alone = generate(session, turn.ids, PlainPlanner(), self.runner.limits())
-        tested = turn.sampling.tests_drafts
-        difference = None if tested else compare(session, turn.ids, alone.token_ids, generation.token_ids)
-        return self.runner.outcome(turn, generation, plain or alone, difference)
+        divergence = difference(session, turn.ids, alone, generation)
+        return self.runner.outcome(turn, generation, plain or alone, divergence)
 
     def _decoded(self, prompts: Sequence[tuple[Prompt, int]], make_planner: MakePlanner) -> Iterator[Answered]:
         """Decode prompts with their numbers, up to `concurrency` at once."""

@@ -55,7 +55,7 @@ class Cycle:
     context: int
     """Tokens in the cache when it began."""
     drafted: int
-    """Length of the draft's trunk: siblings are not counted."""
+    """Length of the draft's main path: siblings are not counted."""
     accepted: int
     """Drafted tokens of the chain that stood."""
     tokens: list[int]
