@@ -12,7 +12,7 @@ OLDEST_TRANSFORMERS = 5.0.0
 demo: $(READY)
 	$(BIN)/ssd-compile --model demo --domains cnn,gsm8k --evaluations 32 --out build/demo
 	$(BIN)/ssd-run --artifact build/demo --max-new-tokens 48 --compare --explain "Why is the sky blue?"
-	$(BIN)/python -m bench.planted --model demo --epsilon 0.05 --out build/planted
+	$(BIN)/python -m bench.fixtures.planted --model demo --epsilon 0.05 --out build/planted
 	$(BIN)/ssd-compile --model build/planted --domains cnn,gsm8k --evaluations 32 --out build/planted-bundle
 	$(BIN)/ssd-run --artifact build/planted-bundle --max-new-tokens 48 --compare --explain "Why is the sky blue?"
 

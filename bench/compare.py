@@ -19,14 +19,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from bench.chart import draw
-from bench.contenders import Decode, Unavailable, ours
-from bench.ledger import NOT_COMPARED, Ledger, Row
-from bench.peers import PEERS
-from bench.provenance import Watch, disturbance
-from bench.standings import standings
-from bench.stratified import stratified
-from bench.tables import show
+from bench.fixtures.prompt_files import stratified
+from bench.harness.chart import draw
+from bench.harness.contenders import Decode, Unavailable, ours
+from bench.harness.ledger import NOT_COMPARED, Ledger, Row
+from bench.harness.peers import PEERS
+from bench.harness.provenance import Watch, disturbance
+from bench.harness.standings import standings
+from bench.harness.tables import show
 from ssd_artifacts.bundle import MANIFEST
 from ssd_artifacts.files import sha256_file
 from ssd_artifacts.reference_bundle import bundle_path

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from bench.planted import plant
+from bench.fixtures.planted import plant
 from tests.models import tiny_model
 
 TEXTS = [

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.adversarial import adversarial
-from bench.by_prompt import halves, speedups
-from bench.ledger import Row, read_rows
-from bench.standings import against
+from bench.fixtures.adversarial import adversarial
+from bench.harness.ledger import Row, read_rows
+from bench.harness.standings import against
+from bench.studies.by_prompt import halves, speedups
 from ssd_profiles.errors import UserError
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench import compare
-from bench.contenders import Decode, Timed, Unavailable
-from bench.ledger import NOT_COMPARED, Ledger, Row
-from bench.peers import PEERS
-from bench.standings import against, standings
-from bench.tables import sameness
+from bench.harness.contenders import Decode, Timed, Unavailable
+from bench.harness.ledger import NOT_COMPARED, Ledger, Row
+from bench.harness.peers import PEERS
+from bench.harness.standings import against, standings
+from bench.harness.tables import sameness
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.loading.models import LoadedModel
@@ -71,14 +71,14 @@ def test_an_output_of_another_length_counts_by_its_own_tokens() -> None:
 
 
 def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.ledger.commit", lambda: "abc")
+    monkeypatch.setattr("bench.harness.ledger.commit", lambda: "abc")
     path = tmp_path / "rows.jsonl"
     settings = {"contenders": ["plain", "fast"]}
     done = [row("1", "plain", 2.0), row("1", "fast", 1.0)]
     Ledger(path, settings).add([*done, row("2", "plain", 2.0)])
     with path.open("a") as file:
         file.write('{"prompt": "2", "cut')
-    monkeypatch.setattr("bench.ledger.commit", lambda: "def")
+    monkeypatch.setattr("bench.harness.ledger.commit", lambda: "def")
     again = Ledger(path, settings)
     assert again.rows == [replace(each, commit="abc") for each in done]
     assert again.has("1", 0)

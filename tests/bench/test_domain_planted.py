@@ -6,8 +6,8 @@ import random
 
 import torch
 
-from bench.domain_planted import gate, truth
-from bench.planted import plant_at
+from bench.fixtures.domain_planted import gate, truth
+from bench.fixtures.planted import plant_at
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder

@@ -6,12 +6,13 @@ import importlib.util
 import json
 from pathlib import Path
 
-from bench.bundles import MadeBundle
-from bench.ledger import Row
-from bench.measurement import Measurement
-from bench.papers import COMPARISONS, MEASUREMENTS, page
-from bench.picture import Picture
-from bench.standings import standings
+from bench.fixtures.bundles import MadeBundle
+from bench.harness.ledger import Row
+from bench.harness.measurement import Measurement
+from bench.harness.picture import Picture
+from bench.harness.standings import standings
+from bench.papers.__main__ import page
+from bench.papers.parts import COMPARISONS, MEASUREMENTS
 from ssd_runtime.planning.registry import check_strategy, read_settings
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.provenance import Watch, commit, stolen_seconds
+from bench.harness.provenance import Watch, commit, stolen_seconds
 
 
 def test_a_commit_is_marked_where_anything_but_documents_has_changed(
@@ -20,7 +20,7 @@ def test_a_commit_is_marked_where_anything_but_documents_has_changed(
         subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
 
     files = [tmp_path / "bench" / "tool.py", tmp_path / "docs" / "page.md", tmp_path / "runtime" / "engine.py"]
-    monkeypatch.setattr("bench.provenance.__file__", str(files[0]))
+    monkeypatch.setattr("bench.harness.provenance.__file__", str(files[0]))
     for file in files:
         file.parent.mkdir()
         file.write_text("one")
@@ -39,7 +39,7 @@ def test_a_commit_is_marked_where_anything_but_documents_has_changed(
 
 def test_stolen_time_is_the_eighth_figure_of_all_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = tmp_path / "stat"
-    monkeypatch.setattr("bench.provenance.STAT", stat)
+    monkeypatch.setattr("bench.harness.provenance.STAT", stat)
     assert stolen_seconds(stat) is None
     assert Watch().stolen() is None, "not every system counts it"
     ticks = os.sysconf("SC_CLK_TCK")

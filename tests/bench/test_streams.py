@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.streams import mixed_stream, read_pool, write_stream
+from bench.fixtures.streams import mixed_stream, read_pool, write_stream
 from ssd_profiles.prompts import Prompt, read_prompts
 
 

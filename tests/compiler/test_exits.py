@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.planted import plant
+from bench.fixtures.planted import plant
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler import exit_training
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bench.planted import plant
+from bench.fixtures.planted import plant
 from ssd_compiler.bayesian import optimise, undecided_sublayers
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_compiler.evaluate import Evaluator, Rated

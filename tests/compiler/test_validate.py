@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.planted import plant
+from bench.fixtures.planted import plant
 from ssd_compiler.validate import validate
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.accept import Accepted

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulate import Replay, controller, replay
-from bench.traces import Trace
+from bench.studies.simulate import Replay, controller, replay
+from bench.studies.traces import Trace
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.planted import plant
+from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, generate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.planted import plant
+from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import Masked

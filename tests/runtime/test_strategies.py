@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.planted import plant
+from bench.fixtures.planted import plant
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_profiles.errors import UserError

@@ -1,0 +1,1 @@
+"""What every comparison shares: contenders in turn, rows on disk, intervals, tables, charts."""

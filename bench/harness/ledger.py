@@ -1,0 +1,99 @@
+"""The rows of a comparison on disk: one JSON line a prompt, contender and repeat, so that it can go on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.harness.contenders import Timed
+from bench.harness.provenance import commit
+from ssd_profiles.errors import UserError
+
+NOT_COMPARED = "not compared"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One decoded prompt."""
+
+    prompt: str
+    category: str
+    contender: str
+    repeat: int
+    divergence: str
+    """From plain decoding: `none`, `near_tie` or `error`, or that it was not looked at."""
+    tokens: int
+    first_seconds: float
+    seconds: float
+    counted: int
+    cycles: dict[str, float] = field(default_factory=dict)
+    commit: str | None = None
+    """That it was measured at."""
+    stolen: float | None = None
+    """Share of the processors' time that the machine's other guests took while the prompt was decoded by all."""
+
+    @classmethod
+    def of(cls, prompt: str, category: str, contender: str, repeat: int, divergence: str, timed: Timed) -> Row:
+        """A row of what was timed."""
+        length = len(timed.token_ids)
+        return cls(
+            *(prompt, category, contender, repeat, divergence, length),
+            *(timed.first_seconds, timed.seconds, timed.counted, timed.cycles),
+        )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a comparison, whole or not. Raises UserError when there is none."""
+    try:
+        _, *lines = path.read_text(encoding="utf-8").splitlines()
+        return [Row(**json.loads(line)) for line in lines if line.endswith("}")]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: no rows of bench.compare ({error})") from None
+
+
+class Ledger:
+    """Rows of one comparison, under the settings it was begun with."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        """Raises UserError when `path` holds rows of other settings."""
+        self._path, self._commit, self.rows = path, commit(), list[Row]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            first, *_ = path.read_text(encoding="utf-8").splitlines()
+            if json.loads(first) != settings:
+                raise UserError(f"{path}: of other settings; give another --out, or delete it to begin afresh")
+            # What a kill cut short is measured again: a line, or a prompt that misses a contender.
+            rows = read_rows(path)
+            found = Counter((row.prompt, row.repeat) for row in rows)
+            whole = len(settings["contenders"])
+            self.rows = [row for row in rows if found[row.prompt, row.repeat] == whole]
+            kept = [json.dumps(asdict(row)) for row in self.rows]
+            path.write_text("\n".join([first, *kept]) + "\n", encoding="utf-8")
+        else:
+            path.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+
+    @property
+    def commits(self) -> str | None:
+        """Those that rows were measured at: several where a comparison went on behind a change."""
+        return ", ".join(dict.fromkeys(row.commit for row in self.rows if row.commit)) or None
+
+    def has(self, prompt: str, repeat: int) -> bool:
+        """Whether the rows of a prompt are there."""
+        return any(row.prompt == prompt and row.repeat == repeat for row in self.rows)
+
+    @property
+    def stolen(self) -> float | None:
+        """Share of the processors' time that other guests took, over all prompts; None where nobody counts it."""
+        counted = [row for row in self.rows if row.stolen is not None]
+        seconds = sum(row.seconds for row in counted)
+        return sum(row.seconds * (row.stolen or 0.0) for row in counted) / seconds if seconds else None
+
+    def add(self, rows: list[Row], stolen: float | None = None) -> None:
+        """Append all rows of a prompt at once: they were measured in turn and belong together."""
+        stamped = [replace(row, commit=self._commit, stolen=stolen) for row in rows]
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(asdict(row)) + "\n" for row in stamped))
+        self.rows += stamped

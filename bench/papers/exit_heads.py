@@ -1,0 +1,92 @@
+"""Exit heads fitted in closed form against heads that are trained on, as SpecBound trains its own, and against none.
+
+`python -m bench.papers.exit_heads --artifact build/bundle05 --epochs 3`: the share of tokens on which each layer's exit
+says what the full model says, and the speed that tuning predicts. Both on samples that no head was fitted on: as the
+compiler holds them back, two of a domain's eight, so that the predicted speeds are rough.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from bench.fixtures.calibration import calibration
+from ssd_artifacts.domain_config import MIXTURE
+from ssd_artifacts.exits import ExitSet
+from ssd_compiler.calibrate import Sample, middle_context, reference_states
+from ssd_compiler.exit_training import cache_features, train_exits
+from ssd_compiler.exit_tuning import exit_traces, tune_exits
+from ssd_compiler.exits import exit_layers, fit_exits, held_back
+from ssd_compiler.settings import CompileSettings
+from ssd_runtime.command import run_guarded
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.search.replay import ReferenceStates
+
+Held = Mapping[str, tuple[float, ReferenceStates]]
+"""By domain: the context that its exits are tuned for, and the states that judge them."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--exits", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=3)
+    arguments = parser.parse_args()
+    engine = Engine.open(arguments.artifact)
+    decoder, layers = engine.decoder, exit_layers(engine.decoder.shape.num_layers, arguments.exits)
+    parts = {name: held_back(samples) for name, samples in _samples(engine).items()}
+    fitted_on = [sample for samples, _ in parts.values() for sample in samples]
+    judging = [sample for _, kept in parts.values() for sample in kept]
+    with torch.inference_mode():
+        held = {name: (middle_context(kept), reference_states(decoder, kept)) for name, (_, kept) in parts.items()}
+    rows = sum(len(reference) for _, reference in held.values())
+    print(f"{'':26}{'seconds':>8}" + "".join(f"{f'layer {layer}':>10}" for layer in layers) + "   predicted")
+
+    def show(name: str, seconds: float, exits: ExitSet | None) -> None:
+        found, speeds = _judged(engine, exits, layers, held)
+        cells = "".join(f"{share:10.3f}" for share in found)
+        said = ", ".join(f"{domain} {speed:.2f}" for domain, speed in speeds.items())
+        print(f"{name:26}{seconds:8.0f}{cells}   {said}", flush=True)
+
+    show("the model's head as it is", 0.0, None)
+    began = perf_counter()
+    exits = fit_exits(decoder, fitted_on, judging, layers, lambda: None)
+    show("closed form", perf_counter() - began, exits)
+    began = perf_counter()
+    features = cache_features(decoder, fitted_on, layers, lambda: None)
+    for epochs in sorted({1, arguments.epochs}):
+        trained = train_exits(decoder, exits, features, epochs, lambda: None)
+        show(f"trained on, epochs: {epochs}", perf_counter() - began, trained)
+        began = perf_counter()
+    print(f"fitted on {len(features.targets)} tokens, judged by {rows}")
+
+
+def _samples(engine: Engine) -> dict[str, list[Sample]]:
+    """The calibration samples of the bundle's domains."""
+    bundle, loaded, decoder = engine.bundle, engine.loaded, engine.decoder
+    names = [name for name in bundle.domains if name != MIXTURE]
+    settings = CompileSettings(bundle.model.name, tuple(names))
+    return {name: calibration(name, settings, loaded, decoder)[1] for name in names}
+
+
+def _judged(
+    engine: Engine, exits: ExitSet | None, layers: tuple[int, ...], held: Held
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Each layer's share of held-back tokens that its exit tells, and by domain the speed that tuning predicts."""
+    decoder, latency = engine.decoder, engine.latency
+    heads, matches, speeds = ExitHeads(decoder, exits), [], {}
+    for name, (context, reference) in held.items():
+        traces = exit_traces(heads, reference, layers, decoder.shape.num_layers)
+        matches += [trace.matches for trace in traces]
+        speeds[name] = tune_exits(traces, layers, latency, context).predicted_speedup
+    return np.concatenate(matches).mean(0), speeds
+
+
+if __name__ == "__main__":
+    run_guarded(main)

@@ -1,0 +1,184 @@
+"""The parts of the page docs/papers.md: what is compared, and what other tools measure."""
+
+from __future__ import annotations
+
+from bench.fixtures.bundles import DOMAINS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
+from bench.fixtures.prompt_files import SPEC_BENCH
+from bench.harness.comparison import Comparison
+from bench.harness.measurement import Measurement
+from bench.harness.picture import Picture
+
+SPECBOUND = "depth=0.3125+width=8+threshold=0.55+annealing=0.2"
+"""Its paper's own figures, in place of what the compiler tuned."""
+ALL = (
+    "auto",
+    "knn",
+    "fixed:{first}",
+    "fixed:mix",
+    "knapsack",
+    "knapsack+warm_start=0",
+    "clasp",
+    "swift",
+    "exit",
+    f"exit+{SPECBOUND}",
+    "del",
+    "lookup",
+)
+ROUTED = ("auto", "knn", "fixed:{first}", "fixed:mix", "swift")
+RATIOS = (0.0, 0.3, 0.7, 1.0)
+
+
+def _ablation(
+    name: str, *changes: str, bundle: MadeBundle = PLANTED05, count: int = 4, tokens: int = 128
+) -> Comparison:
+    """What a strategy is without a part of it, or with another value of a parameter."""
+    contenders = (name, *(f"{name}+{change}" for change in changes))
+    title = f"{name} with parts changed"
+    return Comparison(f"ablation-{name}", title, bundle, contenders, optional=True, count=count, tokens=tokens)
+
+
+ABLATIONS = (
+    # Where layers matter in one domain, and most prompts are of neither.
+    _ablation("knn", "strangers=mix", "strangers=plain", bundle=DOMAINS, count=26, tokens=48),
+    # One stream, in which a search of some 200 masks has room.
+    _ablation(
+        "swift",
+        *("confidence=0", "tree=0", "steps=0", "steps=100", "enough=1+idle=100000"),
+        *("window=16", "window=64", "bayes_interval=5", "protect=0"),
+    ),
+    _ablation(
+        "clasp",
+        *("skip=0.3", "skip=0.4", "refresh=4", "refresh=16", "refresh=128"),
+        *("confidence=0.4", "confidence=0.9", "sublayers=1"),
+    ),
+    # It searches again behind 64 cycles only.
+    _ablation(
+        "knapsack",
+        *("warm_start=0", "warm_start=0+share=1", "warm_start=0+similarity=0.9", "warm_start=0+refresh=16"),
+        "warm_start=0+confidence=0",
+        count=3,
+        tokens=256,
+    ),
+    _ablation(
+        "exit",
+        SPECBOUND,
+        *(f"{SPECBOUND}+{change}" for change in ("annealing=0", "depth=0.9", "width=25", "threshold=0.9")),
+    ),
+)
+
+ALONG = 0.3
+"""The mix ratio of the stream along which speed is drawn."""
+COMPARISONS = (
+    # Two prompts of a category: what is said of single categories is said of these.
+    Comparison(
+        "planted05",
+        "Planted, ε = 0.05",
+        PLANTED05,
+        ALL,
+        count=26,
+        categories=True,
+        pictures=(Picture("planted05/speed", "papers-planted05", "All strategies on the planted model"),),
+    ),
+    Comparison("planted02", "Planted, ε = 0.02", PLANTED02, ALL, optional=True),
+    Comparison("demo", "SmolLM2-135M-Instruct", REFERENCE, ALL, optional=True),
+    *(
+        Comparison(
+            f"domains-{ratio:g}",
+            f"Domain-planted, mix ratio {ratio:g}",
+            DOMAINS,
+            ROUTED,
+            ratio,
+            optional=ratio != ALONG,
+            count=12,
+        )
+        for ratio in RATIOS
+    ),
+    *ABLATIONS,
+)
+PROMPTS = ("--prompts", str(SPEC_BENCH))
+MEASUREMENTS = (
+    Measurement(
+        "by-prompt",
+        "Planted, ε = 0.05, prompt by prompt",
+        "bench.studies.by_prompt",
+        ("{out}/planted05",),
+        PLANTED05,
+        derived=True,
+        pictures=(Picture("planted05/by-prompt", "papers-by-prompt", "Every prompt's speed-up"),),
+    ),
+    Measurement(
+        "pictures",
+        f"Domain-planted: masks, features, speed along the stream of mix ratio {ALONG:g}",
+        "bench.papers.pictures",
+        ("--artifact", DOMAINS.path, "--stream", f"{{out}}/domains-{ALONG:g}", "--out", "{out}/domains"),
+        DOMAINS,
+        derived=True,
+        pictures=(
+            Picture("domains/masks", "domains-masks", "Masks by domain"),
+            Picture("domains/features", "domains-features", "Features of prompts with the anchors"),
+            Picture("domains/stream", "domains-stream", "Speed along the stream"),
+        ),
+    ),
+    Measurement(
+        "shares",
+        "How often each sub-layer is skipped, SmolLM2-135M-Instruct",
+        "bench.papers.pictures",
+        ("--artifact", REFERENCE.path, "--out", "{out}/demo-pictures"),
+        REFERENCE,
+        derived=True,
+        pictures=(Picture("demo-pictures/shares", "demo-shares", "How often each sub-layer is skipped"),),
+    ),
+    Measurement(
+        "planning-cost", "What deciding costs", "bench.papers.planning_cost", ("--artifact", PLANTED05.path), PLANTED05
+    ),
+    Measurement(
+        "pruning", "What KnapSpec drops on the way", "bench.papers.pruning", ("--artifact", PLANTED05.path), PLANTED05
+    ),
+    Measurement(
+        "tpt",
+        "Predicted against measured speed",
+        "bench.papers.tpt",
+        ("--artifact", PLANTED05.path, "--masks", "10", "--prompts", "3", "--out", "{out}"),
+        PLANTED05,
+        pictures=(Picture("tpt", "tpt", "Predicted against measured speed"),),
+    ),
+    Measurement(
+        "transfer",
+        "Masks of one domain on prompts of another",
+        "bench.papers.transfer",
+        ("--artifact", DOMAINS.path),
+        DOMAINS,
+    ),
+    Measurement(
+        "clasp",
+        "CLaSp's programme against brute force",
+        "bench.papers.clasp",
+        ("--model", REFERENCE.model, *PROMPTS),
+        REFERENCE,
+    ),
+    Measurement(
+        "context-sweep",
+        "What KnapSpec skips as the context grows",
+        "bench.papers.context_sweep",
+        ("--model", PLANTED05.model, *PROMPTS),
+        PLANTED05,
+        optional=True,
+    ),
+    Measurement(
+        "search-cost",
+        "Speed against seconds of search",
+        "bench.papers.search_cost",
+        ("--model", PLANTED05.model, "--out", "{out}"),
+        PLANTED05,
+        optional=True,
+        pictures=(Picture("search", "search", "Speed against seconds of search"),),
+    ),
+    Measurement(
+        "cluster-counts",
+        "Domains found in unlabelled prompts",
+        "bench.papers.cluster_counts",
+        ("--model", DOMAINS.model),
+        DOMAINS,
+        optional=True,
+    ),
+)

@@ -1,0 +1,144 @@
+"""Pictures of what a bundle knows and of how a stream went, from files alone.
+
+`python -m bench.papers.pictures --artifact build/bundle-domains --stream build/papers/domains-0.3 --out docs/pictures`:
+the masks of the domains (KNN-SSD's Figure 9), how often their frontiers skip each sub-layer, their features in two
+dimensions with the anchors (KNN-SSD's Figure 5), and speed along the mixed stream of a finished comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness.chart import COLOURS, saved
+from bench.harness.ledger import Row, read_rows
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_runtime.command import run_guarded
+
+SMOOTHED = 3
+"""Prompts over which speed along a stream is averaged."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--stream", type=Path, help="what bench.compare wrote for a stream")
+    parser.add_argument("--out", type=Path, default=Path("build/pictures"))
+    arguments = parser.parse_args()
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no pictures: matplotlib is not installed; pip install 'ssd-decoding[bench]'", file=sys.stderr)
+        return
+    bundle = Bundle.load(bundle_path(arguments.artifact))
+    paths = [*masks(bundle, arguments.out), *shares(bundle, arguments.out), *features(bundle, arguments.out)]
+    if arguments.stream is not None:
+        rows = read_rows(arguments.stream / "rows.jsonl")
+        names = dict.fromkeys(row.contender for row in rows if row.contender != "plain")
+        paths += stream(rows, list(names), arguments.out)
+    for path in paths:
+        print(f"picture: {path}", file=sys.stderr)
+
+
+def masks(bundle: Bundle, out: Path) -> list[Path]:
+    """Which sub-layers each domain's chosen mask skips."""
+    chosen = {
+        name: record.frontier[record.choice.entry].skip_mask(bundle.model.num_layers)
+        for name, record in bundle.domains.items()
+        if record.choice is not None
+    }
+    figure = _figure(9, 0.6 + 0.45 * len(chosen))
+    axes = figure.add_subplot()
+    for row, mask in enumerate(chosen.values()):
+        for part, (name, colour) in enumerate((("attention", COLOURS[0]), ("MLP", COLOURS[1]))):
+            skipped = [index // 2 for index in mask if index % 2 == part]
+            axes.broken_barh(
+                [(layer - 0.45, 0.9) for layer in skipped],
+                (row - 0.4 + 0.4 * part, 0.36),
+                color=colour,
+                label=name if not row else None,
+            )
+    axes.set_yticks(range(len(chosen)), list(chosen))
+    axes.set_ylim(len(chosen) - 0.5, -0.5)
+    axes.set_xlim(-1, bundle.model.num_layers)
+    axes.set_xlabel("layer; what is coloured is skipped while drafting")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return saved(figure, out / "masks")
+
+
+def shares(bundle: Bundle, out: Path) -> list[Path]:
+    """In what share of all domains' frontiers each sub-layer is skipped."""
+    layers = bundle.model.num_layers
+    skipped = [set(entry.skip_mask(layers)) for record in bundle.domains.values() for entry in record.frontier]
+    figure = _figure(9, 3)
+    axes = figure.add_subplot()
+    for part, (name, colour) in enumerate((("attention", COLOURS[0]), ("MLP", COLOURS[1]))):
+        share = [np.mean([2 * layer + part in mask for mask in skipped]) for layer in range(layers)]
+        axes.bar(np.arange(layers) + 0.4 * part - 0.2, share, 0.38, color=colour, label=name)
+    axes.set_xlabel(f"layer; {len(skipped)} masks")
+    axes.set_ylabel("skipped in this share of them")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return saved(figure, out / "shares")
+
+
+def features(bundle: Bundle, out: Path) -> list[Path]:
+    """Anchors, and prompts that are none, on the two directions in which they differ most."""
+    anchors = bundle.anchors
+    every = np.concatenate([anchors.features, anchors.others.astype(np.float32)]) - anchors.center
+    directions = every / np.linalg.norm(every, axis=1, keepdims=True).clip(1e-12)
+    centred = directions - directions.mean(0)
+    flat = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    labels = np.concatenate([anchors.labels, anchors.other_labels])
+    is_anchor = np.arange(len(labels)) < len(anchors.labels)
+    figure = _figure(6.5, 5)
+    axes = figure.add_subplot()
+    for number, name in enumerate(anchors.domains):
+        colour = COLOURS[number % len(COLOURS)]
+        for some, marker, size in ((is_anchor, "o", 26), (~is_anchor, "x", 16)):
+            picked = flat[(labels == number) & some]
+            label = name if marker == "o" else None
+            axes.scatter(picked[:, 0], picked[:, 1], marker=marker, s=size, color=colour, linewidths=1, label=label)
+    axes.set_xlabel("features of prompts, first two principal directions; dots are anchors")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return saved(figure, out / "features")
+
+
+def stream(rows: Sequence[Row], names: Sequence[str], out: Path) -> list[Path]:
+    """Speed ÷ plain decoding along the stream, averaged over a few prompts; bands are the domains."""
+    order = list(dict.fromkeys(row.prompt for row in rows))
+    speeds = {(row.prompt, row.contender): row.counted / row.seconds for row in rows if row.seconds}
+    domains = {row.prompt: row.category for row in rows}
+    kinds = list(dict.fromkeys(domains.values()))
+    figure = _figure(9, 4)
+    axes = figure.add_subplot()
+    for place, prompt in enumerate(order):
+        shade = 0.04 + 0.2 * kinds.index(domains[prompt]) / len(kinds)
+        axes.axvspan(place - 0.5, place + 0.5, color="#57606a", alpha=shade, linewidth=0)
+    for number, name in enumerate(names):
+        ratio = [speeds.get((p, name), np.nan) / speeds.get((p, "plain"), np.nan) for p in order]
+        smooth = [np.nanmean(ratio[max(0, i - SMOOTHED + 1) : i + 1]) for i in range(len(ratio))]
+        axes.plot(smooth, color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=name)
+    axes.axhline(1.0, color="#57606a", linewidth=1)
+    axes.set_xlabel(f"prompt of the stream; bands are its domains: {', '.join(kinds)}")
+    axes.set_ylabel("÷ plain decoding")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return saved(figure, out / "stream")
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+if __name__ == "__main__":
+    run_guarded(main)

@@ -1,0 +1,124 @@
+"""How well predictions of speed hold: TPT and its variants against measured speed, over masks good and bad.
+
+`python -m bench.papers.tpt --artifact build/bundle05 --domain gsm8k --out build/pictures` takes masks of the domain's
+frontier and random changes of them, each with a short and a long draft. Agreement comes from the search prompts, speed
+from timed decoding of the validation prompts, in turn with plain decoding. Pearson's r and R² of a straight line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.fixtures.calibration import calibration
+from bench.harness.chart import points
+from ssd_compiler.calibrate import middle_context, reference_states
+from ssd_compiler.settings import CompileSettings
+from ssd_profiles.acceptance import DRAFT_LENGTHS, AcceptanceProfile
+from ssd_profiles.formulas import tokens_per_time
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.command import run_guarded
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.interleaved import in_turn
+from ssd_runtime.engine.loop import Limits
+from ssd_runtime.engine.session import Session
+from ssd_runtime.planning.cost import StepCosts
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.search.replay import replay_mask
+
+LENGTHS = (3, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A mask and a draft length, with what is predicted of them, ÷ plain decoding."""
+
+    mask: SkipMask
+    length: int
+    predictions: dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--domain", default="gsm8k")
+    parser.add_argument("--masks", type=int, default=12)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--max-new-tokens", type=int, default=40)
+    parser.add_argument("--out", type=Path, default=Path("build/pictures"))
+    arguments = parser.parse_args()
+    engine = Engine.open(arguments.artifact)
+    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
+    settings = CompileSettings("", (arguments.domain,))
+    prompts, samples = calibration(arguments.domain, settings, loaded, decoder, print)
+    reference, ways = reference_states(decoder, samples), list[Way]()
+    context = middle_context(samples)
+    known = [entry.skip_mask(decoder.shape.num_layers) for entry in bundle.domains[arguments.domain].frontier]
+    for mask in some_masks(known, arguments.masks):
+        profile = AcceptanceProfile.of_traces(replay_mask(decoder, reference, mask, LENGTHS[-1]))
+        ways += [Way(mask, length, predicted(profile, mask, length, latency, context)) for length in LENGTHS]
+
+    limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
+    contenders = {"plain": PlainPlanner} | {
+        str(number): lambda way=way: ConstantPlanner(Plan.masked("way", way.mask, way.length))
+        for number, way in enumerate(ways)
+    }
+    warm = Session(decoder)
+    in_turn(warm, warm.prefill(prompts.search[0]), contenders, Limits(8))
+    seconds = dict.fromkeys(contenders, 0.0)
+    for turn, ids in enumerate(prompts.validation[: arguments.prompts]):
+        session = Session(decoder)
+        for name, done in in_turn(session, session.prefill(ids), contenders, limits, 7 * turn).items():
+            seconds[name] += done.decode_seconds
+    measured = [seconds["plain"] / seconds[str(number)] for number in range(len(ways))]
+    print(f"{len(ways)} ways over {arguments.prompts} prompts: measured {min(measured):.2f} to {max(measured):.2f}")
+    for name in ways[0].predictions:
+        values = [way.predictions[name] for way in ways]
+        r = float(np.corrcoef(values, measured)[0, 1])
+        error = float(np.median(np.abs(np.asarray(values) / measured - 1)))
+        print(f"{name:46} Pearson {r:.3f}, R² {r * r:.3f}, median |predicted ÷ measured - 1| {error:.1%}")
+    series = {name: ([way.predictions[name] for way in ways], measured) for name in list(ways[0].predictions)[1:]}
+    for path in points(series, "predicted ÷ plain decoding", "measured ÷ plain decoding", arguments.out / "tpt"):
+        print(f"picture: {path}", file=sys.stderr)
+
+
+def some_masks(known: Sequence[SkipMask], count: int, seed: int = 0) -> list[SkipMask]:
+    """Half of them from the frontier, spread over it; half with some sub-layers exchanged for any others."""
+    draws, layers = random.Random(seed), known[0].num_layers
+    spread = [known[round(i)] for i in np.linspace(0, len(known) - 1, min(count // 2, len(known)))]
+    changed = []
+    while len(spread) + len(changed) < count:
+        mask = set(draws.choice(spread))
+        share = draws.choice([0.05, 0.1, 0.2])
+        changed.append(SkipMask.of(layers, mask ^ {i for i in range(2 * layers) if draws.random() < share / 2}))
+    return list(dict.fromkeys([*spread, *changed]))
+
+
+@torch.inference_mode()
+def predicted(
+    profile: AcceptanceProfile, mask: SkipMask, length: int, latency: LatencyTable, context: float
+) -> dict[str, float]:
+    """Speed-ups by several formulas; agreement alone is no speed-up, but what others rank masks by."""
+    draft, costs = latency.step_seconds(context, 1, mask), StepCosts.at(latency, context)
+    verification, row = float(costs.verification(length)), DRAFT_LENGTHS.index(length)
+    tokens, steps = float(profile.tokens[row, 0]), float(profile.steps[row, 0])
+    agreement = profile.token_agreement
+    return {
+        "token agreement alone": agreement,
+        "TPT, verification as a plain step (KnapSpec)": tokens_per_time(agreement, length, draft, costs.plain)
+        * costs.plain,
+        "TPT, verification measured": tokens_per_time(agreement, length, draft, verification) * costs.plain,
+        "replayed drafts, verification measured (ours)": float(costs.rate(tokens, steps, draft)) * costs.plain,
+    }
+
+
+if __name__ == "__main__":
+    run_guarded(main)

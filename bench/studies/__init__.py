@@ -1,0 +1,1 @@
+"""What else was measured, one question per file."""

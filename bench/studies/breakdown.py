@@ -1,0 +1,123 @@
+"""Where the time of a decode goes: draft, verify, choose, plan, route, the rest; and how much the profile explains.
+
+`python -m bench.studies.breakdown --artifact build/planted-bundle --strategy knn --prompts
+../shared/data/spec_bench/dev.jsonl` The latency table is measured just before, in the same process. *Profiled* is the
+sum of its attention, MLP and head times for the forwards that were run, without its overhead term; the head includes
+the choice of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import ssd_runtime.engine.loop
+from bench.fixtures.prompt_files import stratified
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.command import run_guarded
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import conversation
+from ssd_runtime.planning.plan import Cycle
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.strategy import make_strategy
+from ssd_runtime.profiling.latency import measure_latency
+
+
+class Stopwatch:
+    """Seconds by name, of functions that are watched while a context lasts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def watch(self, owner: Any, attribute: str, name: str) -> Iterator[None]:
+        """Add what calls of `owner.attribute` take to `name`."""
+        original: Callable[..., Any] = getattr(owner, attribute)
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = perf_counter()
+            try:
+                return original(*arguments, **options)
+            finally:
+                self.seconds[name] += perf_counter() - began
+
+        with patch.object(owner, attribute, timed):
+            yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=13)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    arguments = parser.parse_args()
+    engine = Engine.open(arguments.artifact)
+    loaded, decoder = engine.loaded, engine.decoder
+    table = measure_latency(decoder)
+    make = make_strategy(arguments.strategy, read_settings(arguments.strategy, []), decoder, engine.bundle, table)
+    limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
+    prompts = stratified(arguments.prompts, arguments.count)
+    generate(Session(decoder), loaded.encode(conversation(prompts[0])), make(), Limits(8))  # warm-up
+
+    watch, runs = Stopwatch(), list[Generation]()
+    loop = ssd_runtime.engine.loop
+    for prompt in prompts:
+        planner = make()
+        with (
+            watch.watch(planner, "start", "route"),
+            watch.watch(planner, "plan", "plan"),
+            watch.watch(planner, "observe", "plan"),
+            watch.watch(loop, "_draft", "draft"),
+            watch.watch(loop, "_verify", "verify"),
+            watch.watch(loop, "_judge", "choose"),
+        ):
+            runs.append(generate(Session(decoder), loaded.encode(conversation(prompt)), planner, limits))
+    wall = sum(run.decode_seconds for run in runs) + watch.seconds["route"]
+    _show(watch.seconds, wall, sum(len(run.token_ids) for run in runs))
+    _explain([cycle for run in runs for cycle in run.cycles], table)
+
+
+def _show(seconds: dict[str, float], wall: float, tokens: int) -> None:
+    other = wall - sum(seconds.values())
+    print(f"{tokens} tokens, {wall / tokens * 1e3:.2f} ms a token, routing included")
+    for name in ("draft", "verify", "choose", "plan", "route"):
+        print(f"  {name:7} {seconds[name] / tokens * 1e3:7.3f} ms  {seconds[name] / wall:6.1%}")
+    print(f"  other   {other / tokens * 1e3:7.3f} ms  {other / wall:6.1%}")
+
+
+def _explain(cycles: list[Cycle], table: LatencyTable) -> None:
+    """Wall time against the profile's, of plain steps and of draft-verify cycles."""
+    for name, chosen in {
+        "plain steps": [cycle for cycle in cycles if not cycle.drafted],
+        "draft-verify cycles": [cycle for cycle in cycles if cycle.drafted],
+    }.items():
+        if chosen:
+            wall = sum(cycle.seconds for cycle in chosen)
+            profiled = sum(_profiled(cycle, table) for cycle in chosen)
+            print(
+                f"{len(chosen)} {name}: {wall / len(chosen) * 1e3:.2f} ms each, profiled sub-layers and head "
+                f"{profiled / len(chosen) * 1e3:.2f} ms, not explained {1 - profiled / wall:+.1%}"
+            )
+
+
+def _profiled(cycle: Cycle, table: LatencyTable) -> float:
+    parts = replace(table, overhead=np.zeros_like(table.overhead))
+    drafts = sum(parts.step_seconds(cycle.context + ahead, 1, cycle.plan.mask) for ahead in range(cycle.steps))
+    return drafts + parts.step_seconds(cycle.context, cycle.verified)
+
+
+if __name__ == "__main__":
+    run_guarded(main)

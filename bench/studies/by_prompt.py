@@ -1,0 +1,89 @@
+"""A comparison prompt by prompt: the slowest, how speed-ups are spread, and whether tuning has overfitted.
+
+`python -m bench.studies.by_prompt build/compare60 --contender auto --halves` reads what `bench.compare` has written to
+a folder; of several repeats a prompt's speed-up is the median. `--halves` takes every other prompt of
+bench.studies.traces, from the first on, for one that served tuning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness.chart import histogram
+from bench.harness.ledger import Row, read_rows
+from bench.harness.standings import against, paired
+from bench.harness.tables import with_interval
+from ssd_profiles.errors import UserError
+from ssd_runtime.command import run_guarded
+
+LOWEST = 5
+
+
+def speedups(rows: Sequence[Row], base: str, name: str) -> dict[str, float]:
+    """Each prompt's speed-up against `base`, the median over its repeats."""
+    found = defaultdict[str, list[float]](list)
+    for one, other in paired(rows, base, name):
+        found[one.prompt].append(one.seconds / (other.seconds / other.counted * one.counted))
+    return {prompt: median(ratios) for prompt, ratios in found.items()}
+
+
+def halves(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their half for a category, by the place that `bench.fixtures.streams` puts before a prompt's id.
+
+    Raises UserError when there is none.
+    """
+    names = "served tuning", "held back"
+    places = [re.match(r"(\d+)-", row.prompt) for row in rows]
+    if None in places:
+        raise UserError("--halves: the prompts are not those of bench.studies.traces; leave it out")
+    return [replace(row, category=names[int(place[1]) % 2]) for row, place in zip(rows, places, strict=True) if place]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--contender", default="auto")
+    parser.add_argument("--control", default="plain again")
+    parser.add_argument("--base", default="plain")
+    parser.add_argument("--halves", action="store_true")
+    arguments = parser.parse_args()
+    rows, console = read_rows(arguments.folder / "rows.jsonl"), Console(highlight=False)
+    names = arguments.contender, arguments.control
+    table = Table(title=f"÷ {arguments.base}")
+    for column in ("", "prompts", *names):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for group, members in _groups(rows, arguments.halves).items():
+        ratios = [against(members, arguments.base, name) for name in names]
+        table.add_row(group, str(len({row.prompt for row in members})), *(with_interval(ratio) for ratio in ratios))
+    console.print(table)
+    found = {name: each for name in names if (each := speedups(rows, arguments.base, name))}
+    if arguments.contender not in found:
+        raise UserError(f"--contender {arguments.contender}: not in {arguments.folder}")
+    for name, each in found.items():
+        lowest = sorted(each.items(), key=lambda item: item[1])[:LOWEST]
+        console.print(f"{name}, slowest: " + ", ".join(f"{prompt} {ratio:.2f}" for prompt, ratio in lowest))
+    path = arguments.folder / "by-prompt"
+    series = {name: list(each.values()) for name, each in found.items()}
+    for picture in histogram(series, f"times the speed of {arguments.base}", "prompts", path):
+        print(f"picture: {picture}", file=sys.stderr)
+
+
+def _groups(rows: Sequence[Row], with_halves: bool) -> Mapping[str, Sequence[Row]]:
+    found = defaultdict[str, list[Row]](list)
+    for row in [*(halves(rows) if with_halves else ()), *rows]:
+        found[row.category].append(row)
+    return {"all": rows} | {name: group for name, group in found.items() if name != "all"}
+
+
+if __name__ == "__main__":
+    run_guarded(main)

@@ -1,0 +1,138 @@
+"""Kills a compile at random moments, goes on with `--resume`, and compares the bundle with one never killed.
+
+`python -m bench.studies.resume --model build/planted --domains cnn,gsm8k --kills 20 --out build/resume`
+All compiles get the latency table that the first one measured. What differs for a reason (the date, timed decoding and
+what is chosen by it) is left out of the comparison; anything else that differs is printed, and ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
+TIMED = {"created", "validation", "choice", "pays", "seconds", "total_seconds", "progress"}
+"""Fields that hold times, or were chosen by timing."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--domains", default="cnn,gsm8k")
+    parser.add_argument("--evaluations", default="16")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("build/resume"))
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.out, ignore_errors=True)
+    arguments.out.mkdir(parents=True)
+    options = ["--model", arguments.model, "--domains", arguments.domains, "--evaluations", arguments.evaluations]
+
+    began = time.monotonic()
+    whole, killed = arguments.out / "whole", arguments.out / "killed"
+    begun = _uninterrupted(options, whole)
+    duration = time.monotonic() - began
+    print(f"never killed: {duration:.0f} s", flush=True)
+    rng, kills, redone, bundles, differences = random.Random(arguments.seed), 0, 0, 0, list[str]()
+    while kills < arguments.kills:
+        shutil.rmtree(killed, ignore_errors=True)
+        kept: dict[str, int] = {}
+        while not killed.exists():
+            wait = rng.uniform(2.0, duration / 3) if kills < arguments.kills else None
+            was_killed = _compile(options, killed, wait, begun)
+            kills += was_killed
+            now = _written(killed)
+            redone += sum(now.get(name, when) != when for name, when in kept.items()) if was_killed else 0
+            kept = now
+            if was_killed:
+                print(f"kill {kills} after {wait:.1f} s: {len(now)} stages finished", flush=True)
+        bundles += 1
+        differences += _differences(whole, killed)
+        leftovers = [path.name for path in arguments.out.iterdir() if path.name.startswith(".")]
+        differences += [f"left behind: {name}" for name in leftovers]
+    print(f"{kills} kills in {bundles} compiles; finished stages done again: {redone}")
+    print("differences beside timing: " + ("; ".join(differences) or "none"))
+    raise SystemExit(1 if differences or redone else 0)
+
+
+def _uninterrupted(options: list[str], out: Path) -> dict[str, bytes]:
+    """Compile; returns the workspace as it was when the latency table came in."""
+    process = subprocess.Popen([*COMPILE, *options, "--out", str(out)], stderr=subprocess.DEVNULL)
+    begun: dict[str, bytes] = {}
+    while process.poll() is None:
+        if not any(name.startswith("latency") for name in begun):
+            begun = _stages(out)
+        time.sleep(0.2)
+    assert process.returncode == 0
+    assert any(name.startswith("latency") for name in begun)
+    return begun
+
+
+def _compile(options: list[str], out: Path, wait: float | None, begun: dict[str, bytes]) -> bool:
+    """Go on for `wait` seconds, then kill; returns whether it came to that."""
+    if not _workspace(out).exists():
+        _workspace(out).mkdir()
+        for name, content in begun.items():
+            (_workspace(out) / name).write_bytes(content)
+    process = subprocess.Popen([*COMPILE, *options, "--out", str(out), "--resume"], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + wait if wait is not None else float("inf")
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return True
+    assert process.returncode == 0
+    return False
+
+
+def _workspace(out: Path) -> Path:
+    return out.parent / f".{out.name}.compile"
+
+
+def _stages(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in _workspace(out).glob("*.json")}
+
+
+def _written(out: Path) -> dict[str, int]:
+    """When each stage was: what is done again comes to the same, but later."""
+    return {path.name: path.stat().st_mtime_ns for path in _workspace(out).glob("*.json")}
+
+
+def _differences(one: Path, other: Path) -> list[str]:
+    files = [{path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (one, other)]
+    found = [f"{path}, in one alone" for path in sorted(files[0] ^ files[1])]
+    for path in sorted(files[0] & files[1]):
+        if path.name == "report.html":
+            continue
+        a, b = ((folder / path).read_bytes() for folder in (one, other))
+        if path.name == "report.json":
+            a, b = (json.dumps(json.loads(text)["settings"]).encode() for text in (a, b))
+        elif path.name == "manifest.yaml":  # whose hashes follow the files
+            a, b = (_settled({**yaml.safe_load(text), "files": None}) for text in (a, b))
+        elif path.suffix in (".yaml", ".json"):
+            a, b = (_settled(yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)) for text in (a, b))
+        if a != b:
+            found.append(str(path))
+    return found
+
+
+def _settled(value: Any) -> Any:
+    """The value without what is timed."""
+    if isinstance(value, dict):
+        return {key: _settled(item) for key, item in value.items() if key not in TIMED}
+    return [_settled(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()
