@@ -19,9 +19,9 @@ from bench.fixtures.calibration import calibration
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
-from ssd_compiler.exit_training import cache_features, train_exits
-from ssd_compiler.exit_tuning import exit_traces, tune_exits
-from ssd_compiler.exits import exit_layers, fit_exits, held_back
+from ssd_compiler.exits.fitting import exit_layers, fit_exits, held_back
+from ssd_compiler.exits.training import cache_features, train_exits
+from ssd_compiler.exits.tuning import exit_traces, tune_exits
 from ssd_compiler.settings import CompileSettings
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine

@@ -23,7 +23,8 @@ from sklearn.metrics import roc_auc_score
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.files import write_atomically
-from ssd_compiler.anchors import RULES, build_anchors, similarities
+from ssd_compiler.anchors.build import build_anchors, similarities
+from ssd_compiler.anchors.selection import RULES
 from ssd_compiler.calibrate import features_of
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.prompts import read_records

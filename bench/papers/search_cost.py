@@ -19,10 +19,10 @@ from bayes_opt import BayesianOptimization
 from bench.fixtures.calibration import calibration
 from bench.fixtures.planted import WEAK_FILE
 from bench.harness.chart import stairs
-from ssd_compiler.bayesian import VertexImprovement
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
-from ssd_compiler.evaluate import Evaluator
-from ssd_compiler.search import SearchBounds, search
+from ssd_compiler.search.bayesian import VertexImprovement
+from ssd_compiler.search.evaluate import Evaluator
+from ssd_compiler.search.search import SearchBounds, search
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded

@@ -15,7 +15,7 @@ from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.progress import Reporter
-from ssd_compiler.report import domain_summary
+from ssd_compiler.report.summary import domain_summary
 from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError

@@ -18,14 +18,15 @@ from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
 from ssd_artifacts.successors import SuccessorSet
-from ssd_compiler.anchors import build_anchors
+from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, samples_of
-from ssd_compiler.cluster_stage import ClusterStage
-from ssd_compiler.exit_stage import ExitStage
+from ssd_compiler.data.cluster_stage import ClusterStage
+from ssd_compiler.data.prompts import DomainPrompts, PromptPool, read_pool, split_pool, strange_prompts
+from ssd_compiler.exits.stage import ExitStage
 from ssd_compiler.progress import Reporter
-from ssd_compiler.prompts import DomainPrompts, PromptPool, read_pool, split_pool, strange_prompts
-from ssd_compiler.report import html_report, json_report
-from ssd_compiler.search_stage import SearchStage
+from ssd_compiler.report.html import html_report
+from ssd_compiler.report.summary import json_report
+from ssd_compiler.search.stage import SearchStage
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ssd_compiler.anchors import RULES, build_anchors
+from ssd_compiler.anchors.build import build_anchors
+from ssd_compiler.anchors.selection import RULES
 from ssd_compiler.settings import ANCHOR_RULES
 from ssd_runtime.planning.routing import Router
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ssd_compiler.clusters import clusters
+from ssd_compiler.data.clusters import clusters
 
 
 def groups(sizes: list[int], spread: float = 0.3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -11,11 +11,11 @@ import torch
 
 from bench.fixtures.planted import plant
 from ssd_artifacts.exits import ExitSet
-from ssd_compiler import exit_training
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
-from ssd_compiler.exit_training import CachedFeatures, cache_features, train_exits
-from ssd_compiler.exit_tuning import THRESHOLDS, WIDTHS, ExitTrace, _Chain, _Costs, _replay, exit_traces, tune_exits
-from ssd_compiler.exits import Regression, exit_layers, fit_exits
+from ssd_compiler.exits import training
+from ssd_compiler.exits.fitting import Regression, exit_layers, fit_exits
+from ssd_compiler.exits.training import CachedFeatures, cache_features, train_exits
+from ssd_compiler.exits.tuning import THRESHOLDS, WIDTHS, ExitTrace, _Chain, _Costs, _replay, exit_traces, tune_exits
 from ssd_profiles.errors import UserError
 from ssd_profiles.formulas import expected_tokens
 from ssd_runtime.drafting.early_exit import EarlyExit
@@ -119,7 +119,7 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
 def test_training_lowers_the_loss_on_its_features_and_leaves_the_model_alone(
     samples: list[Sample], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(exit_training, "LEARNING_RATE", 1e-3)
+    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
     fitted = fit_exits(DECODER, samples, samples, LAYERS, lambda: None)
     features = cache_features(DECODER, samples, LAYERS, lambda: None)
     before = {name: value.clone() for name, value in DECODER.model.state_dict().items()}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ssd_compiler.prompts import (
+from ssd_compiler.data.domains import packaged_prompts
+from ssd_compiler.data.prompts import (
     STRANGE_PROMPTS,
     DomainPrompts,
-    _packaged,
     load_prompts,
     read_pool,
     split_pool,
@@ -30,7 +30,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(autouse=True)
 def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_compiler.prompts.hub_reachable", lambda: False)
+    monkeypatch.setattr("ssd_compiler.data.domains.hub_reachable", lambda: False)
 
 
 def own(tmp_path: Path, texts: list[str], **changes: int) -> CompileSettings:
@@ -92,11 +92,11 @@ def test_data_sets_without_answers_show_the_packages_examples(monkeypatch: pytes
     fake = types.ModuleType("datasets")
     fake.load_dataset = lambda *_, **__: iter(rows)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    monkeypatch.setattr("ssd_compiler.prompts.hub_reachable", lambda: True)
-    sql = _packaged(load_domain("spider"), 4, pytest.fail)
+    monkeypatch.setattr("ssd_compiler.data.domains.hub_reachable", lambda: True)
+    sql = packaged_prompts(load_domain("spider"), 4, pytest.fail)
     assert [record["question"] for _, record in sql] == [f"Which {i}?" for i in range(4)]
     assert starter_set("spider").shots[0]["sql"].strip() in sql[0][0]
-    german = _packaged(load_domain("wmt16"), 3, pytest.fail)
+    german = packaged_prompts(load_domain("wmt16"), 3, pytest.fail)
     assert [record["german"] for _, record in german] == ["Satz 5", "Satz 6", "Satz 7"]
     assert "English: S 4" in german[0][0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ssd_artifacts.domain_config import SearchCost
-from ssd_compiler.report import html_report
+from ssd_compiler.report.html import html_report
 from tests.bundles import LAYERS, fingerprint, record
 from tests.tables import latency_table
 

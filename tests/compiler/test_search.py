@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from bench.fixtures.planted import plant
-from ssd_compiler.bayesian import optimise, undecided_sublayers
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
-from ssd_compiler.evaluate import Evaluator, Rated
-from ssd_compiler.frontier import select_frontier
-from ssd_compiler.search import SearchBounds, SearchResult, _perfect_runs, search, uniform_masks
+from ssd_compiler.search.bayesian import optimise, undecided_sublayers
+from ssd_compiler.search.evaluate import Evaluator, Rated
+from ssd_compiler.search.frontier import select_frontier
+from ssd_compiler.search.search import SearchBounds, SearchResult, _perfect_runs, search, uniform_masks
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
@@ -137,7 +137,7 @@ def test_a_mask_is_held_against_the_best_on_the_same_sequences(
         held = [np.arange(tokens) < share * tokens for share in right[: len(states.groups)]]
         return [Trace(matches, np.full(tokens, 0.9)) for matches in held]
 
-    monkeypatch.setattr("ssd_compiler.evaluate.replay_mask", replay_mask)
+    monkeypatch.setattr("ssd_compiler.search.evaluate.replay_mask", replay_mask)
     good, better, bad = SkipMask.of(8, range(2, 12)), SkipMask.of(8, range(3, 13)), SkipMask.of(8, range(1, 11))
     some = evaluator(reference, 9)
     for mask in (good, better, bad):
@@ -155,7 +155,7 @@ def test_the_knapsack_leaves_the_others_their_share_of_the_time(
     def tick() -> None:
         now[0] += 1.0
 
-    for module in ("search", "evaluate"):
+    for module in ("search.search", "search.evaluate"):
         monkeypatch.setattr(f"ssd_compiler.{module}.perf_counter", lambda: now[0])
     found = list[str]()
     monkeypatch.setattr(Evaluator, "rate", noting(Evaluator.rate, found))

@@ -13,9 +13,9 @@ import pytest
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.domain_config import SearchCost
 from ssd_compiler.calibrate import Sample
-from ssd_compiler.prompts import DomainPrompts, PromptFeatures
-from ssd_compiler.search import SearchResult
-from ssd_compiler.search_stage import SearchStage
+from ssd_compiler.data.prompts import DomainPrompts, PromptFeatures
+from ssd_compiler.search.search import SearchResult
+from ssd_compiler.search.stage import SearchStage
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 

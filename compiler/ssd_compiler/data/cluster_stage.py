@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from ssd_compiler.calibrate import features_of
-from ssd_compiler.clusters import clusters
+from ssd_compiler.data.clusters import clusters
+from ssd_compiler.data.prompts import DEFAULT_NEW_TOKENS, MIN_PROMPTS, fitting_prompts
 from ssd_compiler.progress import Reporter
-from ssd_compiler.prompts import DEFAULT_NEW_TOKENS, MIN_PROMPTS, fitting_prompts
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.prompts import read_prompts

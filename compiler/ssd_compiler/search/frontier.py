@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from ssd_compiler.evaluate import Rated
+from ssd_compiler.search.evaluate import Rated
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.planning.cost import Entry, best_option
 

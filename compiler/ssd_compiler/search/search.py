@@ -10,9 +10,9 @@ from time import perf_counter
 import numpy as np
 
 from ssd_artifacts.domain_config import FrontierEntry, SearchCost
-from ssd_compiler.bayesian import optimise
-from ssd_compiler.evaluate import Evaluator
-from ssd_compiler.frontier import select_finalists, select_frontier
+from ssd_compiler.search.bayesian import optimise
+from ssd_compiler.search.evaluate import Evaluator
+from ssd_compiler.search.frontier import select_finalists, select_frontier
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable

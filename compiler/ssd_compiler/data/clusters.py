@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import silhouette_score
 
-from ssd_compiler.anchors import Rows, k_means
-from ssd_compiler.prompts import MIN_PROMPTS
+from ssd_compiler.anchors.selection import Rows, k_means
+from ssd_compiler.data.prompts import MIN_PROMPTS
 
 MOST_CLUSTERS = 8
 LEAST_SILHOUETTE = 0.1

@@ -10,9 +10,9 @@ from ssd_artifacts.bundle import EXITS
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
-from ssd_compiler.exit_training import CachedFeatures, cache_features, train_exits
-from ssd_compiler.exit_tuning import exit_traces, tune_exits
-from ssd_compiler.exits import exit_layers, fit_exits, held_back
+from ssd_compiler.exits.fitting import exit_layers, fit_exits, held_back
+from ssd_compiler.exits.training import CachedFeatures, cache_features, train_exits
+from ssd_compiler.exits.tuning import exit_traces, tune_exits
 from ssd_compiler.progress import Reporter
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.latency import LatencyTable

@@ -12,7 +12,7 @@ from bayes_opt.target_space import TargetSpace
 from numpy.typing import NDArray
 from sklearn.gaussian_process import GaussianProcessRegressor
 
-from ssd_compiler.evaluate import Evaluator, Rated
+from ssd_compiler.search.evaluate import Evaluator, Rated
 from ssd_profiles.mask import SkipMask
 
 DIMENSIONS = 16

@@ -8,9 +8,9 @@ from typing import Any
 
 from ssd_artifacts.domain_config import MIXTURE, Choice, DomainConfig, FrontierEntry, SearchCost, Validation
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
+from ssd_compiler.data.prompts import DomainPrompts
 from ssd_compiler.progress import Reporter
-from ssd_compiler.prompts import DomainPrompts
-from ssd_compiler.search import SearchBounds, SearchResult, search
+from ssd_compiler.search.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.validate import validate
 from ssd_compiler.workspace import Workspace

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ssd_compiler.anchors import representatives
+from ssd_compiler.anchors.selection import representatives
+from ssd_compiler.data.domains import Warn, packaged_prompts
 from ssd_compiler.settings import CompileSettings
-from ssd_profiles.domain import DomainDefinition, Record, domain_names, load_domain, starter_set
+from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.loading.hub import hub_reachable
 from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.model.families import max_context
 
@@ -25,7 +25,6 @@ STRANGE_PROMPTS = 6
 DEFAULT_NEW_TOKENS = 64
 """Length of continuations for domains that the user brings: that of most domains in KNN-SSD."""
 
-Warn = Callable[[str], None]
 PromptFeatures = dict[str, list[float]]
 Survey = Callable[[list[list[int]]], list[PromptFeatures]]
 Conversation = tuple[tuple[str, str], ...]
@@ -74,7 +73,7 @@ def read_pool(name: str, settings: CompileSettings, loaded: LoadedModel, warn: W
         definition = load_domain(name)
         new_tokens = min(definition.max_new_tokens, settings.max_new_tokens)
         wanted = settings.search_prompts + settings.anchor_prompts + settings.validation_prompts
-        for way, (prompt, record) in enumerate(_packaged(definition, wanted, warn)):
+        for way, (prompt, record) in enumerate(packaged_prompts(definition, wanted, warn)):
             asked[_user(prompt)] = _user(definition.ask(record, way))
         prompts = list(asked)
     # A prompt that stands twice must not serve both the search and the validation.
@@ -160,39 +159,3 @@ def _representative(features: list[PromptFeatures], settings: CompileSettings, c
 
 def _user(text: str) -> Conversation:
     return (("user", text),)
-
-
-def _packaged(definition: DomainDefinition, wanted: int, warn: Warn) -> list[tuple[str, Record]]:
-    """Rendered prompts and their records from the Hub's data set, else from the starter set, with a warning."""
-    try:
-        records, shots = _from_hub(definition, wanted)
-    except _UnreachableError as error:
-        starter = starter_set(definition.name)
-        records, shots = starter.records, starter.shots
-        warn(
-            f"domain {definition.name}: {definition.dataset.name} cannot be loaded ({error}); using the "
-            f"{len(records)} starter prompts that come with the package"
-        )
-    return [(definition.render(record, shots), record) for record in records]
-
-
-class _UnreachableError(Exception):
-    """The Hub, or the library that loads from it, is not there."""
-
-
-def _from_hub(definition: DomainDefinition, wanted: int) -> tuple[list[Record], list[Record]]:
-    try:
-        import datasets
-    except ImportError:
-        raise _UnreachableError("pip install datasets brings what loads it") from None
-    if not hub_reachable():
-        raise _UnreachableError("no connection to the Hub")
-    source, own = definition.dataset, definition.shots if definition.dataset.worked_examples else 0
-    try:
-        rows = datasets.load_dataset(
-            source.name, source.config, split=source.split, revision=source.revision, streaming=True
-        )
-        records = [definition.record(row) for row in islice(rows, wanted + own)]
-    except Exception as error:  # the library lets many kinds of network error through
-        raise _UnreachableError(type(error).__name__) from None
-    return records[own:], records[:own] if source.worked_examples else starter_set(definition.name).shots

@@ -1,77 +1,18 @@
-"""What a compile found, for programs (report.json) and for people (report.html)."""
+"""What a compile found, as one page for people (report.html)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from html import escape
 from typing import Any
 
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_compiler.settings import CompileSettings
-from ssd_profiles.formulas import expected_speedup
+from ssd_compiler.report.summary import domain_summary
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 
 QUERIES = (1, 2, 4, 8, 16, 32)
-
-
-def domain_summary(record: DomainConfig, num_layers: int) -> dict[str, Any]:
-    """The figures of a domain that people ask for first."""
-    choice, validation = record.choice, record.validation
-    entry = record.frontier[choice.entry] if choice else None
-    mask = entry.skip_mask(num_layers) if entry else None
-    return {
-        "domain": record.name,
-        "context": record.context,
-        "mask": entry.mask if entry else None,
-        "attention_skipped": mask.attention_skipped if mask else 0,
-        "mlp_skipped": mask.mlp_skipped if mask else 0,
-        "draft_length": choice.draft_length if choice else 0,
-        "threshold": choice.threshold if choice else 0.0,
-        "token_agreement": entry.token_agreement if entry else None,
-        "draft_cost": entry.draft_cost if entry else None,
-        "draft_acceptance_rate": validation.draft_acceptance_rate if validation else None,
-        "mean_acceptance_length": validation.mean_acceptance_length if validation else None,
-        "potential": record.potential,
-        "predicted_speedup": choice.predicted_speedup if choice else None,
-        "measured_speedup": validation.speedup if validation else None,
-        "measured_interval": list(validation.speedup_interval) if validation else None,
-        "expected_speedup": (
-            round(
-                expected_speedup(validation.mean_acceptance_length, validation.draft_acceptance_rate, entry.draft_cost),
-                4,
-            )
-            if validation and entry and validation.draft_acceptance_rate > 0
-            else None
-        ),
-        "verdict": "not timed" if choice and not validation else "speculate" if record.pays else "plain",
-        "search_seconds": record.search.seconds,
-        "evaluations": record.search.evaluations,
-        "target_forwards": record.search.target_forwards,
-    }
-
-
-def json_report(
-    settings: CompileSettings,
-    model: ModelFingerprint,
-    latency: LatencyTable,
-    records: dict[str, DomainConfig],
-    seconds: float,
-) -> str:
-    """Everything in numbers."""
-    return json.dumps(
-        {
-            "settings": asdict(settings),
-            "model": model.model_dump(mode="json"),
-            "device": asdict(latency.device),
-            "seconds": round(seconds, 1),
-            "domains": [domain_summary(record, model.num_layers) for record in records.values()],
-        },
-        indent=1,
-    )
 
 
 def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[str, DomainConfig], created: str) -> str:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
-from ssd_compiler.exits import chunked_states
+from ssd_compiler.exits.fitting import chunked_states
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.search.replay import HEAD_ROWS

@@ -1,0 +1,1 @@
+"""Anchors: which prompts represent a domain, and from which similarity on a prompt belongs to one."""

@@ -1,0 +1,1 @@
+"""Domains and their prompts: read, found by clustering, split."""

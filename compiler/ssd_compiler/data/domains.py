@@ -1,0 +1,50 @@
+"""Where a packaged domain's prompts come from: its data set on the Hub, or the starter set of the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from ssd_profiles.domain import DomainDefinition, Record, starter_set
+from ssd_runtime.loading.hub import hub_reachable
+
+Warn = Callable[[str], None]
+
+
+def packaged_prompts(definition: DomainDefinition, wanted: int, warn: Warn) -> list[tuple[str, Record]]:
+    """`wanted` rendered prompts with their records: from the Hub's data set, else from the starter set.
+
+    The starter set may hold fewer, and `warn` is told why it is used.
+    """
+    try:
+        records, shots = _from_hub(definition, wanted)
+    except _UnreachableError as error:
+        starter = starter_set(definition.name)
+        records, shots = starter.records, starter.shots
+        warn(
+            f"domain {definition.name}: {definition.dataset.name} cannot be loaded ({error}); using the "
+            f"{len(records)} starter prompts that come with the package"
+        )
+    return [(definition.render(record, shots), record) for record in records]
+
+
+class _UnreachableError(Exception):
+    """The Hub cannot be reached, or the library that reads its data sets is not installed."""
+
+
+def _from_hub(definition: DomainDefinition, wanted: int) -> tuple[list[Record], list[Record]]:
+    try:
+        import datasets
+    except ImportError:
+        raise _UnreachableError("pip install datasets brings what loads it") from None
+    if not hub_reachable():
+        raise _UnreachableError("no connection to the Hub")
+    source, own = definition.dataset, definition.shots if definition.dataset.worked_examples else 0
+    try:
+        rows = datasets.load_dataset(
+            source.name, source.config, split=source.split, revision=source.revision, streaming=True
+        )
+        records = [definition.record(row) for row in islice(rows, wanted + own)]
+    except Exception as error:  # the library lets many kinds of network error through
+        raise _UnreachableError(type(error).__name__) from None
+    return records[own:], records[:own] if source.worked_examples else starter_set(definition.name).shots

@@ -1,0 +1,1 @@
+"""Exit heads: fitted, trained on, and tuned for each domain."""

@@ -1,0 +1,1 @@
+"""What a compile found, for programs and for people."""
