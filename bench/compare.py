@@ -88,7 +88,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path)
+    parser.add_argument("--artifact", "--bundle", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument(

@@ -60,7 +60,7 @@ def record(
             for mask, agreement in masks
         ],
         choice=Choice(entry=0, draft_length=4, threshold=0.0, predicted_speedup=1.2) if masks else None,
-        potential=1.4,
+        oracle_speedup=1.4,
         pays=True,
         validation=validation,
         search=SearchCost(seconds=1.5, evaluations=9, target_forwards=4.2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.domain_config import DomainConfig
@@ -13,7 +14,7 @@ from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import FORMAT_VERSION, FileEntry, Manifest
 from ssd_artifacts.successors import SuccessorSet
-from ssd_artifacts.texts import read_model, read_text, read_yaml, to_yaml, validated
+from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 
@@ -23,6 +24,8 @@ UNLISTED = frozenset({"README.md", ".gitattributes"})
 """Files that a manifest does not list, and that stay where a bundle is written anew."""
 IGNORED = frozenset({".git", ".cache", ".DS_Store"})
 """What repositories, the Hub's client and file managers leave at the top of a folder."""
+RENAMED = {"potential": "oracle_speedup"}
+"""Fields of `domains/NAME.yaml` that older versions wrote under another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +171,17 @@ def _read_manifest(path: Path) -> Manifest:
     return validated(path, data, Manifest)
 
 
+def _present_names(data: Any) -> Any:
+    """A domain file's data with the names that older versions wrote replaced by today's."""
+    if not isinstance(data, dict):
+        return data
+    renamed = {old: new for old, new in RENAMED.items() if new not in data}
+    return {renamed.get(name, name): value for name, value in data.items()}
+
+
 def _read_domain(folder: Path, name: str, num_layers: int) -> DomainConfig:
     path = folder / "domains" / f"{name}.yaml"
-    record = read_model(path, DomainConfig)
+    record = validated(path, _present_names(read_yaml(path)), DomainConfig)
     if record.name != name:
         raise UserError(f"{path}: name: expected {name}, as the file is named; compile the bundle again")
     for index, entry in enumerate(record.frontier):

@@ -155,9 +155,9 @@ class DomainConfig(BaseModel):
     frontier: list[FrontierEntry] = Field(max_length=MAX_FRONTIER)
     choice: Choice | None
     """None when no mask was evaluated."""
-    potential: Speedup
-    """The speed-up on the compiling device if every draft ended just before its first error, by the mask that would
-    bring most then."""
+    oracle_speedup: Speedup
+    """The speed-up on the compiling device if every draft ended just before its first wrong token: that of the mask
+    which is fastest then."""
     pays: bool
     """Whether validation was faster than plain decoding, beyond doubt: by the lower end of its interval."""
     validation: Validation | None

@@ -49,11 +49,6 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: not valid YAML ({line}); compile the bundle again") from None
 
 
-def read_model(path: Path, kind: type[M]) -> M:
-    """A YAML file as a `kind`. Raises UserError naming the first place that does not fit."""
-    return validated(path, read_yaml(path), kind)
-
-
 def validated(path: Path, data: Any, kind: type[M]) -> M:
     """The `data` of the file `path` as a `kind`. Raises UserError naming the first place that does not fit."""
     try:

@@ -34,7 +34,7 @@ Held = Mapping[str, tuple[float, ReferenceStates]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--artifact", "--bundle", type=Path, required=True)
     parser.add_argument("--exits", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()

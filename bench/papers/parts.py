@@ -39,7 +39,7 @@ def _ablation(
 
 ABLATIONS = (
     # Where layers matter in one domain, and most prompts are of neither.
-    _ablation("knn", "strangers=mix", "strangers=plain", bundle=DOMAINS, count=26, tokens=48),
+    _ablation("knn", "out_of_domain=mix", "out_of_domain=plain", bundle=DOMAINS, count=26, tokens=48),
     # One stream, in which a search of some 200 masks has room.
     _ablation(
         "swift",

@@ -28,7 +28,7 @@ SMOOTHED = 3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--artifact", "--bundle", type=Path, required=True)
     parser.add_argument("--stream", type=Path, help="what bench.compare wrote for a stream")
     parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()

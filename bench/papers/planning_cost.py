@@ -36,7 +36,7 @@ PROMPT = "A shop sells pens at 3 for two dollars. How much do 18 pens cost, and 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, default=Path("demo"))
+    parser.add_argument("--artifact", "--bundle", type=Path, default=Path("demo"))
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)

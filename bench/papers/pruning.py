@@ -26,7 +26,7 @@ from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, default=Path("demo"))
+    parser.add_argument("--artifact", "--bundle", type=Path, default=Path("demo"))
     parser.add_argument("--similarities", default="-1,0.5,0.8,0.9,0.95")
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)

@@ -64,12 +64,12 @@ def main() -> None:
     rows = list(_measured(measure, arguments.data, arguments.limit))
     results = {"accuracy": _accuracies(rows)}
     top = max(row["mean"] for row in results["accuracy"])
-    # Of variants that route alike, the one that tells strangers best.
-    alike = [row | {"auc": _auc(_strangers(rows, row))} for row in results["accuracy"] if row["mean"] > top - 0.003]
+    # Of variants that route alike, the one that tells out-of-domain prompts best.
+    alike = [row | {"auc": _auc(_out_of_domain(rows, row))} for row in results["accuracy"] if row["mean"] > top - 0.003]
     best = max(alike, key=lambda row: row["auc"])
     chosen = _anchors(rows, best["pool"], best["feature"], best["rule"], best["k"])
     results |= {"alike": alike, "best": best, "confusion": _confusion(rows, chosen)}
-    results["out_of_domain"] = _strangers(rows, best)
+    results["out_of_domain"] = _out_of_domain(rows, best)
     (arguments.out / "routing.json").write_text(json.dumps(results, indent=1))
     _show(results)
 
@@ -174,7 +174,7 @@ def _confusion(rows: Sequence[Row], anchors: AnchorSet) -> dict[str, dict[str, i
     return table
 
 
-def _strangers(rows: Sequence[Row], best: dict) -> list[dict]:
+def _out_of_domain(rows: Sequence[Row], best: dict) -> list[dict]:
     """Each domain left out in turn: can its prompts be told from those of the others?"""
     found = []
     for name in domain_names():
@@ -182,24 +182,24 @@ def _strangers(rows: Sequence[Row], best: dict) -> list[dict]:
         tests = [row for row in rows if row.use in ("templated", "asked")]
         values = np.asarray([row.features[anchors.feature] for row in tests], np.float32)
         nearest = similarities(anchors, values).max(1)
-        strange = np.asarray([row.domain == name for row in tests])
+        unknown = np.asarray([row.domain == name for row in tests])
         found.append(
             {
                 "domain": name,
-                "auc": float(roc_auc_score(~strange, nearest)),
+                "auc": float(roc_auc_score(~unknown, nearest)),
                 "threshold": anchors.threshold,
-                "known_kept": float((nearest[~strange] >= anchors.threshold).mean()),
-                "strange_told": float((nearest[strange] < anchors.threshold).mean()),
+                "known_kept": float((nearest[~unknown] >= anchors.threshold).mean()),
+                "unknown_told": float((nearest[unknown] < anchors.threshold).mean()),
                 "sent_to": dict(Counter(_routed(anchors, [test for test in tests if test.domain == name]))),
             }
         )
     return found
 
 
-def _auc(strangers: list[dict]) -> float:
+def _auc(held_out: list[dict]) -> float:
     """Mean over the domains that have no near one."""
     near = set[str]().union(*NEAR)
-    return float(np.mean([row["auc"] for row in strangers if row["domain"] not in near]))
+    return float(np.mean([row["auc"] for row in held_out if row["domain"] not in near]))
 
 
 def _show(results: dict) -> None:
@@ -212,7 +212,7 @@ def _show(results: dict) -> None:
         sets = "  ".join(f"{use} {v['task']:.2f} ({v['strict']:.2f})" for use, v in row["sets"].items())
         print(f"{pool:9} {feature:4} {rule:10} k={row['k']:2} mean {row['mean']:.3f}  {sets}")
     best = results["best"]
-    print("\nof equal accuracy, AUC of strangers: ", end="")
+    print("\nof equal accuracy, AUC of out-of-domain prompts: ", end="")
     print(", ".join(f"{r['pool']} {r['feature']} {r['rule']} k={r['k']} {r['auc']:.3f}" for r in results["alike"]))
     print(f"best: {best['pool']} {best['feature']} {best['rule']} k={best['k']}")
     same = [r for r in results["accuracy"] if all(r[key] == best[key] for key in ("pool", "feature", "rule"))]
@@ -221,11 +221,11 @@ def _show(results: dict) -> None:
     print("\n" + " " * 26 + "".join(f"{name[:9]:>10}" for name in domains))
     for key, counts in results["confusion"].items():
         print(f"{key:26}" + "".join(f"{counts[name] or '·':>10}" for name in domains))
-    print("\nleft out       AUC  threshold  known kept  strange told  strangers sent to")
+    print("\nleft out       AUC  threshold  known kept  unknown told  sent to")
     for row in results["out_of_domain"]:
         print(
             f"{row['domain']:12} {row['auc']:.3f}  {row['threshold']:9.2f}  {row['known_kept']:10.2f}  "
-            f"{row['strange_told']:12.2f}  {row['sent_to']}"
+            f"{row['unknown_told']:12.2f}  {row['sent_to']}"
         )
 
 

@@ -48,7 +48,7 @@ class Way:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--artifact", "--bundle", type=Path, required=True)
     parser.add_argument("--domain", default="gsm8k")
     parser.add_argument("--masks", type=int, default=12)
     parser.add_argument("--prompts", type=int, default=4)

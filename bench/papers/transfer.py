@@ -30,7 +30,7 @@ from ssd_runtime.search.replay import ReferenceStates, replay_mask
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, default=Path("demo"))
+    parser.add_argument("--artifact", "--bundle", type=Path, default=Path("demo"))
     parser.add_argument("--prompts", type=int, default=8)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)

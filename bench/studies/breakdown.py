@@ -58,7 +58,7 @@ class Stopwatch:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--artifact", "--bundle", type=Path, required=True)
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--count", type=int, default=13)

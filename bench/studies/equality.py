@@ -30,7 +30,7 @@ from ssd_runtime.sampling.params import SamplingParams
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--artifact", "--bundle", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--model")
     parser.add_argument("--count", type=int, default=40)

@@ -35,7 +35,7 @@ model.generate(**ids, max_new_tokens=int(sys.argv[3]), do_sample=False, streamer
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", type=Path, default=Path("demo"))
+    parser.add_argument("--artifact", "--bundle", type=Path, default=Path("demo"))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=1)
     arguments = parser.parse_args()

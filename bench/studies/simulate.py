@@ -176,7 +176,9 @@ class _Oracle:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--traces", type=Path, default=Path("build/traces/demo.json"))
-    parser.add_argument("--artifact", type=Path, help="a bundle whose followers and latency table are taken")
+    parser.add_argument(
+        "--artifact", "--bundle", type=Path, help="a bundle whose followers and latency table are taken"
+    )
     parser.add_argument("--latency", type=Path, help="a latency table instead, such as the user's cache keeps")
     parser.add_argument("--alone", action="store_true", help="every prompt is a stream of its own")
     arguments = parser.parse_args()

@@ -21,7 +21,7 @@ from ssd_artifacts.successors import SuccessorSet
 from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, samples_of
 from ssd_compiler.data.cluster_stage import ClusterStage
-from ssd_compiler.data.prompts import DomainPrompts, PromptPool, read_pool, split_pool, strange_prompts
+from ssd_compiler.data.prompts import DomainPrompts, PromptPool, out_of_domain_prompts, read_pool, split_pool
 from ssd_compiler.exits.stage import ExitStage
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.html import html_report
@@ -165,16 +165,16 @@ class Stages:
 
         known = (*prompts, *(self.base.anchors.domains if self.base is not None else ()))
 
-        def strange() -> Any:
+        def measure_unknown() -> Any:
             # A domain alone has nothing to be centred between: its own prompts set its threshold.
-            strangers = strange_prompts(known, self.loaded) if len(known) > 1 else []
-            if not strangers:
+            unknown = out_of_domain_prompts(known, self.loaded) if len(known) > 1 else []
+            if not unknown:
                 return []
-            with self.reporter.stage("prompts of no domain", len(strangers)) as tick:
-                return features_of(self.decoder, strangers, tick)
+            with self.reporter.stage("out-of-domain prompts", len(unknown)) as tick:
+                return features_of(self.decoder, unknown, tick)
 
         pool = {name: self.work.stage(f"anchors-{name}", partial(measure, name)) for name in prompts}
-        strangers = self.work.stage("strangers", strange)
+        unknown = self.work.stage("out-of-domain", measure_unknown)
         return build_anchors(
             {name: np.asarray([row[feature] for row in rows], np.float32) for name, rows in pool.items()},
             {name: np.asarray([s.features[feature] for s in some], np.float32) for name, some in samples.items()},
@@ -183,7 +183,7 @@ class Stages:
             self.settings.seed,
             self.settings.anchor_rule,
             self.base.anchors if self.base is not None else None,
-            np.asarray([row[feature] for row in strangers], np.float32) if strangers else None,
+            np.asarray([row[feature] for row in unknown], np.float32) if unknown else None,
         )
 
     def successors(self, samples: dict[str, list[Sample]]) -> SuccessorSet:

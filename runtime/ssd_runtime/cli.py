@@ -28,7 +28,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def run(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --prompts.")] = None,
-    artifact: Annotated[Path | None, typer.Option(help="A bundle that ssd-compile wrote, or `demo`.")] = None,
+    artifact: Annotated[
+        Path | None, typer.Option("--artifact", "--bundle", help="A bundle that ssd-compile wrote, or `demo`.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
     ] = None,

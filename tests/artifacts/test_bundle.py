@@ -17,7 +17,7 @@ from ssd_artifacts.manifest import tool_version
 from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
-from tests.damage import contents, edit_manifest, rewrite, swap
+from tests.damage import contents, edit_manifest, replace_text, rewrite, swap
 
 
 @pytest.fixture
@@ -33,6 +33,22 @@ def test_round_trip_is_byte_stable(saved: Path, tmp_path: Path) -> None:
     assert loaded.domains == bundle().domains
     assert loaded.model == fingerprint()
     assert loaded.reports["report.html"] == "<p>Ω</p>"
+
+
+def test_a_bundle_in_the_old_form_loads_and_is_saved_in_the_new_one(saved: Path, tmp_path: Path) -> None:
+    written = contents(saved)
+    for name in bundle().domains:
+        replace_text(saved, f"domains/{name}.yaml", "oracle_speedup: ", "potential: ")
+    loaded = Bundle.load(saved)
+    assert loaded.domains == bundle().domains
+    loaded.save(tmp_path / "again")
+    assert contents(tmp_path / "again") == written
+
+
+def test_a_field_under_both_names_is_refused(saved: Path) -> None:
+    replace_text(saved, "domains/one.yaml", "oracle_speedup: 1.4", "oracle_speedup: 1.4\npotential: 1.3")
+    with pytest.raises(UserError, match="potential"):
+        Bundle.load(saved)
 
 
 def test_a_bundle_need_not_know_followers(tmp_path: Path) -> None:
@@ -121,9 +137,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "not a number": (
         lambda f: rewrite(
-            f, "domains/one.yaml", (f / "domains/one.yaml").read_text().replace("potential: 1.4", "potential: .nan")
+            f,
+            "domains/one.yaml",
+            (f / "domains/one.yaml").read_text().replace("oracle_speedup: 1.4", "oracle_speedup: .nan"),
         ),
-        "potential",
+        "oracle_speedup",
     ),
     "bad latency": (lambda f: rewrite(f, next(f.glob("latency/*")).relative_to(f).as_posix(), "{}"), "latency"),
     "negative count": (

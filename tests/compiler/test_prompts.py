@@ -9,12 +9,12 @@ import pytest
 
 from ssd_compiler.data.domains import packaged_prompts
 from ssd_compiler.data.prompts import (
-    STRANGE_PROMPTS,
+    OUT_OF_DOMAIN_PROMPTS,
     DomainPrompts,
     load_prompts,
+    out_of_domain_prompts,
     read_pool,
     split_pool,
-    strange_prompts,
 )
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.domain import domain_names, load_domain, starter_set
@@ -112,12 +112,12 @@ def test_starter_prompts_come_with_a_warning(loaded: LoadedModel) -> None:
 
 def test_prompts_of_no_domain_are_of_every_other_packaged_one(loaded: LoadedModel) -> None:
     def of(name: str) -> list[list[int]]:
-        return strange_prompts([other for other in domain_names() if other != name], loaded)
+        return out_of_domain_prompts([other for other in domain_names() if other != name], loaded)
 
     alone = {name: of(name) for name in domain_names()}
-    assert all(len(found) <= STRANGE_PROMPTS for found in alone.values())
-    assert sum(map(len, alone.values())) > 4 * STRANGE_PROMPTS, "most fit this small model's context"
-    assert strange_prompts(["cnn", "mine"], loaded) == [
+    assert all(len(found) <= OUT_OF_DOMAIN_PROMPTS for found in alone.values())
+    assert sum(map(len, alone.values())) > 4 * OUT_OF_DOMAIN_PROMPTS, "most fit this small model's context"
+    assert out_of_domain_prompts(["cnn", "mine"], loaded) == [
         ids for name in domain_names() if name != "cnn" for ids in alone[name]
     ]
-    assert strange_prompts(domain_names(), loaded) == []
+    assert out_of_domain_prompts(domain_names(), loaded) == []

@@ -26,19 +26,19 @@ def features(axis: int, count: int) -> list[PromptFeatures]:
     return [{"last": row.tolist(), "mean": row.tolist()} for row in rows]
 
 
-def anchors(names: str, strangers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[AnchorSet, list[Sequence[str]]]:
-    """Of domains a, b, … with so many strangers; and for which known domains these were asked for."""
+def anchors(names: str, unknown: int, monkeypatch: pytest.MonkeyPatch) -> tuple[AnchorSet, list[Sequence[str]]]:
+    """Of domains a, b, … with so many out-of-domain prompts; and for which known domains these were asked for."""
     asked = list[Sequence[str]]()
 
-    def strange_prompts(known: Sequence[str], loaded: Any) -> list[list[int]]:
+    def out_of_domain_prompts(known: Sequence[str], loaded: Any) -> list[list[int]]:
         asked.append(known)
-        return [[1]] * strangers
+        return [[1]] * unknown
 
     def features_of(decoder: Any, prompts: list[list[int]], tick: Any) -> list[PromptFeatures]:
         assert prompts, "a model has nothing to do for none"
         return features(9, len(prompts))
 
-    monkeypatch.setattr("ssd_compiler.stages.strange_prompts", strange_prompts)
+    monkeypatch.setattr("ssd_compiler.stages.out_of_domain_prompts", out_of_domain_prompts)
     monkeypatch.setattr("ssd_compiler.stages.features_of", features_of)
     work = SimpleNamespace(stage=lambda name, compute: compute())
     reporter = SimpleNamespace(stage=lambda name, total: nullcontext())
@@ -49,9 +49,9 @@ def anchors(names: str, strangers: int, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 
 def test_the_threshold_is_set_against_prompts_of_no_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_strangers, asked = anchors("ab", 30, monkeypatch)
+    with_unknown, asked = anchors("ab", 30, monkeypatch)
     assert [tuple(known) for known in asked] == [("a", "b")]
-    assert with_strangers.threshold > anchors("ab", 0, monkeypatch)[0].threshold + 0.05
+    assert with_unknown.threshold > anchors("ab", 0, monkeypatch)[0].threshold + 0.05
 
 
 def test_the_mixture_has_as_many_samples_of_each_domain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_the_mixture_has_as_many_samples_of_each_domain(monkeypatch: pytest.Monk
         assert [sample.prompt for sample in given.pop()] == [[n] for n in range(len(sizes)) for _ in range(share)]
 
 
-def test_where_every_domain_is_known_or_one_stands_alone_no_stranger_is_looked_at(
+def test_where_every_domain_is_known_or_one_stands_alone_no_other_prompt_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert anchors("abc", 0, monkeypatch)[0].domains == ("a", "b", "c")

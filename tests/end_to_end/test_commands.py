@@ -156,7 +156,7 @@ def test_domains_are_found_in_unlabelled_prompts(room: Path) -> None:
 
 
 def test_from_python_a_loaded_model_answers_as_the_command_does(room: Path) -> None:
-    options = ["--artifact", "bundle", "--strategy", "knn", "--max-new-tokens", "24", "--json"]
+    options = ["--bundle", "bundle", "--strategy", "knn", "--max-new-tokens", "24", "--json"]
     expected = records(command(room, RUN, *options, "The river"))[0]
     folder = room / "model"
     loaded = LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))

@@ -94,17 +94,19 @@ def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
         assert str(planner.plan(100, 1).entry).startswith(domain)
 
 
-@pytest.mark.parametrize(("strangers", "mask"), [("nearest", {2, 3}), ("mix", {4, 5}), ("plain", None)])
-def test_strangers_go_where_they_are_sent(strangers: Literal["nearest", "mix", "plain"], mask: set[int] | None) -> None:
+@pytest.mark.parametrize(("out_of_domain", "mask"), [("nearest", {2, 3}), ("mix", {4, 5}), ("plain", None)])
+def test_prompts_out_of_domain_go_where_they_are_sent(
+    out_of_domain: Literal["nearest", "mix", "plain"], mask: set[int] | None
+) -> None:
     given = bundle(one=record("one", {(2, 3): 0.9}), mix=record("mix", {(4, 5): 0.9}))
-    settings = NearestSettings(strangers)
+    settings = NearestSettings(out_of_domain)
     planner = NearestAnchorPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS), settings)
     for axis, expected in ((0, {2, 3}), (7, mask)):
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.plan(100, 1).mask == (None if expected is None else SkipMask.of(LAYERS, expected))
 
 
-def test_a_bundle_without_mixture_sends_no_strangers_there() -> None:
+def test_a_bundle_without_mixture_sends_nothing_there() -> None:
     decoder: Any = SimpleNamespace(shape=SimpleNamespace(num_layers=LAYERS))
     table = latency_table(LAYERS)
     with pytest.raises(UserError, match="no mixture"):

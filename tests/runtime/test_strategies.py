@@ -237,9 +237,16 @@ def test_settings_are_checked() -> None:
     for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan"):
         with pytest.raises(UserError, match="--set"):
             read_settings("swift", [bad])
-    assert read_settings("knn", ["strangers=mix"]).strangers == "mix"
+    assert read_settings("knn", ["out_of_domain=mix"]).out_of_domain == "mix"
     with pytest.raises(UserError, match="nearest, mix, plain"):
-        read_settings("knn", ["strangers=away"])
+        read_settings("knn", ["out_of_domain=away"])
+
+
+def test_a_former_name_of_a_parameter_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_settings("knn", ["strangers=mix"]) == read_settings("knn", ["out_of_domain=mix"])
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "note: --set strangers: the parameter is called out_of_domain now\n"
 
 
 def test_a_knapsack_search_looks_at_as_many_tokens_as_its_share_allows(monkeypatch: pytest.MonkeyPatch) -> None:

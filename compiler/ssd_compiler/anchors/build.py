@@ -25,14 +25,14 @@ def build_anchors(
     seed: int,
     rule: str = "central",
     base: AnchorSet | None = None,
-    strangers: Rows | None = None,
+    out_of_domain: Rows | None = None,
 ) -> AnchorSet:
     """k of each domain's `pool` as its anchors by a rule of `RULES`, and the out-of-domain threshold.
 
     Features are centred first, on the mean of the domains' means: a few large common dimensions would hide the
     differences. The threshold is set on `held_back` prompts and on those of the pool that did not become anchors,
-    against `strangers` [prompts, d] of no domain, and with each domain in turn as the strange one. With `base`, the new
-    domains join its domains, whose anchors stay.
+    against the features `out_of_domain` [prompts, d] of prompts of no domain, and with each domain in turn as the
+    unknown one. With `base`, the new domains join its domains, whose anchors stay.
     """
     known = base.domains if base is not None else ()
     domains = (*known, *pool)
@@ -50,7 +50,7 @@ def build_anchors(
         others = np.concatenate([base.others, others])
         other_labels = np.concatenate([base.other_labels, other_labels])
     anchors = AnchorSet(feature, domains, features, center, labels, -1.0, others, other_labels)
-    return replace(anchors, threshold=_threshold(anchors, strangers))
+    return replace(anchors, threshold=_threshold(anchors, out_of_domain))
 
 
 def _some(rows: Rows) -> NDArray[np.float16]:
@@ -72,21 +72,21 @@ def similarities(anchors: AnchorSet, features: Rows) -> Rows:
     return np.stack(best, axis=1)
 
 
-def _threshold(anchors: AnchorSet, strangers: Rows | None) -> float:
+def _threshold(anchors: AnchorSet, out_of_domain: Rows | None) -> float:
     """The similarity that tells best whether a prompt's domain has anchors: sensitivity + specificity at their most."""
     found = similarities(anchors, anchors.others.astype(np.float32))
     known = found.max(1)
     if len(anchors.domains) == 1:
         return float(np.quantile(known, ALONE_QUANTILE)) - ALONE_MARGIN
     found[np.arange(len(found)), anchors.other_labels] = -1.0
-    strange = found.max(1)
-    if strangers is not None:
-        told = similarities(anchors, strangers).max(1)
-        # Of two domains either lies opposite to the other, as no real stranger does.
-        strange = told if len(anchors.domains) == 2 else np.concatenate([told, strange])
-    steps = np.unique(np.concatenate([known, strange]))
+    unknown = found.max(1)
+    if out_of_domain is not None:
+        told = similarities(anchors, out_of_domain).max(1)
+        # Of two domains either lies opposite to the other, as no real out-of-domain prompt does.
+        unknown = told if len(anchors.domains) == 2 else np.concatenate([told, unknown])
+    steps = np.unique(np.concatenate([known, unknown]))
     between = (steps[1:] + steps[:-1]) / 2 if len(steps) > 1 else steps
-    scores = [(known >= step).mean() + (strange < step).mean() for step in between]
+    scores = [(known >= step).mean() + (unknown < step).mean() for step in between]
     return float(between[int(np.argmax(scores))])
 
 

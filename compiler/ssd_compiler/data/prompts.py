@@ -20,7 +20,7 @@ from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.model.families import max_context
 
 MIN_PROMPTS = 6
-STRANGE_PROMPTS = 6
+OUT_OF_DOMAIN_PROMPTS = 6
 """Of every packaged domain that a bundle has not: what prompts of no domain look like."""
 DEFAULT_NEW_TOKENS = 64
 """Length of continuations for domains that the user brings: that of most domains in KNN-SSD."""
@@ -119,12 +119,12 @@ def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn
     return split_pool(read_pool(name, settings, loaded, warn), settings)
 
 
-def strange_prompts(known: Sequence[str], loaded: LoadedModel) -> list[list[int]]:
+def out_of_domain_prompts(known: Sequence[str], loaded: LoadedModel) -> list[list[int]]:
     """Some starter prompts of every packaged domain that is not `known`, as people would send them; token ids."""
     found = list[list[int]]()
     for name in domain_names():
         if name not in known:
-            definition, records = load_domain(name), starter_set(name).records[:STRANGE_PROMPTS]
+            definition, records = load_domain(name), starter_set(name).records[:OUT_OF_DOMAIN_PROMPTS]
             found += [loaded.encode(_user(definition.ask(record, way))) for way, record in enumerate(records)]
     return [ids for ids in found if len(ids) < max_context(loaded.model.config)]
 

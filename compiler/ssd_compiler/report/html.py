@@ -57,7 +57,7 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
         _number(summary["mean_acceptance_length"]),
         _times(summary["predicted_speedup"]),
         f"{_times(summary['measured_speedup'])} ({interval[0]:.2f}–{interval[1]:.2f})" if interval else "–",
-        _times(summary["potential"]),
+        _times(summary["oracle_speedup"]),
         summary["verdict"],
         f"{summary['search_seconds']:.0f} s, {summary['evaluations']} masks",
     )

@@ -30,7 +30,7 @@ def domain_summary(record: DomainConfig, num_layers: int) -> dict[str, Any]:
         "draft_cost": entry.draft_cost if entry else None,
         "draft_acceptance_rate": validation.draft_acceptance_rate if validation else None,
         "mean_acceptance_length": validation.mean_acceptance_length if validation else None,
-        "potential": record.potential,
+        "oracle_speedup": record.oracle_speedup,
         "predicted_speedup": choice.predicted_speedup if choice else None,
         "measured_speedup": validation.speedup if validation else None,
         "measured_interval": list(validation.speedup_interval) if validation else None,

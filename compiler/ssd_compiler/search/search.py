@@ -52,7 +52,7 @@ class SearchResult:
     finalists: list[int]
     """Indices into the frontier, by predicted speed-up at the domain's context."""
     context: int
-    potential: float
+    oracle_speedup: float
     worthwhile: bool
     """Whether the first candidates promised enough for the long search."""
     cost: SearchCost
@@ -84,7 +84,7 @@ def search(
     evaluator.rate_all(uniform_masks(layers), "uniform")
     best = evaluator.best()
     worthwhile = best.speedup >= WORTHWHILE
-    announce(_potential(evaluator), best.speedup, worthwhile)
+    announce(_oracle_speedup(evaluator), best.speedup, worthwhile)
     if worthwhile:
         evaluator.rate_all(random_masks(layers, best.mask, bounds.seed), "random")
         optimise(evaluator, bounds.seed)
@@ -96,7 +96,7 @@ def search(
         ],
         select_finalists(frontier),
         context,
-        _potential(evaluator),
+        _oracle_speedup(evaluator),
         worthwhile,
         SearchCost(
             seconds=round(perf_counter() - began, 2),
@@ -141,7 +141,7 @@ def _promise(evaluator: Evaluator, candidate: Candidate) -> float:
     return tokens_per_time(candidate.token_agreement, 4, draft, latency.step_seconds(context, 5))
 
 
-def _potential(evaluator: Evaluator) -> float:
+def _oracle_speedup(evaluator: Evaluator) -> float:
     """The speed-up if every draft ended just before its first wrong token, by whichever mask so far brings most then.
 
     No draft length or confidence threshold can do better with these masks.

@@ -72,14 +72,14 @@ class SearchStage:
             settings.block,
         )
 
-        def announce(potential: float, predicted: float, worthwhile: bool) -> None:
+        def announce(oracle_speedup: float, predicted: float, worthwhile: bool) -> None:
             verdict = (
                 "searching on"
                 if worthwhile
                 else "skipping layers will not pay on this model and device; `auto` will guess, or decode plainly"
             )
             self.reporter.note(
-                f"{name}: {potential:.2f}x of plain decoding with the first masks if drafts always ended in time, "
+                f"{name}: {oracle_speedup:.2f}x of plain decoding with the first masks if drafts always ended in time, "
                 f"{predicted:.2f}x predicted: {verdict}"
             )
 
@@ -91,7 +91,7 @@ class SearchStage:
                 "frontier": [entry.model_dump(mode="json") for entry in found.frontier],
                 "finalists": found.finalists,
                 "context": found.context,
-                "potential": found.potential,
+                "oracle_speedup": found.oracle_speedup,
                 "worthwhile": found.worthwhile,
                 "cost": found.cost.model_dump(mode="json"),
             }
@@ -101,7 +101,7 @@ class SearchStage:
             [FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
             kept["finalists"],
             kept["context"],
-            kept["potential"],
+            kept["oracle_speedup"],
             kept["worthwhile"],
             SearchCost.model_validate(kept["cost"]),
         )
@@ -147,7 +147,7 @@ def _record(
         context=found.context,
         frontier=found.frontier,
         choice=choice,
-        potential=round(found.potential, 4),
+        oracle_speedup=round(found.oracle_speedup, 4),
         pays=pays,
         validation=validation,
         search=found.cost,

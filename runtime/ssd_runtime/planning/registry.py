@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -49,13 +50,18 @@ def needs_latency(name: str) -> bool:
 def read_settings(strategy: str, assignments: list[str]) -> Any:
     """The strategy's parameters with `NAME=VALUE` assignments applied; None for strategies without any.
 
-    Raises UserError naming the parameters there are.
+    A parameter's former name is accepted with a note on standard error. Raises UserError naming the parameters there
+    are.
     """
     kind = SETTINGS.get(strategy)
     types = get_type_hints(kind) if kind else {}
+    renamed = {field.metadata["was"]: field.name for field in fields(kind) if "was" in field.metadata} if kind else {}
     values: dict[str, Any] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
+        if name in renamed:
+            print(f"note: --set {name}: the parameter is called {renamed[name]} now", file=sys.stderr)
+            name = renamed[name]
         if not separator or name not in types:
             known = ", ".join(types) or "none"
             raise UserError(f"--set {assignment}: {strategy} has no such parameter; it has: {known}")

@@ -13,7 +13,7 @@ POSITIVE = {"least": 1}
 class NearestSettings:
     """KNN-SSD's parameters at run time."""
 
-    strangers: Literal["nearest", "mix", "plain"] = "nearest"
+    out_of_domain: Literal["nearest", "mix", "plain"] = field(default="nearest", metadata={"was": "strangers"})
     """Where a prompt goes that is like no domain: the nearest one's masks as in the paper, the mixture's, or none."""
 
 

@@ -75,8 +75,8 @@ def make_strategy(
             raise UserError(f"--strategy {name}: the bundle has no such domain; it has {', '.join(frontiers)}")
         return lambda: FixedPlanner(chosen, latency)
     if name == "knn":
-        if settings.strangers == "mix" and MIXTURE not in frontiers:
-            raise UserError("--set strangers=mix: the bundle has no mixture; compile two domains or more together")
+        if settings.out_of_domain == "mix" and MIXTURE not in frontiers:
+            raise UserError("--set out_of_domain=mix: the bundle has no mixture; compile two domains or more together")
         return lambda: NearestAnchorPlanner(frontiers, router, latency, settings)
     assert name == "knapsack", "check_strategy() comes first"
     nearest = NearestSettings()

@@ -58,7 +58,7 @@ class FixedPlanner(BasePlanner):
 
 
 class NearestAnchorPlanner(BasePlanner):
-    """KNN-SSD: the frontier of the domain whose anchor is nearest to the prompt; strangers go where they are sent."""
+    """KNN-SSD: the frontier of the domain with the nearest anchor, or `out_of_domain` for a prompt like none."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class NearestAnchorPlanner(BasePlanner):
         """Route the prompt."""
         route = self._router.route(prompt)
         self.domain = route.domain
-        if not route.known and self._settings.strangers != "nearest":
-            self.domain = MIXTURE if self._settings.strangers == "mix" else None
+        if not route.known and self._settings.out_of_domain != "nearest":
+            self.domain = MIXTURE if self._settings.out_of_domain == "mix" else None
         frontier = self._frontiers.get(self.domain or "")
         self._chosen = (
             PlainPlanner() if frontier is None else FixedPlanner(frontier, self._latency, self._least_speedup)
