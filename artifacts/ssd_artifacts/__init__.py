@@ -1,1 +1,1 @@
-"""What travels between machines: the bundle's format, model fingerprints, integrity."""
+"""What travels between machines: the bundle format, model fingerprints and integrity checks."""

@@ -16,21 +16,22 @@ from ssd_artifacts.tensors import ANY, damaged, is_tensor, opened
 
 TENSORS = ("features", "center", "labels", "others", "other_labels")
 LARGEST = float(np.finfo(np.float16).max)
-"""Features are within the range of `others`: cosines of larger ones would overflow."""
+"""Largest absolute value of a feature: the range of `others`. Cosines of larger values would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorSet:
     """Anchors in the feature space of the model's final-norm states.
 
-    `features` [anchors, d] are raw (not centred); `center` [d] is subtracted before cosines are taken;
-    `labels` [anchors] index `domains`. A prompt whose best cosine is below `threshold` is out of domain. `others`
-    [prompts, d] with `other_labels` are some prompts that are no anchors: where a domain joins the bundle, the
-    threshold is set again from them.
+    `features` [anchors, d] are raw, not centred; `center` [d] is subtracted before cosines are taken. `labels`
+    [anchors] index `domains`. A prompt whose best cosine is below `threshold` is out of domain.
+
+    `others` [prompts, d] with `other_labels` [prompts] are prompts that did not become anchors. The threshold is
+    computed from them again when a domain joins the bundle.
     """
 
     feature: str
-    """`mean` over the prompt's tokens or `last` token."""
+    """Routing feature: the `mean` over the prompt's tokens, or the `last` token."""
     domains: tuple[str, ...]
     features: NDArray[np.float32]
     center: NDArray[np.float32]
@@ -40,15 +41,16 @@ class AnchorSet:
     other_labels: NDArray[np.int64]
 
     def to_bytes(self) -> bytes:
-        """The set as a safetensors file."""
+        """Serialise the set as a safetensors file."""
         about = {"feature": self.feature, "domains": list(self.domains), "threshold": float(self.threshold)}
-        # One entry alone: safetensors writes several in an order that changes from run to run.
+        # A single metadata entry, because safetensors writes several in an order that changes from run to run.
         metadata = {"anchors": json.dumps(about)}
         return save({name: np.ascontiguousarray(getattr(self, name)) for name in TENSORS}, metadata)
 
     @classmethod
     def from_file(cls, path: str, known: Collection[str]) -> AnchorSet:
-        """Inverse of `to_bytes`. Raises UserError when the file is damaged or of domains that are not `known`."""
+        """Read what `to_bytes` wrote. Raises UserError when the file is damaged or names a domain that is not
+        `known`."""
         with opened(path, "anchors") as file:
             about = _Metadata.model_validate_json((file.metadata() or {})["anchors"])
             tensors = {name: file.get_tensor(name) for name in TENSORS}
@@ -81,7 +83,7 @@ class AnchorSet:
 
 
 class _Metadata(BaseModel):
-    """The metadata entry `anchors`."""
+    """Schema of the metadata entry `anchors`."""
 
     feature: Literal["mean", "last"]
     domains: tuple[str, ...]

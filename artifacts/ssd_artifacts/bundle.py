@@ -21,19 +21,19 @@ from ssd_profiles.latency import LatencyTable
 MANIFEST, ANCHORS = "manifest.yaml", "anchors.safetensors"
 EXITS, SUCCESSORS = "exits.safetensors", "followers.safetensors"
 UNLISTED = frozenset({"README.md", ".gitattributes"})
-"""Files that a manifest does not list, and that stay where a bundle is written anew."""
+"""Files that the manifest does not list, and that survive when a bundle is written anew."""
 IGNORED = frozenset({".git", ".cache", ".DS_Store"})
-"""What repositories, the Hub's client and file managers leave at the top of a folder."""
+"""Names that version control, the Hub's client and file managers put at the top of a folder."""
 RENAMED = {"potential": "oracle_speedup"}
-"""Fields of `domains/NAME.yaml` that older versions wrote under another name."""
+"""Fields of `domains/NAME.yaml` whose name has changed: the former name to the present one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A compiled configuration: it can only ever change the speed of decoding, never the output.
+    """A compiled configuration. It can only change the speed of decoding, never the output.
 
-    Of several domains one is named `mix`, searched on all of them together. `latency` maps a device's slug to its
-    table.
+    A bundle of several domains has one named `mix`, searched on all of them together. `latency` maps a device's slug to
+    its table, `reports` a file name to its text.
     """
 
     tool_version: str
@@ -43,18 +43,20 @@ class Bundle:
     anchors: AnchorSet
     latency: dict[str, LatencyTable]
     reports: dict[str, str]
-    """File name to text."""
     exits: ExitSet | None = None
     successors: SuccessorSet | None = None
 
     def save(self, path: Path) -> None:
-        """Write the bundle to `path`, whole or not at all; of a bundle there only what is `UNLISTED` it stays."""
+        """Write the bundle to `path`, whole or not at all.
+
+        A bundle that stood there is replaced, except for its `UNLISTED` files.
+        """
         with new_folder(path) as folder:
             for name in UNLISTED:
                 if (path / name).is_file():
                     shutil.copy2(path / name, folder / name)
             contents: dict[str, bytes] = {ANCHORS: self.anchors.to_bytes()}
-            contents |= {f"domains/{name}.yaml": to_yaml(record).encode() for name, record in self.domains.items()}
+            contents |= {f"domains/{name}.yaml": to_yaml(config).encode() for name, config in self.domains.items()}
             contents |= {f"latency/{slug}.json": table.to_json().encode() for slug, table in self.latency.items()}
             contents |= {name: text.encode() for name, text in self.reports.items()}
             for name, part in {EXITS: self.exits, SUCCESSORS: self.successors}.items():
@@ -78,28 +80,29 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path) -> Bundle:
-        """Read and verify a bundle. Raises UserError when anything is missing, altered or surplus."""
+        """Read and verify a bundle. Raises UserError when a file is missing, altered or not listed."""
         if not path.is_dir():
             raise UserError(f"{path}: no bundle there (no such folder); make one with ssd-compile")
         manifest = _read_manifest(path / MANIFEST)
         _check_files(path, manifest)
         layers = manifest.model.num_layers
         return cls(
-            manifest.tool_version,
-            manifest.created,
-            manifest.model,
-            {name: _read_domain(path, name, layers) for name in manifest.domains},
-            AnchorSet.from_file(str(path / ANCHORS), manifest.domains),
-            {file.stem: _read_latency(file, layers) for file in sorted((path / "latency").glob("*.json"))},
-            {name: read_text(path / name) for name in manifest.files if name.startswith("report.")},
-            ExitSet.from_file(str(path / EXITS), layers) if EXITS in manifest.files else None,
-            SuccessorSet.from_file(str(path / SUCCESSORS)) if SUCCESSORS in manifest.files else None,
+            tool_version=manifest.tool_version,
+            created=manifest.created,
+            model=manifest.model,
+            domains={name: _read_domain(path, name, layers) for name in manifest.domains},
+            anchors=AnchorSet.from_file(str(path / ANCHORS), manifest.domains),
+            latency={file.stem: _read_latency(file, layers) for file in sorted((path / "latency").glob("*.json"))},
+            reports={name: read_text(path / name) for name in manifest.files if name.startswith("report.")},
+            exits=ExitSet.from_file(str(path / EXITS), layers) if EXITS in manifest.files else None,
+            successors=SuccessorSet.from_file(str(path / SUCCESSORS)) if SUCCESSORS in manifest.files else None,
         )
 
     def require_model(self, loaded: ModelFingerprint, hidden: int, vocabulary: int, where: str) -> None:
-        """Raise UserError unless the bundle is of the `loaded` model and its tensors fit that model's sizes.
+        """Check that the bundle belongs to the `loaded` model and that its tensors fit.
 
-        `hidden` is the model's hidden size, `vocabulary` its number of tokens; `where` names the bundle.
+        `hidden` is the model's hidden size, `vocabulary` its number of tokens, and `where` names the bundle in
+        messages. Raises UserError when anything differs.
         """
         self.model.require_same_model(loaded, where)
         widths = {ANCHORS: self.anchors.center.size}
@@ -119,7 +122,7 @@ class Bundle:
 
 
 def require_replaceable(path: Path) -> None:
-    """Raise UserError where writing a bundle to `path` would take away anything but a bundle, of whatever format."""
+    """Raise UserError if writing a bundle to `path` would delete anything but a bundle, of whatever format version."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     try:
@@ -136,7 +139,7 @@ def require_replaceable(path: Path) -> None:
 
 
 def _present(path: Path) -> set[str]:
-    """Every file of a bundle's folder but what is `IGNORED`."""
+    """Relative paths of all files in a bundle's folder that are not `IGNORED`."""
     files = (file.relative_to(path) for file in path.rglob("*") if file.is_file() or file.is_symlink())
     return {file.as_posix() for file in files if file.parts[0] not in IGNORED}
 
@@ -152,7 +155,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
         raise UserError(f"{path / MANIFEST}: does not list {name}; compile the bundle again")
     for name, entry in manifest.files.items():
         file = path / name
-        # A link may lead to a device, which has no end.
+        # A link may lead to a device, and reading a device may never end.
         if not file.is_file():
             raise UserError(f"{file}: not a file, or a link to nothing; copy the bundle again")
         if file.stat().st_size != entry.bytes or sha256_file(file) != entry.sha256:
@@ -161,7 +164,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 
 def _read_manifest(path: Path) -> Manifest:
     data = read_yaml(path)
-    # Before anything else: a newer format may hold what this version does not know.
+    # The version comes first, because a newer format may hold fields that this version would reject.
     version = data.get("format_version", FORMAT_VERSION) if isinstance(data, dict) else FORMAT_VERSION
     if version != FORMAT_VERSION:
         raise UserError(
@@ -172,7 +175,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _present_names(data: Any) -> Any:
-    """A domain file's data with the names that older versions wrote replaced by today's."""
+    """The data of a domain file with former field names replaced by present ones."""
     if not isinstance(data, dict):
         return data
     renamed = {old: new for old, new in RENAMED.items() if new not in data}
@@ -181,17 +184,17 @@ def _present_names(data: Any) -> Any:
 
 def _read_domain(folder: Path, name: str, num_layers: int) -> DomainConfig:
     path = folder / "domains" / f"{name}.yaml"
-    record = validated(path, _present_names(read_yaml(path)), DomainConfig)
-    if record.name != name:
+    config = validated(path, _present_names(read_yaml(path)), DomainConfig)
+    if config.name != name:
         raise UserError(f"{path}: name: expected {name}, as the file is named; compile the bundle again")
-    for index, entry in enumerate(record.frontier):
+    for index, entry in enumerate(config.frontier):
         try:
             entry.skip_mask(num_layers)
         except ValueError as error:
             raise UserError(f"{path}: frontier[{index}]: {error}; compile the bundle again") from None
-    if record.exit is not None and record.exit.stops[-1] >= num_layers:
+    if config.exit is not None and config.exit.stops[-1] >= num_layers:
         raise UserError(f"{path}: exit.stops: beyond the model's {num_layers} layers; compile the bundle again")
-    return record
+    return config
 
 
 def _read_latency(path: Path, num_layers: int) -> LatencyTable:

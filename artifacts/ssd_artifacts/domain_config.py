@@ -1,4 +1,4 @@
-"""What a bundle knows of one domain: its frontier of masks, what was chosen and what that brought."""
+"""The schema of `domains/NAME.yaml`: a domain's frontier of masks, the compiler's choice and its validation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.mask import SkipMask
 
 MIXTURE = "mix"
-"""The domain that is all domains together."""
+"""Name of the domain that stands for all domains together."""
 MAX_FRONTIER, MAX_PROGRESS = 256, 4096
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-# Far above what can be measured, so that planning with such numbers cannot overflow.
+# The bound is far above anything measurable, so that planning with such numbers cannot overflow.
 Speedup = Annotated[float, Field(ge=0.0, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
@@ -25,20 +25,20 @@ MAX_CONTEXT = 1 << 30
 
 
 class FrontierEntry(BaseModel):
-    """One mask of a domain's frontier with what it was measured to do on calibration text.
+    """One mask of a domain's frontier and its acceptance on calibration text.
 
-    `tokens` and `steps` are the acceptance profile, [draft_lengths, thresholds]. A cycle drafts one token or more, and
-    yields one more than it accepts. `draft_lengths` and `thresholds` ascend.
+    `tokens` and `steps` [draft_lengths, thresholds] are tokens and draft steps per cycle. A cycle drafts at least one
+    token and yields one more than it accepts. `draft_lengths` and `thresholds` ascend.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mask: str = Field(pattern=r"^[0-9a-f]+$", max_length=MAX_LAYERS // 2)  # a digit holds two layers
+    mask: str = Field(pattern=r"^[0-9a-f]+$", max_length=MAX_LAYERS // 2)  # one hexadecimal digit holds two layers
     origin: str
-    """Which search found it: knapsack, uniform, random, bayesian."""
+    """Name of the search that found the mask: knapsack, uniform, random or bayesian."""
     token_agreement: Share
     draft_cost: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    """A draft step ÷ a plain step on the compiling device at the domain's context length."""
+    """Draft step ÷ plain step, on the compiling device at the domain's context length."""
     draft_lengths: list[Annotated[int, Field(gt=0, le=64)]] = Field(min_length=1, max_length=64)
     thresholds: list[Share] = Field(min_length=1, max_length=64)
     tokens: list[list[Finite]]
@@ -59,7 +59,7 @@ class FrontierEntry(BaseModel):
 
     @classmethod
     def of(cls, mask: SkipMask, origin: str, profile: AcceptanceProfile, draft_cost: float) -> FrontierEntry:
-        """The entry of a mask that was evaluated."""
+        """Build the entry of an evaluated mask; `draft_cost` is a draft step ÷ a plain step."""
         return cls(
             mask=mask.hex(),
             origin=origin,
@@ -72,17 +72,17 @@ class FrontierEntry(BaseModel):
         )
 
     def skip_mask(self, num_layers: int) -> SkipMask:
-        """The mask itself. Raises ValueError when it is not one of `num_layers` layers."""
+        """Decode the mask. Raises ValueError when it is not a mask of `num_layers` layers."""
         return SkipMask.from_hex(self.mask, num_layers)
 
     def profile(self) -> AcceptanceProfile:
-        """What drafting with this mask yields."""
+        """The acceptance profile of this mask."""
         return AcceptanceProfile(
-            self.token_agreement,
-            np.asarray(self.tokens, float),
-            np.asarray(self.steps, float),
-            tuple(self.draft_lengths),
-            tuple(self.thresholds),
+            token_agreement=self.token_agreement,
+            tokens=np.asarray(self.tokens, float),
+            steps=np.asarray(self.steps, float),
+            draft_lengths=tuple(self.draft_lengths),
+            thresholds=tuple(self.thresholds),
         )
 
 
@@ -113,25 +113,25 @@ class Validation(BaseModel):
 
 
 class SearchCost(BaseModel):
-    """What finding the frontier took."""
+    """What the search for the frontier cost."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seconds: Seconds
     evaluations: Count
     target_forwards: Annotated[float, Field(ge=0.0, le=1e12)]
-    """Work in full forwards of the calibration rows: a mask that skips half the model counts half."""
+    """Work in full forwards of the calibration rows: a forward that skips half of the model counts one half."""
     progress: list[tuple[Seconds, Speedup]] = Field(default=[], max_length=MAX_PROGRESS)
-    """Seconds since the search began and the best speed-up predicted until then, whenever that rose."""
+    """Pairs of seconds since the search began and best predicted speed-up, one for each improvement."""
 
 
 class ExitChoice(BaseModel):
-    """How to draft by early exit in this domain, tuned on calibration text (SpecBound §2)."""
+    """Early-exit drafting of this domain, tuned on calibration text (SpecBound §2)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     stops: list[Annotated[int, Field(ge=1, le=MAX_LAYERS)]] = Field(min_length=1, max_length=MAX_LAYERS)
-    """Layers behind which a token may leave; the last is the depth bound."""
+    """Layers after which a token may exit; the last one is the depth bound."""
     width: int = Field(gt=0, le=64)
     threshold: Share
     annealing: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -145,25 +145,25 @@ class ExitChoice(BaseModel):
 
 
 class DomainConfig(BaseModel):
-    """`domains/NAME.yaml`."""
+    """Schema of `domains/NAME.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     context: int = Field(ge=0, le=MAX_CONTEXT)
-    """The context length, in tokens, that the choice and the draft costs are for."""
+    """Context length in tokens for which the choice and the draft costs hold."""
     frontier: list[FrontierEntry] = Field(max_length=MAX_FRONTIER)
     choice: Choice | None
     """None when no mask was evaluated."""
     oracle_speedup: Speedup
-    """The speed-up on the compiling device if every draft ended just before its first wrong token: that of the mask
-    which is fastest then."""
+    """Best speed-up of any evaluated mask on the compiling device if every draft stopped just before its first wrong
+    token."""
     pays: bool
     """Whether validation was faster than plain decoding, beyond doubt: by the lower end of its interval."""
     validation: Validation | None
     search: SearchCost
     exit: ExitChoice | None = None
-    """None where no exits were fitted."""
+    """None where no exit heads were fitted."""
 
     @model_validator(mode="after")
     def _choice_exists(self) -> DomainConfig:

@@ -1,4 +1,4 @@
-"""Fitted exit heads: what carries an inner layer's state over to the last layer's."""
+"""Fitted exit heads: affine maps from an inner layer's states to the last layer's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ssd_artifacts.tensors import damaged, is_tensor, opened
 
 @dataclass(frozen=True, slots=True)
 class ExitSet:
-    """One affine map for each of some layers, of states behind the final norm: y = x W + b.
+    """One affine map y = x W + b per exit layer, between states after the final norm.
 
-    `layers` are numbers of layers gone through, from 1, ascending; `weights` [layers, d, d], `biases` [layers, d].
+    `layers` are numbers of layers run, counted from 1 and ascending; `weights` is [layers, d, d] and `biases` [layers,
+    d].
     """
 
     layers: tuple[int, ...]
@@ -25,13 +26,13 @@ class ExitSet:
     biases: NDArray[np.float16]
 
     def to_bytes(self) -> bytes:
-        """The set as a safetensors file."""
+        """Serialise the set as a safetensors file."""
         tensors = {"weights": np.ascontiguousarray(self.weights), "biases": np.ascontiguousarray(self.biases)}
         return save(tensors, {"exits": json.dumps({"layers": list(self.layers)})})
 
     @classmethod
     def from_file(cls, path: str, num_layers: int) -> ExitSet:
-        """Inverse of `to_bytes`. Raises UserError when the file is damaged or not for so many layers."""
+        """Read what `to_bytes` wrote. Raises UserError when the file is damaged or does not fit `num_layers` layers."""
         with opened(path, "exits") as file:
             about = _Metadata.model_validate_json((file.metadata() or {})["exits"])
             exits = cls(about.layers, file.get_tensor("weights"), file.get_tensor("biases"))
@@ -52,6 +53,6 @@ class ExitSet:
 
 
 class _Metadata(BaseModel):
-    """The metadata entry `exits`."""
+    """Schema of the metadata entry `exits`."""
 
     layers: tuple[int, ...]

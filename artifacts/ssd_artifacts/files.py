@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and hashing them."""
+"""Atomic writes, hashes and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SUFFIX = "?" * 8
-"""What `tempfile` ends names with: not so long as to fit other names, of a bundle called `x.new` by `x`."""
+"""Pattern of the random ending that `tempfile` gives. A fixed length keeps `x` from matching leftovers of `x.new`."""
 
 
 def sha256_file(path: Path) -> str:
-    """The file's SHA-256, in hexadecimal."""
+    """SHA-256 of the file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `path` under a temporary name beside it, then rename: readers see the old file or the new one."""
+    """Write to a temporary file beside `path`, then rename it, so that readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -38,7 +38,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Let an error that does not say where, as of a full disk, say that it was at `path`."""
+    """Add `path` to an OSError that names no file, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -49,9 +49,9 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its place when the block ends well, and vanishes when not.
+    """Yield a temporary folder that replaces `path` when the block succeeds, and is removed when it raises.
 
-    A folder that stood at `path` before is replaced.
+    A folder that stood at `path` is deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
@@ -72,7 +72,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove what a `new_folder` that was killed left beside `path`; a folder it had just moved away comes back."""
+    """Remove what a killed `new_folder` left beside `path`; a folder that it had just moved away is moved back."""
     name = glob.escape(path.name)
     for moved in path.parent.glob(f".{name}.old.{SUFFIX}"):
         if not path.exists() and (moved / path.name).exists():
@@ -83,13 +83,13 @@ def clear_leftovers(path: Path) -> None:
 
 
 def remember(path: Path, content: str) -> None:
-    """Write into the user's cache if it can be written: what is not kept there is only found out again."""
+    """Write a cache file, ignoring failures: whatever is not cached is computed again."""
     with suppress(OSError):
         write_atomically(path, content)
 
 
 def cache_folder() -> Path:
-    """The user's cache for converted models, hashes and latency tables (`SSD_CACHE`, else XDG's)."""
+    """The user's cache for converted models, hashes and latency tables: `SSD_CACHE`, else XDG's cache folder."""
     if chosen := os.environ.get("SSD_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ssd"

@@ -1,4 +1,4 @@
-"""Which model a bundle was compiled for, by content: configuration, tokenizer, weights."""
+"""The identity of a model by content: its configuration, tokenizer and weights."""
 
 from __future__ import annotations
 
@@ -27,52 +27,52 @@ COMPUTATION = frozenset(
         *("embedding_multiplier", "residual_multiplier", "logits_scaling"),
     }
 )
-"""Configuration entries that say what a model computes.
+"""Configuration entries that affect what a model computes.
 
-The others say how it was saved, loaded or trained, and every release of transformers adds some. What is missing here
-does no harm: weights are compared, too, and a bundle never changes the output.
+All other entries say how it was saved, loaded or trained, and every release of transformers adds some. A missing entry
+is harmless: weights are compared too, and a bundle never changes the output.
 """
 
 PROBE = "The 3 naïve cats — don't they cost $4.50?\n\tfn main() { return x**2; }  日本語 Ωmega"
 SLICE_BYTES = 4096
 MAX_LAYERS = 1024
-"""Several times as many as any model has: a mask of more is a mistake, and takes its size in memory."""
+"""Upper bound for layers in a bundle, several times what real models have. Masks take memory in proportion."""
 
 
 class Tokenizer(Protocol):
-    """What a fingerprint asks of a tokenizer."""
+    """The methods of a tokenizer that its fingerprint needs."""
 
     def get_vocab(self) -> dict[str, int]:
-        """Token to id."""
+        """The vocabulary as token → id."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids."""
+        """Encode a text as ids."""
         ...
 
 
 class ModelFingerprint(BaseModel):
-    """A model's identity. Equal `config`, `tokenizer` and `weights` hashes mean the same model."""
+    """A model's identity. Two models are the same if their config, tokenizer and weight hashes are equal."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    """What loads it again: a Hub id, a folder, `demo@wheel`, …"""
+    """Name from which the model can be loaded again: a Hub id, a folder, `demo@wheel`, …"""
     revision: str | None
     architecture: str
     num_layers: int = Field(gt=0, le=MAX_LAYERS)
     weights_sha256: str
     weights_sample_sha256: str
-    """Hash over three slices of each tensor: checked at every load, where a full hash would take too long."""
+    """Hash of three slices per tensor. It is checked at every load, where a full hash would take too long."""
     config_sha256: str
     tokenizer_sha256: str
     dtype: str
     quantization: str | None
 
     def spec(self, where: str) -> str:
-        """What finds the model again: a Hub id with its revision, a folder, …
+        """The argument for `load_model`: a Hub id with its revision, a folder, …
 
-        Raises UserError when it was in a folder that is not there.
+        Raises UserError when the model was loaded from a folder that does not exist here.
         """
         if os.path.isabs(self.name) and not os.path.exists(self.name):
             raise UserError(f"{where}: its model was at {self.name}, which is not there; say where it is with --model")
@@ -80,7 +80,7 @@ class ModelFingerprint(BaseModel):
         return f"{self.name}@{self.revision}" if is_hub else self.name
 
     def require_same_model(self, loaded: ModelFingerprint, where: str) -> None:
-        """Raise UserError when `loaded` is another model than this bundle's. Dtypes may differ."""
+        """Raise UserError when `loaded` is a model other than this bundle's. Dtypes may differ."""
         for part in ("config", "tokenizer", "weights_sample"):
             expected, got = getattr(self, f"{part}_sha256"), getattr(loaded, f"{part}_sha256")
             if expected != got:
@@ -97,19 +97,19 @@ class ModelFingerprint(BaseModel):
 
 
 def config_sha256(config: Mapping[str, Any]) -> str:
-    """Hash of what a configuration says about the computation."""
+    """SHA-256 of the configuration entries in `COMPUTATION`."""
     kept = {key: value for key, value in config.items() if key in COMPUTATION and value is not None}
     return _sha256(json.dumps(kept, sort_keys=True, default=str))
 
 
 def tokenizer_sha256(tokenizer: Tokenizer, chat_template: str | None) -> str:
-    """Hash of a tokenizer by behaviour: vocabulary, a probe text's ids, chat template."""
+    """SHA-256 of a tokenizer's behaviour: its vocabulary, the ids of a probe text and the chat template."""
     return _sha256(json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.encode(PROBE), chat_template or ""]))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightHashes:
-    """The full and the sampled hash of a checkpoint."""
+    """Full and sampled hash of a checkpoint."""
 
     full: str
     sample: str
@@ -118,8 +118,8 @@ class WeightHashes:
 def weight_hashes(files: Sequence[Path], full: bool = True) -> WeightHashes:
     """Hash the tensors of a safetensors checkpoint by name, so that sharding does not matter.
 
-    The full hash reads everything once and is then remembered by path, size and modification time; without
-    `full` it is left empty unless remembered. Raises UserError when a file is not safetensors.
+    The full hash reads every byte; it is cached by path, size and modification time. Without `full` it is the cached
+    one, or empty. Raises UserError when a file is not safetensors.
     """
     memory = cache_folder() / "weight_hashes" / f"{_sha256(json.dumps(_identity(files)))}.json"
     try:
@@ -160,7 +160,7 @@ class _Tensor:
 
 
 def _tensors(path: Path) -> Iterator[_Tensor]:
-    """The entries of a safetensors header: eight bytes of length, then JSON with offsets behind the header."""
+    """Entries of a safetensors header: eight bytes of length, then JSON, with offsets that count from its end."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

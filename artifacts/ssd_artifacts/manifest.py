@@ -1,4 +1,4 @@
-"""The bundle's table of contents."""
+"""The schema of a bundle's manifest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ssd_artifacts.fingerprint import ModelFingerprint
 
 FORMAT_VERSION = 1
 MAX_DOMAINS = 256
-"""A compile finds 64 at most; some more may join."""
+"""Upper bound for domains. A compile finds at most 64, and further domains may join."""
 
 
 def tool_version() -> str:
-    """The installed version of this package; `unknown` where it runs from a source tree that is not installed."""
+    """Version of the installed package, or `unknown` when it runs from a source tree that is not installed."""
     try:
         return version("ssd-decoding")
     except PackageNotFoundError:
@@ -24,7 +24,7 @@ def tool_version() -> str:
 
 
 class FileEntry(BaseModel):
-    """One file of a bundle, by content."""
+    """Hash and size of one file of a bundle."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,7 +46,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 class Manifest(BaseModel):
-    """`manifest.yaml`: what the bundle was made for, by what, and which files it consists of."""
+    """Schema of `manifest.yaml`: which model and tool the bundle is of, and which files it has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

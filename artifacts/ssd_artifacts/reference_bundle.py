@@ -1,4 +1,4 @@
-"""The bundles that come with the package."""
+"""The bundles that are installed with the package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ REFERENCE = "demo"
 
 
 def bundle_path(artifact: Path) -> Path:
-    """Where `--artifact` points to: a folder of the user's, or for `demo` the reference bundle of the demo model.
+    """Resolve `--artifact`: a folder of the user's, or for `demo` the packaged bundle of the demo model.
 
-    A bundle of the user's own in a folder `demo` comes first.
+    A bundle of the user's own in a folder named `demo` takes precedence.
     """
     is_reference = str(artifact) == REFERENCE and not (artifact / MANIFEST).exists()
     return Path(__file__).parent / "reference" / REFERENCE if is_reference else artifact

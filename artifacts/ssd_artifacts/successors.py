@@ -1,4 +1,4 @@
-"""What a model held for probable in its own continuations: guesses for a stream that has shown nothing yet."""
+"""Token-recycling candidates from the model's own continuations, for streams that have no history yet."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ssd_artifacts.tensors import ANY, damaged, is_tensor, opened
 
 @dataclass(frozen=True, slots=True)
 class SuccessorSet:
-    """The target's most probable tokens behind pairs of tokens, the pairs seen last at the end.
+    """The target's most probable successors of token pairs, pairs seen last at the end.
 
-    `pairs` [n, 2]: a token and the one before it, that one first. `candidates` [n, ranks], best first, -1 where there
-    are no more.
+    `pairs` [n, 2] hold a token and its predecessor, the predecessor first. `candidates` [n, ranks] are ordered best
+    first and padded with -1.
     """
 
     pairs: NDArray[np.int32]
@@ -25,29 +25,29 @@ class SuccessorSet:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> SuccessorSet:
-        """From rows of a pair and its candidates, at least one in each."""
+        """Build the set from rows that hold a pair and then at least one candidate."""
         table = np.full((len(rows), max((len(row) for row in rows), default=3)), -1, np.int32)
         for place, row in enumerate(rows):
             table[place, : len(row)] = row
         return cls(table[:, :2], table[:, 2:])
 
     def rows(self) -> list[list[int]]:
-        """Inverse of `of`."""
+        """Convert the set back to the rows that `of` takes."""
         every = zip(self.pairs.tolist(), self.candidates.tolist(), strict=True)
         return [[*pair, *(candidate for candidate in best if candidate >= 0)] for pair, best in every]
 
     @property
     def vocabulary(self) -> int:
-        """A model with so many tokens has all of these."""
+        """Smallest vocabulary size that covers every token of the set."""
         return 1 + int(max(part.max(initial=-1) for part in (self.pairs, self.candidates)))
 
     def to_bytes(self) -> bytes:
-        """The set as a safetensors file."""
+        """Serialise the set as a safetensors file."""
         return save({"pairs": np.ascontiguousarray(self.pairs), "candidates": np.ascontiguousarray(self.candidates)})
 
     @classmethod
     def from_file(cls, path: str) -> SuccessorSet:
-        """Inverse of `to_bytes`. Raises UserError when the file is damaged."""
+        """Read what `to_bytes` wrote. Raises UserError when the file is damaged."""
         with opened(path, "followers") as file:
             successors = cls(file.get_tensor("pairs"), file.get_tensor("candidates"))
         successors._check(path)

@@ -1,4 +1,4 @@
-"""Reading a bundle's safetensors files."""
+"""Reads and checks safetensors files of a bundle."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from safetensors import SafetensorError, safe_open
 from ssd_profiles.errors import UserError, first_problem
 
 ANY = -1
-"""A dimension of any size."""
+"""Wildcard for a dimension in `is_tensor`."""
 
 
 @contextmanager
 def opened(path: str, what: str) -> Iterator[Any]:
-    """The file, of numpy arrays. Raises UserError where it, or what it lacks, shows that `what` is damaged."""
+    """Open a safetensors file as numpy arrays.
+
+    Any error of the file or of the block's own look-ups becomes a UserError saying that `what` is damaged.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             yield file
@@ -29,7 +32,7 @@ def opened(path: str, what: str) -> Iterator[Any]:
 
 
 def is_tensor(values: NDArray[Any], dtype: DTypeLike, *shape: int) -> bool:
-    """Whether `values` have this dtype and shape; a dimension may be `ANY`."""
+    """Whether `values` have this dtype and shape, where `ANY` matches every size."""
     return (
         values.dtype == dtype
         and values.ndim == len(shape)
@@ -38,5 +41,5 @@ def is_tensor(values: NDArray[Any], dtype: DTypeLike, *shape: int) -> bool:
 
 
 def damaged(path: str, what: str, why: str) -> UserError:
-    """What to say of a file that is not what the compiler wrote."""
+    """The UserError for a file that is not what the compiler wrote."""
     return UserError(f"{path}: damaged {what} ({why[:300]}); compile the bundle again")

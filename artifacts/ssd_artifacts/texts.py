@@ -1,4 +1,4 @@
-"""Reading and writing a bundle's text files. Whoever wrote them is not trusted."""
+"""Reads and writes the text files of a bundle. Bundles may come from anybody, so nothing in them is trusted."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pydantic import BaseModel, ValidationError
 from ssd_profiles.errors import UserError, first_problem
 
 MAX_TEXT_BYTES = 4 << 20
-"""Reading so much YAML takes seconds; the largest domain that a compile writes is a sixth of it."""
+"""Reading this much YAML takes seconds; the largest domain file of a compile is a sixth of it."""
 MAX_YAML_DEPTH = 32
 MAX_SCALAR = 2048
-"""Characters of one YAML value. Longer numbers take quadratic time to read, or cannot be printed."""
+"""Most characters of one YAML value. Longer numbers take quadratic time to parse or cannot be printed."""
 
 M = TypeVar("M", bound=BaseModel)
 
-# libyaml's parser, where PyYAML was built with it: ten times as fast.
+# The C parser is ten times as fast, but PyYAML may have been built without it.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises UserError when it is too large, is not UTF-8 or cannot be read."""
-    # A link may lead to a device, which has no end.
+    """Read a text file. Raises UserError when it is missing, too large or not UTF-8."""
+    # A link may lead to a device, and reading a device may never end.
     if not path.is_file():
         raise UserError(f"{path}: cannot be read (no such file); is this a bundle?")
     try:
@@ -38,19 +38,19 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file. Raises UserError when it is not valid, or not of the plain kind that bundles hold."""
+    """Read a YAML file. Raises UserError when it is invalid or uses anything beyond plain data."""
     text = read_text(path)
     try:
         _check_structure(text)
         return yaml.load(text, Loader=_StrictLoader)
-    # ValueError and OverflowError: what the loader makes of a date or a number that cannot be one.
+    # The loader raises ValueError or OverflowError for impossible dates and numbers.
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         line = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not valid YAML ({line}); compile the bundle again") from None
 
 
 def validated(path: Path, data: Any, kind: type[M]) -> M:
-    """The `data` of the file `path` as a `kind`. Raises UserError naming the first place that does not fit."""
+    """Parse the `data` of the file `path` as a `kind`. Raises UserError naming the first field that does not fit."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -58,14 +58,14 @@ def validated(path: Path, data: Any, kind: type[M]) -> M:
 
 
 def to_yaml(model: BaseModel) -> str:
-    """The YAML of `model`, its fields in their order."""
+    """Serialise `model` as YAML, with its fields in order."""
     return yaml.dump(model.model_dump(mode="json"), Dumper=_FlowListDumper, sort_keys=False, width=110)
 
 
 def _check_structure(text: str) -> None:
-    """Raise YAMLError on what plain data has no need of and a reader may choke on.
+    """Raise YAMLError on aliases, tags, long values and deep nesting, which plain data does not need.
 
-    Aliases let a small file unfold into a huge one. Depth overflows the stack of a parser in C.
+    Aliases let a small file expand into a huge one, and deep nesting overflows the C parser's stack.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
@@ -82,7 +82,7 @@ def _check_structure(text: str) -> None:
 
 
 class _StrictLoader(_SafeLoader):  # type: ignore[misc]
-    """Safe YAML that repeats no key."""
+    """Safe YAML loader that rejects repeated keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [str(key.value) for key, _ in node.value]
@@ -92,7 +92,7 @@ class _StrictLoader(_SafeLoader):  # type: ignore[misc]
 
 
 class _FlowListDumper(yaml.SafeDumper):
-    """Lists of numbers on one line, everything else in blocks."""
+    """Dumper that writes lists of numbers on one line and everything else in blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

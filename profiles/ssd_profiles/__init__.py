@@ -1,1 +1,1 @@
-"""What is known about the world: skip masks, latency tables, acceptance profiles, domains, prompt files."""
+"""Data and types without torch: skip masks, latency tables, acceptance profiles, domains, prompt files."""

@@ -1,4 +1,4 @@
-"""What a mask's drafts are worth, on any device: accepted tokens and draft steps for each way of drafting."""
+"""Acceptance of a mask's drafts, independent of the device: tokens and draft steps per cycle."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ THRESHOLDS = (0.0, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceProfile:
-    """Tokens and draft steps a draft-verify cycle, for every draft length and confidence threshold.
+    """Tokens and draft steps per draft-verify cycle, for every draft length and confidence threshold.
 
-    `tokens` and `steps` are [lengths, thresholds]: tokens a cycle (M, the bonus token included) and draft steps
-    a cycle. They come from replaying draft and verify over a trace, not from a power of the token agreement:
-    agreement comes in runs, and a threshold ends a draft just where it would have failed.
+    `tokens` and `steps` are [lengths, thresholds]; tokens per cycle (M) include the bonus token. They are replayed from
+    traces rather than computed as powers of the token agreement: agreement comes in runs, and a threshold tends to end
+    a draft just where it would have failed.
     """
 
     token_agreement: float
@@ -30,7 +30,7 @@ class AcceptanceProfile:
 
     @classmethod
     def of_traces(cls, traces: Sequence[Trace]) -> AcceptanceProfile:
-        """The profile of sequences of positions, each replayed from its start."""
+        """Compute the profile of several traces, each replayed from its start."""
         positions = sum(len(trace.matches) for trace in traces)
         if not positions:
             raise ValueError("an acceptance profile needs at least one position")
@@ -48,10 +48,10 @@ class AcceptanceProfile:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One continuation as a draft model sees it.
+    """One continuation as the draft model predicts it.
 
-    At position t the draft model, given the target's own tokens up to t, predicts the next: `matches`[t] says
-    whether it is the target's, `confidence`[t] how probable it thought it was.
+    At position t the draft model predicts the next token after the target's own tokens up to t. `matches[t]` is whether
+    it agrees with the target, `confidence[t]` the probability it gave its own prediction.
     """
 
     matches: NDArray[np.bool_]
@@ -60,7 +60,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Totals of draft-verify cycles over one trace."""
+    """Totals over the draft-verify cycles of one trace."""
 
     cycles: int
     tokens: int
@@ -68,9 +68,10 @@ class Replay:
 
 
 def replay(trace: Trace, draft_length: int, threshold: float) -> Replay:
-    """Draft and verify along `trace`: a draft ends at its length, or behind its first token below `threshold`.
+    """Replay drafting and verification along `trace`.
 
-    A cycle that the trace's end cuts short counts with what it drafted and yielded up to there.
+    A draft ends at `draft_length` tokens, or after its first token below `threshold`. A cycle cut short by the end of
+    the trace counts with what it drafted and yielded by then.
     """
     matches, unsure = trace.matches, trace.confidence < threshold
     position, cycles, steps, end = 0, 0, 0, len(matches)
@@ -81,5 +82,5 @@ def replay(trace: Trace, draft_length: int, threshold: float) -> Replay:
         wrong = np.flatnonzero(~matches[position : position + drafted])
         accepted = int(wrong[0]) if wrong.size else drafted
         cycles, steps, position = cycles + 1, steps + drafted, position + accepted + 1
-    # The last bonus token may lie past the trace's end; it is yielded all the same.
+    # The last bonus token may lie past the end of the trace and counts all the same.
     return Replay(cycles, position, steps)

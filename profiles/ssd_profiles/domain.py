@@ -1,4 +1,4 @@
-"""Domains: what kind of prompts they hold, how those are phrased, and where they come from."""
+"""Packaged domains: their data sets, prompt templates and starter prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Record = Mapping[str, str]
 
 
 class HubDataset(BaseModel):
-    """Where the Hub keeps a domain's data set."""
+    """Location of a domain's data set on the Hub."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,14 +27,14 @@ class HubDataset(BaseModel):
     split: str = "train"
     revision: str | None = None
     worked_examples: bool = True
-    """Whether its records have the answers that worked examples need; else the package's examples are shown."""
+    """Whether its records have the answers that worked examples need; otherwise the package's examples are used."""
 
 
 class DomainDefinition(BaseModel):
-    """A domain's YAML file: its data set, its prompt and the length of its continuations.
+    """Schema of a domain's YAML file: its data set, prompt template and continuation length.
 
-    `prompt`, `shot` and `asked` are Python format strings over the fields of a record; a prompt is `instruction`,
-    then `shots` worked examples, then the record itself.
+    `prompt`, `shot` and `asked` are Python format strings over the fields of a record. A prompt is `instruction`, then
+    `shots` worked examples, then the record itself.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,32 +42,32 @@ class DomainDefinition(BaseModel):
     name: str
     title: str
     source: str
-    """Which paper's settings these are."""
+    """Paper whose settings these are."""
     dataset: HubDataset
     fields: dict[str, str]
-    """Our field names to the data set's columns; a dot leads into a column that holds a mapping."""
+    """Field names to columns of the data set; a dot descends into a column that holds a mapping."""
     first_words: dict[str, int] = {}
-    """Fields of which only so many words are kept."""
+    """Fields that are cut to this many words."""
     instruction: str = ""
     shot: str
     prompt: str
     asked: list[str] = Field(min_length=1)
-    """How people ask for the same without a template and worked examples."""
+    """Phrasings in which users ask for the same without template and worked examples."""
     shots: int = Field(ge=0)
     max_new_tokens: int = Field(gt=0)
 
     def render(self, record: Record, shots: list[Record]) -> str:
-        """The prompt text of `record` behind the first `self.shots` of `shots`."""
+        """Format `record` as a prompt, preceded by the first `self.shots` of `shots` as worked examples."""
         parts = [self.instruction] if self.instruction else []
         parts += [self.shot.format_map(shot) for shot in shots[: self.shots]]
         return "\n\n".join([*(part.strip() for part in parts), self.prompt.format_map(record).strip()])
 
     def ask(self, record: Record, way: int) -> str:
-        """The record as people would send it, in one of several ways."""
+        """Format the record as a user would phrase it; `way` selects among the phrasings, modulo their number."""
         return self.asked[way % len(self.asked)].format_map(record).strip()
 
     def record(self, row: Mapping[str, Any]) -> Record:
-        """Our fields of a row of the data set. Raises KeyError when the row lacks one."""
+        """Convert a row of the data set to a record. Raises KeyError when a column is missing."""
         found = {}
         for ours, theirs in self.fields.items():
             value: Any = row
@@ -80,19 +80,19 @@ class DomainDefinition(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StarterSet:
-    """Records that ship with the package, for when the data set itself cannot be had."""
+    """Records shipped with the package, for use when the data set cannot be loaded."""
 
     records: list[Record]
     shots: list[Record]
 
 
 def domain_names() -> list[str]:
-    """The domains that come with the package."""
+    """Names of the packaged domains."""
     return sorted(entry.name.removesuffix(".yaml") for entry in _data("domains").iterdir())
 
 
 def load_domain(name: str) -> DomainDefinition:
-    """The definition of a packaged domain. Raises UserError naming those there are."""
+    """Load a packaged domain. Raises UserError that lists the known ones."""
     if name not in domain_names():
         raise UserError(
             f"unknown domain {name!r}: known are {', '.join(domain_names())}; "
@@ -106,7 +106,7 @@ def load_domain(name: str) -> DomainDefinition:
 
 
 def starter_set(name: str) -> StarterSet:
-    """The starter records and worked examples of a packaged domain."""
+    """Load the starter records and worked examples of a packaged domain."""
     return StarterSet(_records("starter", name), _records("shots", name))
 
 

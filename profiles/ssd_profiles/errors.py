@@ -1,17 +1,17 @@
-"""The one kind of error that is a user's to mend, and how a file's schema words one."""
+"""The error type for mistakes that the user can fix, and the wording of schema errors."""
 
 from __future__ import annotations
 
 from pydantic import ValidationError
 
 MAX_PLACE = 100
-"""Characters of a place in a file that an error quotes: a crafted key may be much longer."""
+"""Most characters of a field path that an error quotes: a crafted key may be much longer."""
 
 
 class UserError(Exception):
-    """Bad input. The message says what is wrong, where, and what to do. Commands exit 2 on it.
+    """Bad input. The message says what is wrong, where, and what to do; commands exit 2 on it.
 
-    The message is always one line: line breaks, which a file name or a key may hold, become spaces.
+    Line breaks in the message, which a file name or key may contain, become spaces: it is always one line.
     """
 
     def __init__(self, message: str) -> None:
@@ -19,7 +19,7 @@ class UserError(Exception):
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that a file's schema rejects, as `place: what is wrong`."""
+    """Format the first violation of a file's schema as `place: what is wrong`."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])[:MAX_PLACE]
     problem = first["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""The published formulas for what speculation brings, under the names that their papers use."""
+"""The papers' formulas for the gain of speculation, under the names that they use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 
 def expected_tokens(token_agreement: float, draft_length: int) -> float:
-    """Tokens a draft-verify cycle yields, the bonus token included (KnapSpec eq. 1).
+    """Expected tokens per draft-verify cycle, the bonus token included (KnapSpec eq. 1).
 
-    Assumes that each draft token is right with probability `token_agreement` given that all before it were:
-    (1 - a^(g+1)) / (1 - a), and its limit g + 1 at a = 1.
+    Each draft token is assumed right with probability a = `token_agreement`, given that all before it were: (1 -
+    a^(g+1)) / (1 - a), with the limit g + 1 at a = 1.
     """
     if token_agreement >= 1.0:
         return draft_length + 1.0
@@ -17,10 +17,10 @@ def expected_tokens(token_agreement: float, draft_length: int) -> float:
 
 
 def tokens_per_time(token_agreement: float, draft_length: int, draft_seconds: float, verify_seconds: float) -> float:
-    """TPT, the expected tokens a second of a (mask, draft length) (KnapSpec eq. 4).
+    """TPT, the expected tokens per second of a mask and draft length (KnapSpec eq. 4).
 
-    The paper charges one plain target forward for a verification; pass the measured time of one over
-    `draft_length` + 1 tokens to get what will really happen.
+    The paper charges one plain target forward per verification. Pass the measured time of `draft_length` + 1 rows
+    instead for a realistic figure.
     """
     return expected_tokens(token_agreement, draft_length) / (draft_length * draft_seconds + verify_seconds)
 
@@ -28,11 +28,12 @@ def tokens_per_time(token_agreement: float, draft_length: int, draft_seconds: fl
 def expected_speedup(
     mean_acceptance_length: float, acceptance_rate: float, draft_cost: float, verify_cost: float = 1.0
 ) -> float:
-    """E(Spd) = M a / ((M - 1) c + a v); with v = 1 SWIFT eq. 6 and KNN-SSD eq. 10.
+    """E(Spd) = M a / ((M - 1) c + a v); with v = 1 this is SWIFT eq. 6 and KNN-SSD eq. 10.
 
-    `acceptance_rate` a is accepted ÷ drafted tokens, `draft_cost` c the cost of a draft step ÷ a target forward
-    of one token (the papers take 1 - r for a share r of skipped layers), `verify_cost` v that of a
-    verification ÷ the same. Not a number when nothing was accepted: M and a do not tell the drafts then.
+    M is `mean_acceptance_length` and a is `acceptance_rate`, accepted ÷ drafted tokens. `draft_cost` c and
+    `verify_cost` v are a draft step and a verification ÷ a target forward of one token; the papers use c = 1 - r for a
+    share r of skipped layers. Returns NaN when nothing was accepted, because M and a then do not determine the number
+    of drafts.
     """
     if acceptance_rate <= 0.0:
         return math.nan
@@ -41,33 +42,36 @@ def expected_speedup(
 
 
 def tokens_per_layer(token_agreement: float, draft_length: int, exit_layer: int, num_layers: int) -> float:
-    """TPL, the expected tokens a layer that is run: exits behind `exit_layer` of L layers (DEL, KnapSpec eq. 2)."""
+    """TPL, the expected tokens per executed layer when exiting after `exit_layer` of L layers (DEL, KnapSpec eq. 2)."""
     return expected_tokens(token_agreement, draft_length) / (draft_length * exit_layer + num_layers)
 
 
 def bounded_speedup(token_agreement: float, width: int, depth: int, num_layers: int) -> float:
-    """SpecBound eq. 5: L a (1 - a^w) / ((1 - a)(w d + L - d)), and its limit at a = 1.
+    """SpecBound eq. 5: L a (1 - a^w) / ((1 - a)(w d + L - d)), with its limit at a = 1.
 
-    A formula of the paper, not a predictor: it leaves out the bonus token and charges every draft the full depth.
+    This is the paper's formula, not a predictor: it omits the bonus token and charges every draft the full depth.
     """
     accepted = expected_tokens(token_agreement, width) - 1.0
     return num_layers * accepted / (width * depth + num_layers - depth)
 
 
 def annealed_temperature(layer: int, num_layers: int, annealing: float) -> float:
-    """T of the softmax behind layer 1 ≤ `layer` ≤ L: 1 + a (1 - layer / L) (SpecBound eq. 1)."""
+    """Softmax temperature after layer 1 ≤ `layer` ≤ L: 1 + a (1 - layer / L) (SpecBound eq. 1)."""
     return 1.0 + annealing * (1.0 - layer / num_layers)
 
 
 def switch_probability(mix_ratio: float, domains: int, same: bool) -> float:
-    """That the next prompt of a stream is of one particular domain: the last one's, or another (KNN-SSD eq. 8)."""
+    """Probability that the next prompt of a stream belongs to one given domain (KNN-SSD eq. 8).
+
+    `same` asks for the previous prompt's domain, otherwise for one of the others.
+    """
     return 1.0 - mix_ratio if same else mix_ratio / (domains - 1)
 
 
 def sufficient_cosine(margin: float, norm: float, farthest: float) -> float:
-    """A cosine of two final states of equal `norm` above which both choose the same token (KnapSpec Lemma 4.1).
+    """Cosine of two final states of equal `norm` above which both have the same argmax (KnapSpec Lemma 4.1).
 
-    `margin` is the best logit less the second, `farthest` the largest distance of another token's head row from
-    the best one's. Holds for cosines strictly above.
+    `margin` is the best logit minus the second, `farthest` the largest distance between the best token's head row and
+    another token's. The bound is strict.
     """
     return 1.0 - margin**2 / (2.0 * norm**2 * farthest**2)

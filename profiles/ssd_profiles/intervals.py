@@ -1,4 +1,4 @@
-"""How sure a measured speed-up is."""
+"""Speed-ups over prompts with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from scipy.special import stdtrit
 
 
 def speedup(plain_seconds: Sequence[float], seconds: Sequence[float]) -> float:
-    """Total plain seconds ÷ total seconds for the same tokens."""
+    """Total plain seconds ÷ total seconds, for the same tokens."""
     return float(np.sum(plain_seconds) / np.sum(seconds))
 
 
 def speedup_interval(plain_seconds: Sequence[float], seconds: Sequence[float]) -> tuple[float, float] | None:
-    """95% interval of `speedup` by Student's t; entry i of both belongs to prompt i. None for fewer than two prompts.
+    """95% interval of `speedup` by Student's t, where entry i of both belongs to prompt i.
 
-    A ratio of totals R has about the standard error of the mean of p - R s, ÷ the mean of p, in logarithms, in which
-    it stays above 0. A bootstrap comes to the same for thirty prompts; of two or three it ends at the worst of them,
-    which is far too narrow.
+    Returns None for fewer than two prompts. The standard error of a ratio of totals R is about that of the mean of p -
+    R s, ÷ the mean of p, taken in logarithms so that the interval stays above 0. A bootstrap agrees at thirty prompts,
+    but at two or three it ends at the worst of them, which is far too narrow.
     """
     plain, other = np.asarray(plain_seconds, float), np.asarray(seconds, float)
     count = len(plain)

@@ -1,4 +1,4 @@
-"""Which sub-layers a draft skips."""
+"""Skip masks: the sub-layers that a draft leaves out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 class SkipMask:
     """The sub-layers that are skipped while drafting.
 
-    `bits` has 2L booleans for a model of L layers; index 2i is the attention block of layer i, 2i + 1 its
-    MLP block; true means skipped.
+    `bits` has 2L booleans for a model of L layers. Index 2i is the attention block of layer i, index 2i + 1 its MLP
+    block; true means skipped.
     """
 
     bits: tuple[bool, ...]
@@ -25,7 +25,8 @@ class SkipMask:
 
     @classmethod
     def of(cls, num_layers: int, skipped: Iterable[int] = ()) -> SkipMask:
-        """The mask of a model of `num_layers` layers that skips the sub-layers `skipped`."""
+        """Build the mask for `num_layers` layers that skips the given sub-layers. Raises ValueError for other
+        indices."""
         chosen = set(skipped)
         if not chosen <= set(range(2 * num_layers)):
             raise ValueError(f"sub-layer indices must lie in 0..{2 * num_layers - 1}, got {sorted(chosen)}")
@@ -33,9 +34,9 @@ class SkipMask:
 
     @classmethod
     def uniform(cls, num_layers: int, count: int, protect: int = 1) -> SkipMask:
-        """`count` whole layers, evenly spread between `protect` layers at either end that are kept.
+        """Skip `count` whole layers evenly, keeping `protect` layers at either end (SWIFT's uniform skipping).
 
-        So uniform skipping is in SWIFT. As many as there are where `count` is more.
+        A larger `count` than there are unprotected layers skips all of these.
         """
         count = min(count, max(0, num_layers - 2 * protect))
         layers = np.linspace(protect, num_layers - 1 - protect, count).round()
@@ -43,14 +44,14 @@ class SkipMask:
 
     @classmethod
     def from_hex(cls, text: str, num_layers: int) -> SkipMask:
-        """Inverse of `hex`. Raises ValueError when `text` is not a mask of `num_layers` layers."""
+        """Parse what `hex` returns. Raises ValueError when `text` is not a mask of `num_layers` layers."""
         value = int(text, 16)
         if not 0 <= value < 1 << (2 * num_layers):
             raise ValueError(f"mask {text!r} does not fit {num_layers} layers")
         return cls(tuple(bool(value >> i & 1) for i in range(2 * num_layers)))
 
     def hex(self) -> str:
-        """The mask as a hexadecimal number, sub-layer i in bit i."""
+        """The mask as a hexadecimal number with sub-layer i in bit i."""
         width = -(-len(self.bits) // 4)
         return f"{sum(1 << i for i in self):0{width}x}"
 
@@ -58,27 +59,27 @@ class SkipMask:
         return len(self.bits)
 
     def __iter__(self) -> Iterator[int]:
-        """The skipped sub-layers, ascending."""
+        """Iterate over the skipped sub-layers in ascending order."""
         return (i for i, skip in enumerate(self.bits) if skip)
 
     @property
     def num_layers(self) -> int:
-        """L, the layers of the model that the mask is for."""
+        """L, the number of layers of the model."""
         return len(self.bits) // 2
 
     @property
     def attention_skipped(self) -> int:
-        """How many attention blocks are skipped."""
+        """Number of skipped attention blocks."""
         return sum(self.bits[0::2])
 
     @property
     def mlp_skipped(self) -> int:
-        """How many MLP blocks are skipped."""
+        """Number of skipped MLP blocks."""
         return sum(self.bits[1::2])
 
     @property
     def first_skipped(self) -> int:
-        """The first skipped sub-layer, or 2L when none is: everything before it is computed exactly."""
+        """Index of the first skipped sub-layer, or 2L if there is none. States before it are exact."""
         return next(iter(self), len(self.bits))
 
     def jaccard(self, other: SkipMask) -> float:
@@ -87,7 +88,7 @@ class SkipMask:
         return len(mine & theirs) / len(mine | theirs) if mine | theirs else 1.0
 
     def __str__(self) -> str:
-        """Layers whose attention and MLP are skipped, e.g. `attention 3-5,9 · mlp 4`."""
+        """List the layers whose attention and MLP are skipped, e.g. `attention 3-5,9 · mlp 4`."""
         parts = [
             f"{name} {_runs([i for i in range(self.num_layers) if self.bits[2 * i + offset]])}"
             for offset, name in enumerate(("attention", "mlp"))

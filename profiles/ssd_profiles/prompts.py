@@ -1,4 +1,4 @@
-"""Prompt files: one JSON object a line."""
+"""Prompt files in JSON lines."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ssd_profiles.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request: the user's turns, or a whole conversation to continue."""
+    """One request: the user's turns, or a conversation to continue."""
 
     id: str
     turns: tuple[str, ...] = ()
     messages: tuple[tuple[str, str], ...] = ()
-    """(role, content) pairs; when given, `turns` is empty."""
+    """Pairs (role, content). When given, `turns` is empty."""
     category: str | None = None
     domain: str | None = None
 
 
 def read_prompts(path: Path, all_turns: bool = False) -> list[Prompt]:
-    """Every prompt of a JSON-lines file: `prompt`, or `messages`, or Spec-Bench's `turns` a line.
+    """Read all prompts of a JSON-lines file whose lines hold `prompt`, `messages` or Spec-Bench's `turns`.
 
-    Of `turns` only the first is kept unless `all_turns`. Raises UserError naming the file and the line.
+    Only the first of `turns` is kept unless `all_turns`. Raises UserError naming the file and the line.
     """
     prompts = [_prompt(record, f"{path}:{number}", number, all_turns) for number, record in read_records(path)]
     if not prompts:
@@ -36,7 +36,7 @@ def read_prompts(path: Path, all_turns: bool = False) -> list[Prompt]:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not blank. Raises UserError naming the file and the line."""
+    """Iterate over (line number, object) of every line that is not blank. Raises UserError naming file and line."""
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
@@ -56,7 +56,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def is_text(text: str) -> bool:
-    """Whether `text` is whole: half of a character, or bytes that are no text, come as lone surrogates."""
+    """Whether `text` is valid Unicode. Lone surrogates stand for half a character or for undecodable bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
