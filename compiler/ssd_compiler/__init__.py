@@ -1,1 +1,1 @@
-"""What decides offline: measure, calibrate, search, index, validate, write."""
+"""The offline compiler: measures, calibrates, searches, validates, and writes a bundle."""

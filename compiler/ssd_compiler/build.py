@@ -1,4 +1,4 @@
-"""A compile, top-down: the stages that turn a model and some domains into a bundle."""
+"""A compile from top to bottom: the stages that turn a model and some domains into a bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 
 def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter: Reporter) -> Bundle:
-    """Measure, calibrate, fit, search, validate, index, write. What an earlier, killed compile finished is kept."""
+    """Compile a bundle into `out`. With `resume`, finished stages of an earlier, killed compile are reused."""
     base = Bundle.load(Path(settings.base)) if settings.base is not None else None
     with Workspace(out, settings, resume) as work:
         with reporter.stage(f"load {settings.model}", None):
@@ -25,16 +25,24 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
             require_faithful(decoder)
         reporter.note(decoder.memory)
         work.begin(fingerprint)
-        stages = Stages(settings, loaded, decoder, fingerprint, work, reporter, base)
+        stages = Stages(
+            settings=settings,
+            loaded=loaded,
+            decoder=decoder,
+            fingerprint=fingerprint,
+            work=work,
+            reporter=reporter,
+            base=base,
+        )
 
         prompts = stages.prompts(stages.find_domains())
         latency = stages.latency()
         samples = {name: stages.calibrate(prompts[name]) for name in prompts}
         exits = stages.exits(samples)
-        records = {name: stages.domain(name, samples[name], prompts[name], latency, exits) for name in prompts}
+        domains = {name: stages.domain(name, samples[name], prompts[name], latency, exits) for name in prompts}
         mixture = stages.mixture(samples, latency)
         anchors, successors = stages.anchors(prompts, samples), stages.successors(samples)
-        bundle = stages.bundle(latency, records | mixture, anchors, exits, successors)
+        bundle = stages.bundle(latency, domains | mixture, anchors, exits, successors)
 
         bundle.save(out)
         work.remove()

@@ -1,4 +1,4 @@
-"""The full model's own continuations of a domain's prompts, and its hidden states on them."""
+"""Calibration: the full model continues a domain's prompts, and its hidden states are recorded."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt, the full model's continuation of it as `ssd-run` would have it, and the prompt's features."""
+    """A prompt, the full model's continuation of it under `ssd-run`'s defaults, and the prompt's features."""
 
     prompt: list[int]
     continuation: list[int]
     features: dict[str, list[float]]
     successors: list[list[int]]
-    """Pairs of tokens, each with the full model's best candidates behind it."""
+    """Rows of a token pair and the full model's most probable successors of it."""
 
     @property
     def middle(self) -> float:
-        """Context length half-way through the continuation."""
+        """Context length at the middle of the continuation, in tokens."""
         return len(self.prompt) + len(self.continuation) / 2
 
 
 def middle_context(samples: Sequence[Sample]) -> int:
-    """Context length, in tokens, that a domain's choices are made for: half-way through its continuations."""
+    """Mean context length at the middle of the samples' continuations. A domain's choices are made for it."""
     return round(sum(sample.middle for sample in samples) / len(samples))
 
 
 class SharedPrefix:
-    """A session that holds what all prompts of a domain begin with, worked examples mostly: computed once."""
+    """A session that computes the common prefix of a domain's prompts once; worked examples are most of it."""
 
     def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], sampling: SamplingParams = GREEDY) -> None:
         self._session = Session(decoder, sampling)
-        # At least one token of each prompt is its own: its state is asked for.
+        # At least one token of each prompt stays outside the prefix, because its state is needed.
         shortest = min(len(ids) for ids in prompts) - 1
         same = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
         self._length = min(shortest, sum(1 for _ in same))
         self._prefill = self._session.prefill(prompts[0][: self._length]) if self._length else None
 
     def prefill(self, ids: list[int]) -> tuple[Session, Prefill]:
-        """A session of the prompt's own, and what its prefill leaves behind."""
+        """Prefill a prompt after the shared prefix. Returns a session of its own and the prefill."""
         if self._prefill is not None:
             self._session.rewind(self._prefill)
         if self._prefill is None:
@@ -75,7 +75,11 @@ def continue_prompts(
     tick: Tick,
     sampling: SamplingParams = GREEDY,
 ) -> list[dict[str, Any]]:
-    """Continuations, features and candidates of `prompts`, as plain JSON for `samples_of`."""
+    """Continue the prompts with the full model.
+
+    Returns continuations, routing features and successor candidates as plain JSON for `samples_of`. `tick` is called
+    after each prompt.
+    """
     shared, found = SharedPrefix(decoder, prompts, sampling), []
     for ids in prompts:
         (session, prompt), planner, successors = shared.prefill(ids), PlainPlanner(), Successors()
@@ -89,7 +93,7 @@ def continue_prompts(
 
 @torch.inference_mode()
 def features_of(decoder: Decoder, prompts: Sequence[list[int]], tick: Tick) -> list[dict[str, list[float]]]:
-    """Features of `prompts`, as plain JSON."""
+    """Compute the routing features of the prompts as plain JSON. `tick` is called after each prompt."""
     shared, found = SharedPrefix(decoder, prompts), []
     for ids in prompts:
         found.append(features(shared.prefill(ids)[1]))
@@ -98,12 +102,12 @@ def features_of(decoder: Decoder, prompts: Sequence[list[int]], tick: Tick) -> l
 
 
 def features(prompt: Prefill) -> dict[str, list[float]]:
-    """Both routing features of a prompt."""
+    """Both routing features of a prompt, by name: [hidden] each."""
     return {name: prompt.feature(name).tolist() for name in ("mean", "last")}
 
 
 def samples_of(found: list[dict[str, Any]], domain: str) -> list[Sample]:
-    """The samples that have tokens to draft. Raises UserError when none has."""
+    """Parse the samples that have tokens to draft. Raises UserError when there is none."""
     samples = [Sample(**sample) for sample in found if len(sample["continuation"]) > 1]
     if not samples:
         raise UserError(f"domain {domain}: the model answers every prompt with its end token; give other prompts")
@@ -112,10 +116,10 @@ def samples_of(found: list[dict[str, Any]], domain: str) -> list[Sample]:
 
 @torch.inference_mode()
 def reference_states(decoder: Decoder, samples: Sequence[Sample]) -> ReferenceStates:
-    """The full model's states on the samples' continuations, one group a sample.
+    """Run the full model over the samples' continuations, one row group per sample.
 
-    Rows are the inputs of decoding: every continuation token but the last, which has no known successor. Targets are
-    the logits' own choices: a repetition penalty moves those of full model and mask alike.
+    Rows are the inputs of decoding: all continuation tokens except the last, whose successor is unknown. Targets are
+    the argmax of the raw logits, because a repetition penalty would shift full model and mask alike.
     """
     states: list[list[Tensor]] = []
     targets: list[Tensor] = []

@@ -91,26 +91,26 @@ def compile_(
     )
     _check(settings, joined, out)
 
-    # Only now the imports that take seconds: bad input is answered at once.
+    # These imports take seconds and come last, so that bad input is answered at once.
     from ssd_compiler.build import compile_bundle
     from ssd_runtime.profiling.memory import guard_memory
 
     with guard_memory("compiling", device or "this device"):
         bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
     if as_json:
-        summaries = [domain_summary(record, bundle.model.num_layers) for record in bundle.domains.values()]
+        summaries = [domain_summary(config, bundle.model.num_layers) for config in bundle.domains.values()]
         print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))
     else:
         _show(bundle, out)
 
 
 def main() -> None:
-    """Run the command; a user's mistake ends it with one line and exit code 2."""
+    """Run the command. A user's mistake ends it with one line and exit code 2."""
     run_command(app)
 
 
 def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
-    """Refuse what can be refused before anything long begins."""
+    """Raise UserError for settings that cannot work, before anything slow begins."""
     names = settings.new_domains
     if settings.clusters is not None and len(settings.domain_files) != 1:
         raise UserError(
@@ -126,7 +126,7 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
         if base is not None and name in base.domains:
             raise UserError(f"domain {name!r}: {settings.base} has it already; give others, or compile without --from")
     if base is not None and settings.exits and base.exits is not None:
-        raise UserError(f"--exits: {settings.base} has exit heads, which stay as they are; leave --exits away")
+        raise UserError(f"--exits: {settings.base} has exit heads, which stay as they are; omit --exits")
     if settings.exit_epochs and not settings.exits:
         raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
     if settings.anchor_rule not in ANCHOR_RULES:
@@ -144,7 +144,7 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
 
 
 def _clusters(domains: str) -> int | None:
-    """N of `auto:N`, 0 of `auto`; None where domains are named."""
+    """Parse `--domains`: N for `auto:N`, 0 for `auto`, None when domains are named."""
     if domains.partition(":")[0] != "auto":
         return None
     count = domains.removeprefix("auto").removeprefix(":")
@@ -172,11 +172,11 @@ def _show(bundle: Bundle, out: Path) -> None:
     table = Table(title=f"{bundle.model.name}: speed against plain decoding on this device")
     for column in ("domain", "skipped", "α", "M", "predicted", "measured", "95%", "verdict", "search"):
         table.add_column(column, justify="left" if column in ("domain", "verdict") else "right", no_wrap=True)
-    for record in bundle.domains.values():
-        summary = domain_summary(record, layers)
+    for config in bundle.domains.values():
+        summary = domain_summary(config, layers)
         measured, interval = summary["measured_speedup"], summary["measured_interval"] or (0.0, 0.0)
         table.add_row(
-            record.name,
+            config.name,
             f"{summary['attention_skipped']}+{summary['mlp_skipped']} of {2 * layers}",
             f"{summary['draft_acceptance_rate']:.2f}" if measured else "–",
             f"{summary['mean_acceptance_length']:.2f}" if measured else "–",
@@ -189,8 +189,8 @@ def _show(bundle: Bundle, out: Path) -> None:
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=100)
     console.print(table)
-    for record in bundle.domains.values():
-        if record.choice is not None:
-            mask = record.frontier[record.choice.entry].skip_mask(layers)
-            console.print(f"{record.name} skips {mask}", soft_wrap=True)
+    for config in bundle.domains.values():
+        if config.choice is not None:
+            mask = config.frontier[config.choice.entry].skip_mask(layers)
+            console.print(f"{config.name} skips {mask}", soft_wrap=True)
     console.print(f"bundle: {out} · report: {out / 'report.html'}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a compile tells the user while it works, on standard error."""
+"""Progress of a compile, on standard error."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Reporter:
-    """Stages with a bar each, notes and warnings."""
+    """Prints stages with progress bars, notes and warnings."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
 
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Print information."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Something the user may want to change."""
+        """Print a warning about something that the user may want to change."""
         self.console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, title: str, total: int | None) -> Iterator[Callable[[], None]]:
-        """Show a bar for `total` steps, or a line when all is done; the value is called behind each step."""
+        """Show a progress bar, or without a terminal one line at the end.
+
+        Yields a function to call after each of `total` steps; `total` is None when the number is unknown.
+        """
         if not self.console.is_terminal:
             began = perf_counter()
             yield lambda: None
@@ -36,6 +39,6 @@ class Reporter:
         with Progress(*columns, console=self.console) as progress:
             task = progress.add_task(title, total=total)
             yield lambda: progress.advance(task)
-            # A stage may end before its bound, or not know one.
+            # A stage may end before its bound, or have none.
             done = progress.tasks[0].completed
             progress.update(task, total=max(done, 1), completed=max(done, 1))

@@ -1,4 +1,4 @@
-"""What a compile was asked to do."""
+"""The settings of a compile."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ from pathlib import Path
 from ssd_artifacts.bundle import MANIFEST
 
 ANCHOR_RULES = ("central", "joint", "per_domain")
-"""How a domain's anchors are chosen: the prompts nearest to its mean, those nearest to its centre of a K-means over all
-domains (KNN-SSD §4.1), or those nearest to the centres of a K-means within it (§5.1)."""
+"""Rules that select a domain's anchors. `central` takes the prompts nearest to its mean. `joint` takes those nearest
+to its centre in a K-means over all domains (KNN-SSD §4.1). `per_domain` takes those nearest to the centres of a
+K-means within it (§5.1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileSettings:
-    """The command's options that shape the result. Two compiles with equal settings may share stages."""
+    """The options of `ssd-compile` that determine its result. Compiles with equal settings may share stages."""
 
     model: str
     domains: tuple[str, ...]
     domain_files: tuple[tuple[str, str], ...] = ()
-    """(name, path) of domains that the user brings."""
+    """Pairs (name, path) of the user's own domains."""
     clusters: int | None = None
-    """Domains to find in the one file that the user brings, 0 to choose their number; None to take it as one domain."""
+    """Number of domains to find in the user's one file, 0 to choose it; None if the file is one domain."""
     base: str | None = None
-    """A bundle whose domains are kept as they are, and joined by these."""
+    """Bundle that the new domains join and whose domains are kept as they are."""
     device: str | None = None
     dtype: str | None = None
     weight_memory: int | None = None
-    """Bytes that packed copies of weights may take; None for half of what is free."""
+    """Bytes for packed copies of weights; None for half of the free memory."""
     budget_seconds: float | None = None
-    """Bound on all searches together; None when `evaluations` bounds them."""
+    """Time for all searches together; None when `evaluations` bounds them."""
     evaluations: int = 96
-    """Masks evaluated a domain."""
+    """Masks evaluated per domain."""
     seed: int = 0
     search_prompts: int = 8
     anchor_prompts: int = 32
     validation_prompts: int = 6
     anchors: int = 16
-    """k: anchors a domain. KNN-SSD has 10; this, the rule and the feature are what routed best (docs/results.md)."""
+    """Anchors per domain (k). KNN-SSD has 10; this number, the rule and the feature routed best (docs/results.md)."""
     anchor_rule: str = "central"
-    """Of `ANCHOR_RULES`."""
+    """One of `ANCHOR_RULES`."""
     feature: str = "last"
     max_new_tokens: int = 128
-    """Longer continuations, which some domains have, are cut to this: they would only repeat what these show."""
+    """Longest continuation. Some domains define longer ones, which would only repeat what these show."""
     exits: int = 0
-    """Layers that get an exit head; none by default, since each takes hidden² numbers in the bundle."""
+    """Number of layers with an exit head. The default is none, since each head stores hidden² numbers."""
     exit_epochs: int = 0
-    """Passes of training behind the closed-form fit; SpecBound makes 20."""
+    """Training epochs after the closed-form fit; SpecBound trains for 20."""
     block: int = 8
     """Draft length that the acceptance estimate assumes when it decides which keys a position sees."""
 
     @property
     def new_domains(self) -> tuple[str, ...]:
-        """Packaged domains, then the user's."""
+        """Names of the packaged domains, then of the user's."""
         return self.domains + tuple(name for name, _ in self.domain_files)
 
     def key(self) -> str:
-        """A hash of the settings, of the user's prompt files and of the base."""
+        """Hash of the settings, of the user's prompt files and of the base bundle."""
         paths = [path for _, path in self.domain_files] + ([f"{self.base}/{MANIFEST}"] if self.base else [])
         files = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
         return hashlib.sha256(json.dumps([asdict(self), files], sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The stages of a compile, each kept in the workspace when it is finished."""
+"""The stages of a compile. Each one's result is kept in the workspace."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ssd_runtime.sampling.params import SamplingParams
 
 @dataclass(slots=True)
 class Stages:
-    """The stages of one compile, and what they all need."""
+    """The stages of one compile and what they share."""
 
     settings: CompileSettings
     loaded: LoadedModel
@@ -49,13 +49,13 @@ class Stages:
     work: Workspace
     reporter: Reporter
     base: Bundle | None = None
-    """A bundle that the new domains join."""
+    """Bundle that the new domains join."""
     began: float = field(default_factory=perf_counter)
     given: CompileSettings = field(init=False)
-    """The settings as they were before domains were found."""
+    """The settings before domains were found by clustering."""
 
     def __post_init__(self) -> None:
-        """Raises UserError when the new domains cannot join the base."""
+        """Raise UserError when the new domains cannot join the base."""
         self.given = self.settings
         if self.base is not None:
             shape = self.decoder.shape
@@ -67,7 +67,7 @@ class Stages:
                 )
 
     def latency(self) -> LatencyTable:
-        """Measure what every sub-layer costs on this device, unless the base knows."""
+        """Measure the latency of every kind of sub-layer on this device, or take it from the base."""
         known = bundled_latency(self.decoder, self.base.latency) if self.base is not None else None
         if known is not None:
             return known
@@ -80,13 +80,13 @@ class Stages:
         return LatencyTable.from_json(self.work.stage(f"latency-{slug}", measure))
 
     def find_domains(self) -> tuple[str, ...]:
-        """The new domains' names; those found in unlabelled prompts become files of the workspace.
+        """Return the names of the new domains, found in unlabelled prompts if the settings ask for it.
 
-        Raises UserError when one found has the name of a domain that the base has.
+        Raises UserError when a domain found has a name that the base already uses.
         """
         if self.settings.clusters is None:
             return self.settings.new_domains
-        stage = ClusterStage(self.loaded, self.decoder, self.work, self.reporter)
+        stage = ClusterStage(loaded=self.loaded, decoder=self.decoder, work=self.work, reporter=self.reporter)
         self.settings = replace(self.settings, domain_files=stage.find(self.settings))
         for name in self.settings.new_domains:
             if self.base is not None and name in self.base.domains:
@@ -94,7 +94,7 @@ class Stages:
         return self.settings.new_domains
 
     def prompts(self, names: Sequence[str]) -> dict[str, DomainPrompts]:
-        """Read every domain's prompts, and only then split them: search, anchors, validation."""
+        """Read the prompts of all domains, then split each between search, anchors and validation."""
 
         def read() -> list[dict[str, Any]]:
             return [asdict(read_pool(name, self.settings, self.loaded, self.reporter.warn)) for name in names]
@@ -122,7 +122,7 @@ class Stages:
         return samples_of(self.work.stage(f"calibration-{prompts.name}", generate), prompts.name)
 
     def exits(self, samples: dict[str, list[Sample]]) -> ExitSet | None:
-        """Fit exit heads on all domains together; a base's stay as they are."""
+        """Fit exit heads on all domains together. A base's heads stay as they are."""
         if self.base is not None and self.base.exits is not None:
             return self.base.exits
         if not self.settings.exits:
@@ -137,16 +137,16 @@ class Stages:
         latency: LatencyTable,
         exits: ExitSet | None,
     ) -> DomainConfig:
-        """Search a domain's masks and confirm the best of them by timed decoding; tune its exits."""
-        record = self._search_stage(latency).domain(name, samples, prompts)
+        """Search a domain's masks, validate the best by timed decoding, and tune its exits."""
+        config = self._search_stage(latency).domain(name, samples, prompts)
         if exits is None:
-            return record
-        return record.model_copy(update={"exit": self._exit_stage.tune(name, samples, latency, exits)})
+            return config
+        return config.model_copy(update={"exit": self._exit_stage.tune(name, samples, latency, exits)})
 
     def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainConfig]:
-        """Search one frontier for all domains together.
+        """Search one frontier for all domains together, if there are several.
 
-        A single domain has none. A base's stays: the samples of its domains are not in the bundle.
+        A base's mixture stays as it is, because the samples of its domains are not in the bundle.
         """
         if self.base is not None:
             kept = "kept as it is there" if MIXTURE in self.base.domains else "none, as there"
@@ -155,7 +155,7 @@ class Stages:
         return {MIXTURE: self._search_stage(latency).mixture(list(samples.values()))} if self._mixed else {}
 
     def anchors(self, prompts: dict[str, DomainPrompts], samples: dict[str, list[Sample]]) -> AnchorSet:
-        """Pick each domain's anchors and the out-of-domain threshold."""
+        """Select each domain's anchors and set the out-of-domain threshold."""
         feature = self.base.anchors.feature if self.base is not None else self.settings.feature
 
         def measure(name: str) -> Any:
@@ -166,7 +166,7 @@ class Stages:
         known = (*prompts, *(self.base.anchors.domains if self.base is not None else ()))
 
         def measure_unknown() -> Any:
-            # A domain alone has nothing to be centred between: its own prompts set its threshold.
+            # A single domain has nothing to be centred against, so its own prompts set the threshold.
             unknown = out_of_domain_prompts(known, self.loaded) if len(known) > 1 else []
             if not unknown:
                 return []
@@ -176,50 +176,54 @@ class Stages:
         pool = {name: self.work.stage(f"anchors-{name}", partial(measure, name)) for name in prompts}
         unknown = self.work.stage("out-of-domain", measure_unknown)
         return build_anchors(
-            {name: np.asarray([row[feature] for row in rows], np.float32) for name, rows in pool.items()},
-            {name: np.asarray([s.features[feature] for s in some], np.float32) for name, some in samples.items()},
-            feature,
-            self.settings.anchors,
-            self.settings.seed,
-            self.settings.anchor_rule,
-            self.base.anchors if self.base is not None else None,
-            np.asarray([row[feature] for row in unknown], np.float32) if unknown else None,
+            pool={name: np.asarray([row[feature] for row in rows], np.float32) for name, rows in pool.items()},
+            held_back={
+                name: np.asarray([sample.features[feature] for sample in some], np.float32)
+                for name, some in samples.items()
+            },
+            feature=feature,
+            k=self.settings.anchors,
+            seed=self.settings.seed,
+            rule=self.settings.anchor_rule,
+            base=self.base.anchors if self.base is not None else None,
+            out_of_domain=np.asarray([row[feature] for row in unknown], np.float32) if unknown else None,
         )
 
     def successors(self, samples: dict[str, list[Sample]]) -> SuccessorSet:
-        """Gather what the full model held for probable in its continuations; what a base has comes before them."""
+        """Collect the full model's most probable successors in its continuations, after those of the base."""
         known = self.base.successors.rows() if self.base is not None and self.base.successors is not None else []
         found = [row for some in samples.values() for sample in some for row in sample.successors]
-        # Of a pair that stands in several, the last row counts.
+        # The table keeps one row per pair; later rows replace earlier ones.
         return SuccessorSet.of(Successors(known + found).rows())
 
     def bundle(
         self,
         latency: LatencyTable,
-        records: dict[str, DomainConfig],
+        domains: dict[str, DomainConfig],
         anchors: AnchorSet,
         exits: ExitSet | None,
         successors: SuccessorSet,
     ) -> Bundle:
-        """Put everything together, with the reports."""
+        """Assemble the bundle and its reports."""
         created = datetime.now(UTC).isoformat(timespec="seconds")
         seconds = perf_counter() - self.began
         tables = {latency.device.slug(): latency}
         if self.base is not None:
-            records, tables = self.base.domains | records, self.base.latency | tables
-        # The mixture last, where people look for it.
-        records = {name: records[name] for name in sorted(records, key=lambda name: name == MIXTURE)}
-        report = json_report(self.given, self.fingerprint, latency, records, seconds)
+            domains = self.base.domains | domains
+            tables = self.base.latency | tables
+        # The mixture comes last, where readers expect a total.
+        domains = {name: domains[name] for name in sorted(domains, key=lambda name: name == MIXTURE)}
+        report = json_report(self.given, self.fingerprint, latency, domains, seconds)
         return Bundle(
-            tool_version(),
-            created,
-            self.fingerprint,
-            records,
-            anchors,
-            tables,
-            {"report.json": report, "report.html": html_report(self.fingerprint, latency, records, created)},
-            exits,
-            successors,
+            tool_version=tool_version(),
+            created=created,
+            model=self.fingerprint,
+            domains=domains,
+            anchors=anchors,
+            latency=tables,
+            reports={"report.json": report, "report.html": html_report(self.fingerprint, latency, domains, created)},
+            exits=exits,
+            successors=successors,
         )
 
     @property
@@ -228,7 +232,7 @@ class Stages:
 
     @property
     def _sampling(self) -> SamplingParams:
-        """As `ssd-run` decodes where nothing else is asked for."""
+        """The sampling that `ssd-run` uses by default."""
         return SamplingParams(repetition_penalty=self.loaded.repetition_penalty)
 
     @property
@@ -238,6 +242,12 @@ class Stages:
     def _search_stage(self, latency: LatencyTable) -> SearchStage:
         searches = len(self.settings.new_domains) + self._mixed
         return SearchStage(
-            *(self.settings, self.decoder, self.loaded.eos_ids, self._sampling),
-            *(latency, self.work, self.reporter, searches),
+            settings=self.settings,
+            decoder=self.decoder,
+            eos_ids=self.loaded.eos_ids,
+            sampling=self._sampling,
+            latency=latency,
+            work=self.work,
+            reporter=self.reporter,
+            searches=searches,
         )

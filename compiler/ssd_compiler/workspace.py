@@ -1,4 +1,4 @@
-"""Where a compile keeps its finished stages, so that one that was killed can go on."""
+"""The folder where a compile keeps finished stages, so that a killed compile can be resumed."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.errors import UserError
 
 IDENTITY = "identity.json"
-"""Says which model, options and version the stages are of."""
+"""File that records the model, options and version of the stages."""
 STAGES = 6
-"""Version of what stages keep; raised whenever one keeps something else."""
+"""Version of the stages' results. It is raised whenever a stage stores something else."""
 
 
 class Workspace:
-    """A folder beside the bundle-to-be with one JSON file a finished stage; gone when the bundle is written.
+    """A folder beside the bundle-to-be with one JSON file per finished stage, deleted once the bundle is written.
 
-    A context manager that only one compile into the same bundle can be in.
+    It is a context manager that excludes other compiles into the same bundle.
     """
 
     def __init__(self, out: Path, settings: CompileSettings, resume: bool) -> None:
-        """Stages of a compile into `out`, an absolute path."""
+        """Prepare the workspace of a compile into the absolute path `out`."""
         self.folder = out.parent / f".{out.name}.compile"
         self._out, self._settings, self._resume = out, settings, resume
-        # In the cache: a lock file must stay, and beside the bundle it would be litter.
+        # A lock file has to persist, and would be litter beside the bundle; so it is in the user's cache.
         place = hashlib.sha256(str(out).encode()).hexdigest()[:16]
         self._lock = FileLock(cache_folder() / "locks" / f"{place}.lock")
 
     def __enter__(self) -> Workspace:
-        """Raises UserError when another compile into the same bundle is running."""
+        """Lock the workspace. Raises UserError when another compile into the same bundle is running."""
         Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
@@ -59,9 +59,9 @@ class Workspace:
         self._lock.release()
 
     def begin(self, model: ModelFingerprint) -> None:
-        """Begin afresh, or where an earlier compile of the same settings and model stopped.
+        """Start afresh, or with `resume` where an earlier compile stopped.
 
-        Raises UserError when there is something to resume, but of other settings.
+        Raises UserError when the earlier compile had other settings or another model.
         """
         identity = json.dumps([tool_version(), STAGES, self._settings.key(), model.model_dump()])
         begun = self.folder / IDENTITY
@@ -69,7 +69,7 @@ class Workspace:
             if begun.read_text(encoding="utf-8") != identity:
                 raise UserError(
                     f"{self.folder}: was begun with another model, other options or another version; repeat those, "
-                    "or leave --resume away to begin afresh"
+                    "or omit --resume to begin afresh"
                 )
             return
         if self.folder.exists():
@@ -77,7 +77,7 @@ class Workspace:
         write_atomically(begun, identity)
 
     def stage(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The result of a finished stage, or that of `compute`, kept. Results are plain JSON."""
+        """Return the stored JSON result of a finished stage, or compute and store it."""
         path = self.folder / f"{name}.json"
         if path.is_file():
             return json.loads(path.read_text(encoding="utf-8"))
@@ -86,14 +86,14 @@ class Workspace:
         return result
 
     def file(self, name: str, compute: Callable[[], bytes]) -> Path:
-        """A file that a finished stage has left, or that holds what `compute` gives."""
+        """Return the path of a stored file, or compute its bytes and store them."""
         path = self.folder / name
         if not path.is_file():
             write_atomically(path, compute())
         return path
 
     def remove(self) -> None:
-        """Delete the folder: the bundle is written."""
+        """Delete the folder once the bundle is written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _stages(self) -> Iterator[Path]:

@@ -1,1 +1,1 @@
-"""Anchors: which prompts represent a domain, and from which similarity on a prompt belongs to one."""
+"""Anchors: the prompts that represent a domain, and the similarity threshold of routing."""

@@ -1,4 +1,4 @@
-"""Representative features of each domain and the threshold below which a prompt belongs to none."""
+"""Builds the anchors of a bundle and the threshold below which a prompt is out of domain."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ssd_artifacts.anchors import AnchorSet
 from ssd_compiler.anchors.selection import RULES, Features, Rows
 
 ALONE_QUANTILE, ALONE_MARGIN = 0.05, 0.2
-"""A single domain's threshold lies so far below its own prompts' similarity: there is no other to compare with."""
+"""A bundle of one domain has no other to compare with. Its threshold is this quantile of its own prompts'
+similarities, minus this margin."""
 OTHERS = 24
-"""Prompts a domain that are kept beside its anchors."""
+"""Prompts per domain that are kept beside its anchors."""
 
 
 def build_anchors(
@@ -27,12 +28,14 @@ def build_anchors(
     base: AnchorSet | None = None,
     out_of_domain: Rows | None = None,
 ) -> AnchorSet:
-    """k of each domain's `pool` as its anchors by a rule of `RULES`, and the out-of-domain threshold.
+    """Select k anchors per domain by a rule of `RULES` and set the out-of-domain threshold.
 
-    Features are centred first, on the mean of the domains' means: a few large common dimensions would hide the
-    differences. The threshold is set on `held_back` prompts and on those of the pool that did not become anchors,
-    against the features `out_of_domain` [prompts, d] of prompts of no domain, and with each domain in turn as the
-    unknown one. With `base`, the new domains join its domains, whose anchors stay.
+    Features are first centred on the mean of the domains' means, because a few large common dimensions would hide the
+    differences.
+
+    The threshold is set on the `held_back` prompts and on prompts of the pool that did not become anchors. Negatives
+    are the features `out_of_domain` [prompts, d], and each domain in turn with its own anchors left out. With `base`,
+    the new domains join its domains, whose anchors stay.
     """
     known = base.domains if base is not None else ()
     domains = (*known, *pool)
@@ -49,12 +52,21 @@ def build_anchors(
         features, labels = np.concatenate([base.features, features]), np.concatenate([base.labels, labels])
         others = np.concatenate([base.others, others])
         other_labels = np.concatenate([base.other_labels, other_labels])
-    anchors = AnchorSet(feature, domains, features, center, labels, -1.0, others, other_labels)
+    anchors = AnchorSet(
+        feature=feature,
+        domains=domains,
+        features=features,
+        center=center,
+        labels=labels,
+        threshold=-1.0,
+        others=others,
+        other_labels=other_labels,
+    )
     return replace(anchors, threshold=_threshold(anchors, out_of_domain))
 
 
 def _some(rows: Rows) -> NDArray[np.float16]:
-    """At most `OTHERS` of the rows, spread over all of them."""
+    """Pick at most `OTHERS` rows, evenly spaced."""
     kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), OTHERS)).round().astype(int))
     return rows[kept].astype(np.float16)
 
@@ -65,7 +77,7 @@ def _labelled(groups: list[Any], first: int) -> tuple[Any, NDArray[np.int64]]:
 
 
 def similarities(anchors: AnchorSet, features: Rows) -> Rows:
-    """Cosine of each feature [n, d] to its nearest anchor of each domain: [n, domains]."""
+    """Cosine of each feature [n, d] to the nearest anchor of each domain: [n, domains]."""
     rows, columns = _directions(features - anchors.center), _directions(anchors.features - anchors.center)
     cosines = rows @ columns.T
     best = [cosines[:, anchors.labels == label].max(1) for label in range(len(anchors.domains))]
@@ -73,7 +85,7 @@ def similarities(anchors: AnchorSet, features: Rows) -> Rows:
 
 
 def _threshold(anchors: AnchorSet, out_of_domain: Rows | None) -> float:
-    """The similarity that tells best whether a prompt's domain has anchors: sensitivity + specificity at their most."""
+    """The similarity threshold with the highest sensitivity + specificity for known prompts."""
     found = similarities(anchors, anchors.others.astype(np.float32))
     known = found.max(1)
     if len(anchors.domains) == 1:
@@ -82,7 +94,8 @@ def _threshold(anchors: AnchorSet, out_of_domain: Rows | None) -> float:
     unknown = found.max(1)
     if out_of_domain is not None:
         told = similarities(anchors, out_of_domain).max(1)
-        # Of two domains either lies opposite to the other, as no real out-of-domain prompt does.
+        # With only two domains, each lies opposite to the other after centring, which real out-of-domain prompts do
+        # not.
         unknown = told if len(anchors.domains) == 2 else np.concatenate([told, unknown])
     steps = np.unique(np.concatenate([known, unknown]))
     between = (steps[1:] + steps[:-1]) / 2 if len(steps) > 1 else steps

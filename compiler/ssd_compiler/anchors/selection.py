@@ -1,4 +1,4 @@
-"""Which prompts of a domain become its anchors."""
+"""Rules that select which prompts of a domain become its anchors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sklearn.exceptions import ConvergenceWarning
 
 Rows = NDArray[np.float32]
 Features = Mapping[str, Rows]
-"""Domain to its prompts' feature vectors [prompts, d]."""
+"""Maps a domain to the feature vectors [prompts, d] of its prompts."""
 
 
 def central(centred: Features, k: int, seed: int) -> dict[str, NDArray[np.int64]]:
-    """The k prompts of each domain nearest to its own mean.
+    """Select the k prompts of each domain nearest to its own mean.
 
-    What KNN-SSD's joint K-means comes to where each cluster is one domain, but independent of the other domains.
+    This equals KNN-SSD's joint K-means where each cluster is one domain, but does not depend on the other domains.
     """
     distances = {name: np.linalg.norm(rows - rows.mean(0), axis=1) for name, rows in centred.items()}
     return {name: np.argsort(distance, kind="stable")[:k] for name, distance in distances.items()}
 
 
 def representatives(centred: Features, k: int, seed: int) -> dict[str, NDArray[np.int64]]:
-    """The prompts nearest to the k centres of K-means in each domain by itself (KNN-SSD §5.1)."""
+    """Select the prompts nearest to the k centres of a K-means within each domain (KNN-SSD §5.1)."""
     found = {}
     for name, rows in centred.items():
         centres = k_means(rows, min(k, len(rows)), seed).cluster_centers_
@@ -34,10 +34,10 @@ def representatives(centred: Features, k: int, seed: int) -> dict[str, NDArray[n
 
 
 def joint_nearest(centred: Features, k: int, seed: int) -> dict[str, NDArray[np.int64]]:
-    """The k prompts of each domain nearest to its cluster's centre, after joint K-means (KNN-SSD §4.1, eq. 2).
+    """Select the k prompts of each domain nearest to its cluster's centre, after joint K-means (KNN-SSD §4.1, eq. 2).
 
-    There are as many clusters as domains; a cluster belongs to the domain most of its prompts come from, and a domain
-    without a cluster is represented around its own mean.
+    There are as many clusters as domains. A cluster belongs to the domain that most of its prompts come from; a domain
+    without a cluster uses its own mean.
     """
     centres = _joint_centres(centred, seed)
     distances = {name: np.linalg.norm(rows - centres[name], axis=1) for name, rows in centred.items()}
@@ -60,15 +60,15 @@ def _joint_centres(centred: Features, seed: int) -> dict[str, Rows]:
     for cluster in range(len(names)):
         counts = np.bincount(owner[means.labels_ == cluster], minlength=len(names))
         name = names[int(counts.argmax())]
-        # Of two clusters of one domain, the one that holds more of it speaks for it.
+        # When two clusters belong to one domain, the cluster with more of its prompts represents it.
         if counts.max() > held[name]:
             centres[name], held[name] = means.cluster_centers_[cluster], int(counts.max())
     return centres
 
 
 def k_means(rows: Rows, clusters: int, seed: int) -> KMeans:
-    """The best of ten runs."""
+    """Run K-means ten times and return the best fit."""
     with warnings.catch_warnings():
-        # Fewer distinct prompts than clusters is nothing to tell the user about.
+        # Having fewer distinct prompts than clusters is harmless, so the user is not warned.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return KMeans(clusters, n_init=10, random_state=seed).fit(rows)

@@ -1,1 +1,1 @@
-"""Domains and their prompts: read, found by clustering, split."""
+"""Domains and their prompts: reading, clustering, splitting."""

@@ -1,4 +1,4 @@
-"""The stage that finds domains in a file of unlabelled prompts."""
+"""The compile stage that finds domains in a file of unlabelled prompts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ssd_runtime.model.decoder import Decoder
 
 SHOWN = 60
 MOST_PROMPTS = 512
-"""Prompts that are looked at: a domain needs a few dozen, and each costs a prefill."""
+"""Most prompts that are clustered. A domain needs a few dozen, and each prompt costs a prefill."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStage:
-    """What it needs."""
+    """Clusters the prompts of one file into domains."""
 
     loaded: LoadedModel
     decoder: Decoder
@@ -35,7 +35,10 @@ class ClusterStage:
     reporter: Reporter
 
     def find(self, settings: CompileSettings) -> tuple[tuple[str, str], ...]:
-        """(name, path) of each domain found, largest first: NAME-1, NAME-2, … in files of the workspace."""
+        """Cluster the prompts and write each cluster as a prompt file of the workspace.
+
+        Returns (name, path) of each domain, largest first, named NAME-1, NAME-2, …
+        """
         [(name, path)] = settings.domain_files
         every = list(dict.fromkeys(tuple(conversation(prompt)) for prompt in read_prompts(Path(path))))
         encoded = dict(fitting_prompts(name, every, self.loaded, DEFAULT_NEW_TOKENS))

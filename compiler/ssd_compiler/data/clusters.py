@@ -1,4 +1,4 @@
-"""Domains found in prompts that nobody has labelled: clusters of their features (KNN-SSD §5.3)."""
+"""Clusters unlabelled prompts by their features, so that each cluster can become a domain (KNN-SSD §5.3)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ssd_compiler.data.prompts import MIN_PROMPTS
 
 MOST_CLUSTERS = 8
 LEAST_SILHOUETTE = 0.1
-"""Below this the best partition is none: one domain."""
+"""Prompts form a single domain if the best partition's mean silhouette is below this."""
 
 
 def clusters(features: Rows, count: int | None, seed: int) -> NDArray[np.int64]:
-    """For each feature [prompts, d] the number of its cluster, the largest cluster being 0.
+    """Cluster features [prompts, d] and return each prompt's cluster number; 0 is the largest cluster.
 
-    K-means on centred directions, so that distance is the routing's cosine. Without a `count`, the one up to
-    `MOST_CLUSTERS` of highest mean silhouette. Clusters too small for a domain fall to the nearest large one.
+    K-means runs on centred directions, whose distance corresponds to the cosine of routing. Without `count`, the number
+    of clusters up to `MOST_CLUSTERS` with the highest mean silhouette is used. Clusters too small for a domain are
+    merged into the nearest large one.
     """
     centred = features - features.mean(0)
     rows = centred / np.linalg.norm(centred, axis=1, keepdims=True).clip(1e-12)

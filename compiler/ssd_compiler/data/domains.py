@@ -1,4 +1,4 @@
-"""Where a packaged domain's prompts come from: its data set on the Hub, or the starter set of the package."""
+"""Loads the prompts of packaged domains, from data sets on the Hub or from the package's starter sets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Warn = Callable[[str], None]
 
 
 def packaged_prompts(definition: DomainDefinition, wanted: int, warn: Warn) -> list[tuple[str, Record]]:
-    """`wanted` rendered prompts with their records: from the Hub's data set, else from the starter set.
+    """Load `wanted` records of a domain and render each as a prompt.
 
-    The starter set may hold fewer, and `warn` is told why it is used.
+    Records come from the Hub's data set, else from the starter set, which may hold fewer; `warn` is told so.
     """
     try:
         records, shots = _from_hub(definition, wanted)
@@ -45,6 +45,6 @@ def _from_hub(definition: DomainDefinition, wanted: int) -> tuple[list[Record], 
             source.name, source.config, split=source.split, revision=source.revision, streaming=True
         )
         records = [definition.record(row) for row in islice(rows, wanted + own)]
-    except Exception as error:  # the library lets many kinds of network error through
+    except Exception as error:  # the library raises many kinds of network error
         raise _UnreachableError(type(error).__name__) from None
     return records[own:], records[:own] if source.worked_examples else starter_set(definition.name).shots

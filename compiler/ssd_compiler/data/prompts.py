@@ -1,4 +1,4 @@
-"""The prompts of each domain, and which of them serve the search, the anchors and the validation."""
+"""Splits the prompts of each domain between search, anchors and validation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ssd_runtime.model.families import max_context
 
 MIN_PROMPTS = 6
 OUT_OF_DOMAIN_PROMPTS = 6
-"""Of every packaged domain that a bundle has not: what prompts of no domain look like."""
+"""Prompts of each packaged domain outside the bundle that serve as out-of-domain examples."""
 DEFAULT_NEW_TOKENS = 64
-"""Length of continuations for domains that the user brings: that of most domains in KNN-SSD."""
+"""Continuation length for the user's own domains, the same as for most domains in KNN-SSD."""
 
 PromptFeatures = dict[str, list[float]]
 Survey = Callable[[list[list[int]]], list[PromptFeatures]]
@@ -32,7 +32,7 @@ Conversation = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class DomainPrompts:
-    """Token ids of a domain's prompts in three sets without overlap."""
+    """Token ids of a domain's prompts in three disjoint sets."""
 
     name: str
     max_new_tokens: int
@@ -40,29 +40,29 @@ class DomainPrompts:
     anchors: list[list[int]]
     validation: list[list[int]]
     asked: list[list[int]]
-    """The anchors' records again, as people would send them, where that differs from template and worked examples."""
+    """The records of `anchors` in the phrasing of users, where it differs from the template with worked examples."""
     anchor_features: list[PromptFeatures]
-    """Of `anchors`; empty where nobody asked for features."""
+    """Features of `anchors`; empty when none were computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPool:
-    """Token ids of a domain's prompts, before they are split: as many as are used, validation's first."""
+    """Token ids of a domain's prompts before the split, those of validation first."""
 
     name: str
     max_new_tokens: int
     search: int
-    """How many serve the search."""
+    """Number of prompts for the search."""
     validation: int
     prompts: list[list[int]]
     asked: list[list[int] | None]
-    """Each prompt as people would send it, where that differs."""
+    """Each prompt in the phrasing of users, or None where it is the same."""
 
 
 def read_pool(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> PromptPool:
-    """The prompts of a packaged domain or of the user's file, encoded and shuffled by seed.
+    """Read the prompts of a packaged domain or of the user's file, encoded and shuffled by seed.
 
-    Prompts that do not fit the model's context are left out. Raises UserError when too few remain.
+    Prompts that do not fit the model's context are dropped. Raises UserError when too few remain.
     """
     files = dict(settings.domain_files)
     asked: dict[Conversation, Conversation] = {}
@@ -76,7 +76,7 @@ def read_pool(name: str, settings: CompileSettings, loaded: LoadedModel, warn: W
         for way, (prompt, record) in enumerate(packaged_prompts(definition, wanted, warn)):
             asked[_user(prompt)] = _user(definition.ask(record, way))
         prompts = list(asked)
-    # A prompt that stands twice must not serve both the search and the validation.
+    # Duplicates are dropped: one prompt must not serve both the search and the validation.
     prompts = list(dict.fromkeys(prompts))
     random.Random(f"{settings.seed} {name}").shuffle(prompts)
     fitting = fitting_prompts(name, prompts, loaded, new_tokens)
@@ -84,43 +84,43 @@ def read_pool(name: str, settings: CompileSettings, loaded: LoadedModel, warn: W
     search, validation = min(settings.search_prompts, third), min(settings.validation_prompts, third)
     used = fitting[: validation + search + settings.anchor_prompts]
     return PromptPool(
-        name,
-        new_tokens,
-        search,
-        validation,
-        [ids for _, ids in used],
-        [loaded.encode(asked[prompt]) if asked.get(prompt, prompt) != prompt else None for prompt, _ in used],
+        name=name,
+        max_new_tokens=new_tokens,
+        search=search,
+        validation=validation,
+        prompts=[ids for _, ids in used],
+        asked=[loaded.encode(asked[prompt]) if asked.get(prompt, prompt) != prompt else None for prompt, _ in used],
     )
 
 
 def split_pool(pool: PromptPool, settings: CompileSettings, survey: Survey | None = None) -> DomainPrompts:
-    """The pool in three parts.
+    """Split the pool into search, anchors and validation.
 
-    With `survey`, which computes features of prompts, the search gets those that represent all but the held-back ones
-    best, by K-means (KNN-SSD §5.1); else any.
+    `survey` computes features of prompts. With it, the search gets the prompts that represent the others best, by
+    K-means (KNN-SSD §5.1); without it, the first ones.
     """
     rest, asked = pool.prompts[pool.validation :], pool.asked[pool.validation :]
     features = survey(rest) if survey is not None else []
     picked = _representative(features, settings, pool.search) if features else list(range(pool.search))
     others = [place for place in range(len(rest)) if place not in picked]
     return DomainPrompts(
-        pool.name,
-        pool.max_new_tokens,
-        [rest[place] for place in picked],
-        [rest[place] for place in others],
-        pool.prompts[: pool.validation],
-        [ids for place in others if (ids := asked[place]) is not None],
-        [features[place] for place in others] if features else [],
+        name=pool.name,
+        max_new_tokens=pool.max_new_tokens,
+        search=[rest[place] for place in picked],
+        anchors=[rest[place] for place in others],
+        validation=pool.prompts[: pool.validation],
+        asked=[ids for place in others if (ids := asked[place]) is not None],
+        anchor_features=[features[place] for place in others] if features else [],
     )
 
 
 def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> DomainPrompts:
-    """A domain's prompts in three parts, any of them for the search."""
+    """Read a domain's prompts and split them without looking at features."""
     return split_pool(read_pool(name, settings, loaded, warn), settings)
 
 
 def out_of_domain_prompts(known: Sequence[str], loaded: LoadedModel) -> list[list[int]]:
-    """Some starter prompts of every packaged domain that is not `known`, as people would send them; token ids."""
+    """Encode starter prompts of all packaged domains that are not `known`, in the phrasing of users."""
     found = list[list[int]]()
     for name in domain_names():
         if name not in known:
@@ -132,9 +132,9 @@ def out_of_domain_prompts(known: Sequence[str], loaded: LoadedModel) -> list[lis
 def fitting_prompts(
     name: str, prompts: list[Conversation], loaded: LoadedModel, new_tokens: int
 ) -> list[tuple[Conversation, list[int]]]:
-    """The prompts that leave room for an answer in the model's context, with their token ids.
+    """Encode the prompts and keep those that leave room for an answer in the model's context.
 
-    Raises UserError when too few do, or when the model's chat template refuses one.
+    Raises UserError when too few fit, or when the model's chat template rejects one.
     """
     limit = max_context(loaded.model.config) - new_tokens
     try:
@@ -152,7 +152,7 @@ def fitting_prompts(
 def _representative(features: list[PromptFeatures], settings: CompileSettings, count: int) -> list[int]:
     rows = np.asarray([each[settings.feature] for each in features], np.float32)
     found: list[int] = representatives({"": rows}, count, settings.seed)[""].tolist()
-    # One prompt may be the nearest to two centres.
+    # One prompt may be nearest to two centres, so the rest is filled up.
     others = (place for place in range(len(rows)) if place not in found)
     return [*found, *islice(others, count - len(found))]
 

@@ -1,1 +1,1 @@
-"""Exit heads: fitted, trained on, and tuned for each domain."""
+"""Exit heads: fitting, training, and tuning per domain."""

@@ -1,4 +1,4 @@
-"""The stages that fit exit heads and tune how a domain uses them."""
+"""The compile stages that fit exit heads and tune how each domain uses them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FEATURES = "exit-features.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class ExitStage:
-    """What both need."""
+    """Fits and tunes exit heads, with results kept in the workspace."""
 
     decoder: Decoder
     work: Workspace
     reporter: Reporter
 
     def fit(self, domains: Mapping[str, Sequence[Sample]], count: int, epochs: int) -> ExitSet:
-        """Exit heads behind `count` layers, trained on for `epochs`, on most samples of every domain."""
+        """Fit exit heads after `count` layers on most samples of all domains, then train them for `epochs`."""
         decoder, total = self.decoder, self.decoder.shape.num_layers
         layers, parts = exit_layers(total, count), [held_back(samples) for samples in domains.values()]
         samples = [sample for fitted, _ in parts for sample in fitted]
@@ -57,7 +57,7 @@ class ExitStage:
         return ExitSet.from_file(str(self.work.file(EXITS, train)), total)
 
     def tune(self, name: str, samples: Sequence[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
-        """Depth, width, annealing and threshold for a domain, on samples that its heads were not fitted on."""
+        """Tune exits, width, annealing and threshold of a domain on samples that the heads were not fitted on."""
         layers, total = exits.layers, self.decoder.shape.num_layers
         _, held = held_back(samples)
         context = middle_context(samples)

@@ -1,4 +1,4 @@
-"""Exit heads trained as SpecBound trains its own, on cached features, from the closed-form fit on."""
+"""Trains exit heads on cached features, starting from the closed-form fit (SpecBound §3.1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.search.replay import HEAD_ROWS
 
 LEARNING_RATE, BATCH = 3e-5, 128
-"""SpecBound §3.1 trains by AdamW at this rate, for 20 epochs."""
+"""SpecBound §3.1 trains with AdamW at this rate for 20 epochs; the batch size is ours."""
 TARGETS = "targets"
 
 Tick = Callable[[], None]
@@ -28,28 +28,28 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class CachedFeatures:
-    """What heads are trained on: the model itself is run once."""
+    """Training data of exit heads, for which the model runs only once."""
 
     states: dict[int, Tensor]
-    """By layer, behind the final norm: [tokens, hidden]."""
+    """Maps a layer to its states after the final norm: [tokens, hidden]."""
     targets: Tensor
-    """[tokens]: the full model's own choice behind each."""
+    """The full model's argmax after each token: [tokens]."""
 
     def to_bytes(self) -> bytes:
-        """As safetensors."""
+        """Serialise as a safetensors file."""
         named = {str(layer): states.contiguous() for layer, states in self.states.items()}
         return safetensors.torch.save(named | {TARGETS: self.targets})
 
     @classmethod
     def from_file(cls, path: Path, device: torch.device) -> CachedFeatures:
-        """What `to_bytes` wrote."""
+        """Read what `to_bytes` wrote, onto `device`."""
         named = safetensors.torch.load_file(path, device=str(device))
         targets = named.pop(TARGETS)
         return cls({int(layer): states for layer, states in named.items()}, targets)
 
 
 def cache_features(decoder: Decoder, samples: Sequence[Sample], layers: Sequence[int], tick: Tick) -> CachedFeatures:
-    """States and choices on all tokens of the samples' prompts and continuations."""
+    """Compute states and the model's choices for all tokens of the samples' prompts and continuations."""
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     targets: list[Tensor] = []
     for sample in samples:
@@ -59,14 +59,14 @@ def cache_features(decoder: Decoder, samples: Sequence[Sample], layers: Sequence
                 for layer in layers:
                     kept[layer].append(decoder.norm(states[2 * layer]))
         tick()
-    # Joined outside inference mode, whose tensors no gradient can go through.
+    # Tensors made in inference mode cannot take part in autograd, so they are copied outside of it.
     return CachedFeatures({layer: torch.cat(kept.pop(layer)) for layer in layers}, torch.cat(targets))
 
 
 def train_exits(decoder: Decoder, fitted: ExitSet, features: CachedFeatures, epochs: int, tick: Tick) -> ExitSet:
-    """The heads after `epochs` passes over the features, by cross-entropy with the full model's choices.
+    """Train the heads for `epochs` passes, by cross-entropy with the full model's choices.
 
-    The model's own head stays as it is: a head here is the map in front of it.
+    The model's own head is frozen: a head here is the affine map in front of it.
     """
     weights, biases = [], []
     for place, layer in enumerate(fitted.layers):
@@ -80,7 +80,7 @@ def train_exits(decoder: Decoder, fitted: ExitSet, features: CachedFeatures, epo
                 mapped = torch.addmm(bias.to(x.device), x, weight.to(x.device)).to(decoder.dtype)
                 logits = decoder.finished(decoder.model.lm_head(mapped)).float()
                 optimiser.zero_grad()
-                # No gradients for the user's model.
+                # Only these two tensors get gradients; the user's model must not.
                 cross_entropy(logits, features.targets[rows]).backward(inputs=[weight, bias])
                 optimiser.step()
             tick()

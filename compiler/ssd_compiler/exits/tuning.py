@@ -1,4 +1,4 @@
-"""Which exits, how sure, how many tokens: tuned together for a domain by replaying drafts over its calibration text."""
+"""Tunes exits, threshold, annealing and width of a domain together, by replaying drafts on calibration text."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 
 @dataclass(frozen=True, slots=True)
 class ExitTrace:
-    """One continuation as every exit sees it, the full model's own tokens given: [tokens, layers] each."""
+    """Predictions of every exit on one continuation, given the full model's own tokens; arrays are [tokens, layers]."""
 
     matches: NDArray[np.bool_]
     """Whether the exit predicts the target's next token."""
     confidence: dict[float, NDArray[np.float64]]
-    """By annealing: how sure it is."""
+    """Maps an annealing to the exit's confidence in its prediction."""
 
 
 @torch.inference_mode()
 def exit_traces(heads: ExitHeads, reference: ReferenceStates, layers: Sequence[int], total: int) -> list[ExitTrace]:
-    """What exits behind `layers` of `total` say on every row of the reference."""
+    """Compute the predictions of exits after `layers` on every row of the reference; the model has `total` layers."""
     matches = np.empty((len(reference), len(layers)), bool)
     confidence = {annealing: np.empty(matches.shape) for annealing in ANNEALINGS}
     for column, layer in enumerate(layers):
@@ -54,13 +54,14 @@ def exit_traces(heads: ExitHeads, reference: ReferenceStates, layers: Sequence[i
 
 
 def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: LatencyTable, context: float) -> ExitChoice:
-    """The exits, annealing, threshold and width of most tokens a second.
+    """Choose the exits, annealing, threshold and width with the most predicted tokens/s.
 
-    Every run of neighbouring `layers` is tried as the layers to leave behind, its last one being the depth bound. A
-    cycle costs what its tokens' depths cost, those that have to come along deeper than they left included, the looks
-    at the head, and a verification through the layers behind the deepest; it yields the accepted tokens and the one
-    behind them. What is predicted of the choice is what each trace shows of the way that the others would choose: of
-    many ways the best one always looks better than it is. Of two traces that is a low estimate, and of one nothing
+    Every run of neighbouring `layers` is tried as the set of exits; its last layer is the depth bound. A cycle costs
+    the depths of its tokens, with earlier tokens caught up to deeper layers, the head at each exit passed, and a
+    verification through the remaining layers. It yields the accepted tokens and one more.
+
+    The reported speed-up is cross-validated: each trace is decoded with the setting that is best on the others, because
+    the best of many settings always looks better than it is. With two traces this is a low estimate; with one nothing
     can be held out.
     """
     costs = _Costs.at(latency, context)
@@ -81,7 +82,7 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
 
 
 def _held_out(tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:
-    """Tokens a second where each trace is decoded the way that is best for all others; both [ways, traces]."""
+    """Tokens/s when each trace uses the setting that is best on all others; both arrays are [settings, traces]."""
     others = (tokens.sum(1, keepdims=True) - tokens) / (seconds.sum(1, keepdims=True) - seconds)
     chosen, each = others.argmax(0), np.arange(tokens.shape[1])
     return float(tokens[chosen, each].sum() / seconds[chosen, each].sum())
@@ -89,17 +90,17 @@ def _held_out(tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> floa
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """Seconds at one context length."""
+    """Seconds of the parts of a step at one context length."""
 
     latency: LatencyTable
     context: float
     overhead: float
-    """What a step takes beside its layers."""
+    """Time of a step outside its layers and the head."""
     look: float
-    """One token through the head."""
+    """Time of one row through the head."""
     plain: float
     through: dict[int, NDArray[np.float64]] = field(default_factory=dict)
-    """By the number of rows: all of them through the first 0, 1, … layers, [layers + 1]."""
+    """Maps a number of rows to the time for the first 0, 1, … layers: [layers + 1]."""
 
     @classmethod
     def at(cls, latency: LatencyTable, context: float) -> _Costs:
@@ -107,26 +108,26 @@ class _Costs:
         return cls(latency, context, overhead, latency.head_seconds(1), latency.step_seconds(context))
 
     def layers(self, first: int, last: int, rows: int) -> float:
-        """So many rows together through layers `first` to `last`, the last one left out."""
+        """Time of `rows` rows through layers [first, last)."""
         if rows not in self.through:
             single = np.reshape(self.latency.sublayer_seconds(self.context, rows), (-1, 2)).sum(1)
             self.through[rows] = np.concatenate([[0.0], single.cumsum()])
         return float(self.through[rows][last] - self.through[rows][first])
 
     def step(self, depths: list[int], depth: int) -> float:
-        """One token more, brought to `depth` as drafting does: those before it that are not as deep come along."""
+        """Time of drafting one token to `depth`, with shallower tokens before it caught up. Appends to `depths`."""
         depths.append(0)
         ways = catch_up_ranges(depths, depth)
         return self.overhead + sum(self.layers(first, last, len(depths) - begin) for begin, first, last in ways)
 
     def verification(self, depth: int, rows: int) -> float:
-        """From behind layer `depth` on."""
+        """Time of verifying `rows` rows that have already passed `depth` layers."""
         return self.latency.step_seconds(self.context, rows) - self.layers(0, depth, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Where each token of a trace leaves: the stop's number, or that of all stops where it does not."""
+    """Exit of each token of a trace, as the index of its stop, or the number of stops where it never exits."""
 
     stop: NDArray[np.int64]
     matches: NDArray[np.bool_]
@@ -141,7 +142,7 @@ class _Chain:
 
 
 def _replay(chain: _Chain, stops: Sequence[int], width: int, costs: _Costs) -> tuple[int, float]:
-    """Tokens and seconds of draft-verify cycles along a chain."""
+    """Tokens and seconds of the draft-verify cycles along a chain."""
     position, seconds, end = 0, 0.0, len(chain.stop)
     while position < end:
         limit = min(position + width, end)
@@ -151,7 +152,8 @@ def _replay(chain: _Chain, stops: Sequence[int], width: int, costs: _Costs) -> t
         depths = list[int]()
         for stop in leaving[:drafted].tolist():
             seconds += costs.step(depths, stops[stop]) + (stop + 1) * costs.look
-        # The token that ends the draft goes to the depth of the verification, looked at on its way where it was stuck.
+        # The token that ends the draft runs to the depth of verification. Where no exit was sure, each one looked at
+        # it.
         seconds += costs.step(depths, stops[-1] if stuck.size else depths[0])
         seconds += len(stops) * costs.look if stuck.size else 0.0
         seconds += costs.verification(depths[0], drafted + 1)

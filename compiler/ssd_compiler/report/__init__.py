@@ -1,1 +1,1 @@
-"""What a compile found, for programs and for people."""
+"""Reports of a compile, as JSON and as a page."""

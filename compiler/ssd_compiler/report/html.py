@@ -1,4 +1,4 @@
-"""What a compile found, as one page for people (report.html)."""
+"""Renders report.html, one page for people."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ssd_profiles.mask import SkipMask
 QUERIES = (1, 2, 4, 8, 16, 32)
 
 
-def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[str, DomainConfig], created: str) -> str:
-    """One self-contained page: verdicts, masks, frontiers, latencies."""
-    summaries = [domain_summary(record, model.num_layers) for record in records.values()]
+def html_report(model: ModelFingerprint, latency: LatencyTable, domains: dict[str, DomainConfig], created: str) -> str:
+    """Render a self-contained page with verdicts, masks, frontiers and latencies."""
+    summaries = [domain_summary(config, model.num_layers) for config in domains.values()]
     parts = [
         f"<h1>{escape(model.name)}</h1>",
         f"<p>{escape(model.architecture)}, {model.num_layers} layers, {escape(model.dtype)} · compiled {created} on "
@@ -28,11 +28,11 @@ def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[st
             (_row(summary) for summary in summaries),
         ),
         "<h2>Chosen masks</h2><p>Upper row attention, lower row MLP, layer 0 on the left; filled is skipped.</p>",
-        *(_mask_picture(record, model.num_layers) for record in records.values()),
+        *(_mask_picture(config, model.num_layers) for config in domains.values()),
         "<h2>Frontiers</h2><p>Draft cost (left is cheaper) against token agreement (up is better).</p>",
-        *(_frontier_picture(record) for record in records.values()),
+        *(_frontier_picture(config) for config in domains.values()),
         "<h2>Search</h2><p>The best speed-up predicted so far (up) against seconds (right), where it was kept.</p>",
-        *(_progress_picture(record) for record in records.values()),
+        *(_progress_picture(config) for config in domains.values()),
         "<h2>Latency</h2>",
         _latency_table(latency),
     ]
@@ -82,10 +82,10 @@ def _latency_table(latency: LatencyTable) -> str:
     return _table(("milliseconds", *(f"{n} tokens" for n in queries)), rows)
 
 
-def _mask_picture(record: DomainConfig, num_layers: int) -> str:
-    if record.choice is None:
+def _mask_picture(config: DomainConfig, num_layers: int) -> str:
+    if config.choice is None:
         return ""
-    mask = record.frontier[record.choice.entry].skip_mask(num_layers)
+    mask = config.frontier[config.choice.entry].skip_mask(num_layers)
     cell, colours = min(16, 960 // num_layers), ("#d1495b", "#2e6f9e")
     squares = [
         f'<rect x="{i // 2 * cell}" y="{i % 2 * (cell + 2)}" width="{cell - 1}" height="{cell}" '
@@ -93,31 +93,31 @@ def _mask_picture(record: DomainConfig, num_layers: int) -> str:
         for i, skipped in enumerate(mask.bits)
     ]
     size = f'width="{num_layers * cell}" height="{2 * cell + 2}"'
-    return f"<div>{escape(record.name)}: {escape(_mask_text(mask))}<svg {size}>{''.join(squares)}</svg></div>"
+    return f"<div>{escape(config.name)}: {escape(_mask_text(mask))}<svg {size}>{''.join(squares)}</svg></div>"
 
 
-def _frontier_picture(record: DomainConfig) -> str:
-    width, height, chosen = 360, 200, record.choice.entry if record.choice else -1
-    low = min((entry.token_agreement for entry in record.frontier), default=0.0)
+def _frontier_picture(config: DomainConfig) -> str:
+    width, height, chosen = 360, 200, config.choice.entry if config.choice else -1
+    low = min((entry.token_agreement for entry in config.frontier), default=0.0)
     span = max(1.0 - low, 1e-6)
     dots = [
         f'<circle cx="{20 + entry.draft_cost * (width - 40):.1f}" '
         f'cy="{20 + (1 - entry.token_agreement) / span * (height - 40):.1f}" r="{6 if i == chosen else 3.5}" '
         f'fill="{"#d1495b" if i == chosen else "#2e6f9e"}"><title>{escape(entry.origin)}: agreement '
         f"{entry.token_agreement:.3f}, cost {entry.draft_cost:.3f}</title></circle>"
-        for i, entry in enumerate(record.frontier)
+        for i, entry in enumerate(config.frontier)
     ]
-    return _framed(record.name, width, height, "".join(dots))
+    return _framed(config.name, width, height, "".join(dots))
 
 
-def _progress_picture(record: DomainConfig) -> str:
-    progress, whole = record.search.progress, max(record.search.seconds, 1e-6)
+def _progress_picture(config: DomainConfig) -> str:
+    progress, whole = config.search.progress, max(config.search.seconds, 1e-6)
     if not progress:
         return ""
     width, height, best = 360, 120, progress[-1][1]
     low = min(1.0, progress[0][1])
     span = max(best - low, 1e-6)
-    # A staircase: what is known holds until something better is found, the last of it until the search ends.
+    # The curve is a staircase: each value holds until the next improvement, the last one until the end.
     ends = [seconds for seconds, _ in progress[1:]] + [whole]
     corners = [
         f"{20 + second / whole * (width - 40):.1f},{20 + (best - speedup) / span * (height - 40):.1f}"
@@ -128,7 +128,7 @@ def _progress_picture(record: DomainConfig) -> str:
     told = (
         f"{_times(progress[0][1])} in {progress[0][0]:.0f} s, {_times(best)} in {progress[-1][0]:.0f} of {whole:.0f} s"
     )
-    return _framed(f"{record.name}: {told}", width, height, line)
+    return _framed(f"{config.name}: {told}", width, height, line)
 
 
 def _framed(title: str, width: int, height: int, drawn: str) -> str:

@@ -1,4 +1,4 @@
-"""The figures of a compile as JSON: for programs, and for the tables that people read."""
+"""The figures of a compile as JSON, for report.json, `--json` and the printed tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ssd_profiles.formulas import expected_speedup
 from ssd_profiles.latency import LatencyTable
 
 
-def domain_summary(record: DomainConfig, num_layers: int) -> dict[str, Any]:
-    """The figures of a domain that people ask for first."""
-    choice, validation = record.choice, record.validation
-    entry = record.frontier[choice.entry] if choice else None
+def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
+    """The main figures of a domain."""
+    choice, validation = config.choice, config.validation
+    entry = config.frontier[choice.entry] if choice else None
     mask = entry.skip_mask(num_layers) if entry else None
     return {
-        "domain": record.name,
-        "context": record.context,
+        "domain": config.name,
+        "context": config.context,
         "mask": entry.mask if entry else None,
         "attention_skipped": mask.attention_skipped if mask else 0,
         "mlp_skipped": mask.mlp_skipped if mask else 0,
@@ -30,7 +30,7 @@ def domain_summary(record: DomainConfig, num_layers: int) -> dict[str, Any]:
         "draft_cost": entry.draft_cost if entry else None,
         "draft_acceptance_rate": validation.draft_acceptance_rate if validation else None,
         "mean_acceptance_length": validation.mean_acceptance_length if validation else None,
-        "oracle_speedup": record.oracle_speedup,
+        "oracle_speedup": config.oracle_speedup,
         "predicted_speedup": choice.predicted_speedup if choice else None,
         "measured_speedup": validation.speedup if validation else None,
         "measured_interval": list(validation.speedup_interval) if validation else None,
@@ -42,10 +42,10 @@ def domain_summary(record: DomainConfig, num_layers: int) -> dict[str, Any]:
             if validation and entry and validation.draft_acceptance_rate > 0
             else None
         ),
-        "verdict": "not timed" if choice and not validation else "speculate" if record.pays else "plain",
-        "search_seconds": record.search.seconds,
-        "evaluations": record.search.evaluations,
-        "target_forwards": record.search.target_forwards,
+        "verdict": "not timed" if choice and not validation else "speculate" if config.pays else "plain",
+        "search_seconds": config.search.seconds,
+        "evaluations": config.search.evaluations,
+        "target_forwards": config.search.target_forwards,
     }
 
 
@@ -53,17 +53,17 @@ def json_report(
     settings: CompileSettings,
     model: ModelFingerprint,
     latency: LatencyTable,
-    records: dict[str, DomainConfig],
+    domains: dict[str, DomainConfig],
     seconds: float,
 ) -> str:
-    """Everything in numbers."""
+    """Render report.json: settings, model, device and the figures of every domain."""
     return json.dumps(
         {
             "settings": asdict(settings),
             "model": model.model_dump(mode="json"),
             "device": asdict(latency.device),
             "seconds": round(seconds, 1),
-            "domains": [domain_summary(record, model.num_layers) for record in records.values()],
+            "domains": [domain_summary(config, model.num_layers) for config in domains.values()],
         },
         indent=1,
     )

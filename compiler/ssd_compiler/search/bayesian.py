@@ -1,4 +1,4 @@
-"""Bayesian optimisation of a mask around the best one known."""
+"""Bayesian optimisation of masks around the best known one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ssd_profiles.mask import SkipMask
 
 DIMENSIONS = 16
 PATIENCE = 24
-"""Suggestions without a better mask before the search ends."""
+"""Suggestions without an improvement after which the search ends."""
 
 
 class VertexImprovement(ExpectedImprovement):
-    """Expected improvement at random points only.
+    """Expected improvement, maximised over random points only.
 
-    Variables are rounded to 0 or 1: refining a point by gradients, seconds a suggestion, mostly rounds to the same.
+    Variables are rounded to 0 or 1, so refining a point by gradients takes seconds and mostly rounds to the same mask.
     """
 
     def suggest(
@@ -35,16 +35,16 @@ class VertexImprovement(ExpectedImprovement):
         fit_gp: bool = True,
         random_state: int | np.random.RandomState | None = None,
     ) -> NDArray[np.float64]:
-        """The best of `n_random` points."""
+        """Suggest the point with the best acquisition value among `n_random`."""
         return np.asarray(super().suggest(gp, target_space, n_random, n_smart, fit_gp, random_state))
 
 
 def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[Rated]:
-    """Search the sub-layers that good masks disagree on; the rest stays as in the best mask.
+    """Search over the sub-layers on which good masks disagree, keeping the rest as in the best mask.
 
-    A Gaussian process over 2L thresholded variables (Self-SD, KNN-SSD) has far more dimensions than evaluations.
-    Here the masks rated so far vote: the `DIMENSIONS` sub-layers whose vote is least decided become variables in
-    [0, 1], skipped at 0.5 and above. Ends with the evaluator's bounds or behind `PATIENCE` vain suggestions.
+    A Gaussian process over 2L thresholded variables (Self-SD, KNN-SSD) has far more dimensions than evaluations. Here
+    the masks rated so far vote, and only the `DIMENSIONS` least decided sub-layers become variables in [0, 1], skipped
+    from 0.5. The search ends with the evaluator's bounds, or after `PATIENCE` suggestions without an improvement.
     """
     undecided = undecided_sublayers(list(evaluator.rated.values()))[:DIMENSIONS]
     if not undecided:
@@ -61,7 +61,7 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
     base = set(incumbent.mask) - set(undecided)
 
     def register(rated: Rated) -> None:
-        """Tell the process about a mask of the subspace; the rounded point is what was measured."""
+        """Tell the process the speed-up of a mask in the subspace, at the rounded point that was measured."""
         chosen = frozenset(rated.mask) & frozenset(undecided)
         if chosen not in tried:
             tried.add(chosen)
@@ -74,7 +74,7 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
     while not evaluator.exhausted and vain < PATIENCE:
         point = process.suggest()
         skipped = {i for name, i in names.items() if point[name] >= 0.5}
-        # Rounding maps many suggestions to one mask: step to a neighbour that is not known yet.
+        # Rounding maps many suggestions to one mask, so a known mask is replaced by a neighbour.
         for _ in range(len(undecided)):
             if frozenset(skipped) in tried:
                 skipped ^= {picker.choice(undecided)}
@@ -86,7 +86,7 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
 
 
 def undecided_sublayers(rated: Sequence[Rated]) -> list[int]:
-    """Sub-layers by how undecided the better half of the masks is on skipping them, most undecided first."""
+    """Sub-layers on which the better half of the masks disagree, most undecided first."""
     better = sorted(rated, key=lambda item: -item.speedup)[: max(2, len(rated) // 2)]
     votes = np.mean([item.mask.bits for item in better], axis=0)
     order = np.argsort(np.abs(votes - 0.5), kind="stable")

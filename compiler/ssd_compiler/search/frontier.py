@@ -1,4 +1,4 @@
-"""Which of the masks that a search has rated go into the bundle, and which are timed."""
+"""Selects the masks that go into the bundle, and those that are validated by timing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ FRONTIER_ENTRIES = 24
 FRONTIER_CONTEXTS = (128, 512, 2048, 8192, 32768)
 FINALISTS = 3
 NEARLY_SAME = 0.85
-"""Jaccard similarity of masks that timing would hardly tell apart."""
+"""Jaccard similarity from which timing could hardly tell two masks apart."""
 
 
 def select_frontier(rated: list[Rated], latency: LatencyTable, context: int, max_context: int) -> list[Rated]:
-    """The masks that no other one beats in attention skipped, MLPs skipped and token agreement at once.
+    """Select the Pareto-optimal masks by attention blocks skipped, MLP blocks skipped and token agreement.
 
-    Latencies play no part in that, so that the frontier serves on any device; but masks that a first look found far
-    behind here were rated on some of the text only, and are left out. Of too many, those fastest here at the domain's
-    own and at other context lengths, up to the model's `max_context`, stay. Ordered by what they skip.
+    Latencies do not matter for that, so the frontier serves on any device. Masks that were rated on part of the text
+    only are excluded. If there are too many, the fastest ones on this device are kept, at the domain's own and at other
+    context lengths up to `max_context`. The result is ordered by the number of skipped sub-layers.
     """
     kept = [one for one in rated if one.complete and any(one.mask.bits)]
     undominated = [one for one in kept if not any(_dominates(other, one) for other in kept)]
@@ -36,7 +36,7 @@ def select_frontier(rated: list[Rated], latency: LatencyTable, context: int, max
 
 
 def select_finalists(frontier: list[Rated]) -> list[int]:
-    """The fastest entries, leaving out those that are nearly the same mask as a faster one."""
+    """Indices of the fastest entries, without masks nearly equal to a faster one."""
     chosen: list[int] = []
     for index in sorted(range(len(frontier)), key=lambda i: -frontier[i].speedup):
         mask = frontier[index].mask

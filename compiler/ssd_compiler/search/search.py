@@ -1,4 +1,4 @@
-"""The masks of a domain: candidates, evaluation, Bayesian refinement, frontier."""
+"""The search for a domain's masks: candidates, evaluation, Bayesian refinement, frontier."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 
 KNAPSACK_ROWS = 24
-"""Tokens whose states the dynamic programme carries along; more sharpen it little and cost in proportion."""
+"""Rows that the dynamic programme carries along. More rows improve it little and cost in proportion."""
 KNAPSACK_SHARE = 0.35
-"""Share of the evaluations, and of the time where that is bounded, spent on its candidates, spread over the budgets;
-the best budget's neighbours follow, with half as much."""
+"""Share of the evaluations, and of the time if bounded, for knapsack candidates spread over the budgets. Neighbours
+of the best budget then get half as much."""
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RANDOM_MASKS = 4
 WORTHWHILE = 0.97
-"""Predicted speed-up of the best of knapsack and uniform masks below which a longer search is left out: no refinement
-seen so far has added more than one or two percent to it."""
+"""Predicted speed-up of the best knapsack or uniform mask below which the long search is skipped. No refinement seen
+so far has added more than two percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchBounds:
-    """How long a search may go on."""
+    """Limits of a search: evaluations, seconds, the random seed and the assumed draft length."""
 
     evaluations: int
     seconds: float
@@ -46,15 +46,15 @@ class SearchBounds:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found, best first where order matters."""
+    """Outcome of a search."""
 
     frontier: list[FrontierEntry]
     finalists: list[int]
-    """Indices into the frontier, by predicted speed-up at the domain's context."""
+    """Indices into the frontier, by descending predicted speed-up at the domain's context."""
     context: int
     oracle_speedup: float
     worthwhile: bool
-    """Whether the first candidates promised enough for the long search."""
+    """Whether the first candidates justified the long search."""
     cost: SearchCost
 
 
@@ -67,15 +67,23 @@ def search(
     tick: Callable[[], None],
     announce: Callable[[float, float, bool], None],
 ) -> SearchResult:
-    """Find a domain's frontier.
+    """Search a domain's frontier.
 
-    The knapsack's candidates and uniform masks come first. They tell what can be gained here: `announce` receives their
-    speed-up with perfect foresight, the predicted one and whether that is worth more search. If so, random masks
-    follow, then Bayesian optimisation started from all of them.
+    Knapsack candidates and uniform masks come first. `announce` receives their oracle speed-up, their predicted
+    speed-up and whether that justifies the long search. If it does, random masks follow, then Bayesian optimisation.
+    `tick` is called after each evaluation.
     """
     began = perf_counter()
     evaluator = Evaluator(
-        decoder, reference, latency, context, bounds.block, bounds.evaluations, began + bounds.seconds, tick, began
+        decoder=decoder,
+        reference=reference,
+        latency=latency,
+        context=context,
+        block=bounds.block,
+        most=bounds.evaluations,
+        deadline=began + bounds.seconds,
+        tick=tick,
+        began=began,
     )
     forwards = _rate_knapsack(evaluator, bounds.seconds)
     layers = decoder.shape.num_layers
@@ -90,15 +98,15 @@ def search(
         optimise(evaluator, bounds.seed)
     frontier = select_frontier(list(evaluator.rated.values()), latency, context, decoder.shape.max_context)
     return SearchResult(
-        [
+        frontier=[
             FrontierEntry.of(rated.mask, rated.origin, rated.profile, latency.draft_cost(rated.mask, context))
             for rated in frontier
         ],
-        select_finalists(frontier),
-        context,
-        _oracle_speedup(evaluator),
-        worthwhile,
-        SearchCost(
+        finalists=select_finalists(frontier),
+        context=context,
+        oracle_speedup=_oracle_speedup(evaluator),
+        worthwhile=worthwhile,
+        cost=SearchCost(
             seconds=round(perf_counter() - began, 2),
             evaluations=len(evaluator.rated),
             target_forwards=round(evaluator.forwards + forwards, 2),
@@ -108,20 +116,20 @@ def search(
 
 
 def _rate_knapsack(evaluator: Evaluator, seconds: float) -> float:
-    """Evaluate candidates over all budgets, then those next to the best; returns the search's own work.
+    """Evaluate knapsack candidates over all budgets, then the neighbours of the best one.
 
-    They get their share of `seconds`, the time of the whole search.
+    `seconds` is the time of the whole search. Returns the cost of the dynamic programme in forwards of all rows.
     """
     reference, decoder = evaluator.reference, evaluator.decoder
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
     weights = Weights.of(evaluator.latency, evaluator.context)
     found = [candidate for candidate in search_knapsack(decoder, sampled, weights) if candidate.skipped_weight]
     share = max(2, int(KNAPSACK_SHARE * evaluator.most))
-    # The most promising first: those far behind it then cost a quarter of an evaluation.
+    # The most promising candidate comes first, so that masks far behind it cost only a quarter of an evaluation.
     coarse = sorted(_spread(found, share), key=lambda candidate: -_promise(evaluator, candidate))
     if not coarse:
         return 0.0
-    # At least one, however little time is left: what follows compares with it.
+    # One candidate is always evaluated, because everything after it compares with the best.
     evaluator.rate(coarse[0].mask, "knapsack")
     until = evaluator.began + KNAPSACK_SHARE * seconds
     evaluator.rate_all((candidate.mask for candidate in coarse[1:]), "knapsack", until)
@@ -135,16 +143,16 @@ def _rate_knapsack(evaluator: Evaluator, seconds: float) -> float:
 
 
 def _promise(evaluator: Evaluator, candidate: Candidate) -> float:
-    """TPT at four draft tokens, from the agreement on the few rows of the dynamic programme."""
+    """TPT at four draft tokens, with the token agreement on the few rows of the dynamic programme."""
     latency, context = evaluator.latency, evaluator.context
     draft = latency.step_seconds(context, 1, candidate.mask)
     return tokens_per_time(candidate.token_agreement, 4, draft, latency.step_seconds(context, 5))
 
 
 def _oracle_speedup(evaluator: Evaluator) -> float:
-    """The speed-up if every draft ended just before its first wrong token, by whichever mask so far brings most then.
+    """Best speed-up of any mask so far if every draft stopped just before its first wrong token.
 
-    No draft length or confidence threshold can do better with these masks.
+    This bounds what these masks can reach with any draft length and confidence threshold.
     """
     latency, context = evaluator.latency, evaluator.context
     costs, best = StepCosts.at(latency, context), 1.0
@@ -158,7 +166,7 @@ def _oracle_speedup(evaluator: Evaluator) -> float:
 
 
 def _perfect_runs(trace: Trace, length: int) -> Iterator[int]:
-    """Accepted tokens of each cycle when drafting stops by foresight, `length` at most."""
+    """Accepted tokens of each cycle if a draft of at most `length` tokens stops before its first wrong one."""
     position = 0
     while position < len(trace.matches):
         wrong = np.flatnonzero(~trace.matches[position : position + length])
@@ -168,13 +176,13 @@ def _perfect_runs(trace: Trace, length: int) -> Iterator[int]:
 
 
 def uniform_masks(num_layers: int) -> Iterator[SkipMask]:
-    """Evenly spread whole layers, first and last kept, for several shares."""
+    """Masks that skip several shares of the layers evenly, the first and last layer kept."""
     for share in UNIFORM_SHARES:
         yield SkipMask.uniform(num_layers, max(1, round(share * (num_layers - 2))))
 
 
 def random_masks(num_layers: int, like: SkipMask, seed: int) -> Iterator[SkipMask]:
-    """Random sub-layers, as many as the mask `like` skips."""
+    """Masks of random sub-layers, as many as the mask `like` skips."""
     count, picker = len(list(like)), random.Random(seed)
     for _ in range(RANDOM_MASKS):
         yield SkipMask.of(num_layers, picker.sample(range(2 * num_layers), count))

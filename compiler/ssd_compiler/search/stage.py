@@ -1,4 +1,4 @@
-"""The stages that find a domain's masks: a search, then timed decoding with the best of them."""
+"""The compile stages that find a domain's masks: a search, then validation by timed decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ssd_runtime.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SearchStage:
-    """Searches and confirms masks, domain by domain."""
+    """Searches and validates masks domain by domain, with results kept in the workspace."""
 
     settings: CompileSettings
     decoder: Decoder
@@ -33,26 +33,26 @@ class SearchStage:
     work: Workspace
     reporter: Reporter
     searches: int
-    """Domains, and the mixture where there is to be one: they share the time there is."""
+    """Number of searches, the mixture included, that share the time budget."""
 
     def domain(self, name: str, samples: Sequence[Sample], prompts: DomainPrompts) -> DomainConfig:
-        """Search, and confirm the best on prompts that were held back."""
+        """Search a domain's masks and validate the best ones on held-back prompts."""
         found = self._search(name, samples)
         confirmed = self._confirm(name, found, prompts)
         if confirmed is None:
-            return _record(name, found, None, None, pays=False)
+            return _config(name, found, None, None, pays=False)
         validation = Validation.model_validate(confirmed["validation"])
         choice = Choice.model_validate(confirmed["choice"])
-        return _record(name, found, choice, validation, pays=validation.speedup_interval[0] > 1.0)
+        return _config(name, found, choice, validation, pays=validation.speedup_interval[0] > 1.0)
 
     def mixture(self, domains: Sequence[Sequence[Sample]]) -> DomainConfig:
-        """Search one frontier for all domains together, an equal number of samples from each; timed by nobody."""
+        """Search one frontier for all domains together, with equally many samples per domain. It is not timed."""
         counts = [len(samples) for samples in domains]
         share = min(*counts, max(1, max(counts) // len(counts)))
         found = self._search(MIXTURE, [sample for samples in domains for sample in samples[:share]])
         finalists = self._finalists(found)
         if not finalists:
-            return _record(MIXTURE, found, None, None, pays=False)
+            return _config(MIXTURE, found, None, None, pays=False)
         entry, option = finalists[0]
         choice = Choice(
             entry=entry,
@@ -60,16 +60,16 @@ class SearchStage:
             threshold=option.threshold,
             predicted_speedup=round(option.speedup, 4),
         )
-        return _record(MIXTURE, found, choice, None, pays=False)
+        return _config(MIXTURE, found, choice, None, pays=False)
 
     def _search(self, name: str, samples: Sequence[Sample]) -> SearchResult:
         settings, context = self.settings, middle_context(samples)
         timed = settings.budget_seconds is not None
         bounds = SearchBounds(
-            10_000 if timed else settings.evaluations,
-            settings.budget_seconds / self.searches if settings.budget_seconds is not None else float("inf"),
-            settings.seed,
-            settings.block,
+            evaluations=10_000 if timed else settings.evaluations,
+            seconds=settings.budget_seconds / self.searches if settings.budget_seconds is not None else float("inf"),
+            seed=settings.seed,
+            block=settings.block,
         )
 
         def announce(oracle_speedup: float, predicted: float, worthwhile: bool) -> None:
@@ -98,26 +98,32 @@ class SearchStage:
 
         kept = self.work.stage(f"search-{name}-{self.latency.device.slug()}", run)
         return SearchResult(
-            [FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
-            kept["finalists"],
-            kept["context"],
-            kept["oracle_speedup"],
-            kept["worthwhile"],
-            SearchCost.model_validate(kept["cost"]),
+            frontier=[FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
+            finalists=kept["finalists"],
+            context=kept["context"],
+            oracle_speedup=kept["oracle_speedup"],
+            worthwhile=kept["worthwhile"],
+            cost=SearchCost.model_validate(kept["cost"]),
         )
 
     def _confirm(self, name: str, found: SearchResult, prompts: DomainPrompts) -> Any:
         finalists = [(index, option.entry) for index, option in self._finalists(found)]
         held_back = prompts.validation
         if not found.worthwhile:
-            # One timed look at the best is enough to back a no.
+            # Timing the single best mask is enough to confirm that skipping does not pay.
             finalists, held_back = finalists[:1], held_back[: max(2, len(held_back) // 2)]
         limits = Limits(prompts.max_new_tokens, self.eos_ids)
 
         def run() -> dict[str, Any]:
             with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
                 confirmed = validate(
-                    *(self.decoder, held_back, finalists, self.latency, found.context, limits, tick),
+                    decoder=self.decoder,
+                    prompts=held_back,
+                    finalists=finalists,
+                    latency=self.latency,
+                    context=found.context,
+                    limits=limits,
+                    tick=tick,
                     sampling=self.sampling,
                 )
             return {
@@ -139,7 +145,7 @@ class SearchStage:
         return chosen
 
 
-def _record(
+def _config(
     name: str, found: SearchResult, choice: Choice | None, validation: Validation | None, pays: bool
 ) -> DomainConfig:
     return DomainConfig(
