@@ -1,4 +1,7 @@
-"""Decodes with a bundle, or without one: `from ssd_runtime import Engine, RunSettings, SamplingParams`."""
+"""The runtime, which decodes with or without a bundle.
+
+The front door is `from ssd_runtime import Engine, RunSettings, SamplingParams`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ __all__ = ["Engine", "RunSettings", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
-    # Only when asked for: torch takes seconds to import, and the commands answer bad input before that.
+    # The import is deferred, because torch takes seconds and the commands answer bad input before that.
     if name in FRONT_DOOR:
         return getattr(import_module(FRONT_DOOR[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

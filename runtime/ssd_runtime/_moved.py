@@ -1,4 +1,4 @@
-"""Names that have moved within the package still import from where they were, with a deprecation note."""
+"""Keeps former import paths of the package working, with a deprecation note."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def moved(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """A `__getattr__` of `module` that finds each name at its new place, `package.module:name`."""
+    """Make a module's `__getattr__` that finds each moved name at its new place, `package.module:name`."""
 
     def find(name: str) -> Any:
         if name not in places:

@@ -56,12 +56,14 @@ def run(
         float, typer.Option(min=0.0, max=1.0, help="Sample from the fewest tokens that have this probability together.")
     ] = 1.0,
     min_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Leave out tokens below this share of the greatest probability.")
+        float, typer.Option(min=0.0, max=1.0, help="Exclude tokens below this share of the greatest probability.")
     ] = 0.0,
     repetition_penalty: Annotated[
         float | None, typer.Option(min=0.01, help="Above 1, against repetition; the model's own by default.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=1 << 62, help="Of sampling; a random one by default.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=1 << 62, help="Seed of sampling; a random one by default.")
+    ] = None,
     rejection: Annotated[
         bool,
         typer.Option(
@@ -76,7 +78,7 @@ def run(
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say on standard error what was planned and why.")] = False,
     explain_steps: Annotated[bool, typer.Option("--explain-steps", help="The same for every step.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, the summary last.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, the summary last.")] = False,
     version: VersionOption = False,
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
@@ -85,7 +87,7 @@ def run(
         raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
     memory = read_size(weight_memory)
     if "" in (stop or ()):
-        raise UserError("--stop: it is empty, which would end every answer at once; give some text or leave it away")
+        raise UserError("--stop: must not be empty; omit it instead")
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
     check_strategy(strategy, artifact is not None)
     settings = read_settings(strategy, assignments or [])
@@ -95,7 +97,7 @@ def run(
             raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
         model = bundle.model.spec(str(artifact))
 
-    # Only now the imports that take seconds: bad input is answered at once.
+    # These imports take seconds and come last, so that bad input is answered at once.
     import torch
 
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
@@ -159,7 +161,7 @@ def run(
 
 
 def main() -> None:
-    """Run the command; a user's mistake ends it with one line and exit code 2."""
+    """Run the command. A user's mistake ends it with one line and exit code 2."""
     run_command(app)
 
 
@@ -169,7 +171,7 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
     if path is not None:
         return read_prompts(path, all_turns)
     if not prompt or not prompt.strip():
-        raise UserError("prompt: it is empty; give some text")
+        raise UserError("prompt: must not be empty; give some text")
     if not is_text(prompt):
         raise UserError("prompt: it is not text in this terminal's encoding; give it in a file with --prompts")
     return [Prompt("1", turns=(prompt,))]
@@ -185,31 +187,31 @@ def _write(text: str) -> None:
 
 
 def _report(outcome: Outcome, as_json: bool, compare: bool) -> None:
-    record = outcome.record()
+    result = outcome.record()
     if as_json:
-        print(json.dumps(record, ensure_ascii=False), flush=True)
+        print(json.dumps(result, ensure_ascii=False), flush=True)
     else:
         _write("\n")
     if compare and not as_json:
         print(
-            f"[{record['id']}] {record['tokens_per_second']:.1f} tokens/s, plain "
-            f"{record['plain_tokens_per_second']:.1f}: {record['speedup']:.2f}x, "
-            f"identical: {'yes' if record['identical'] else record['divergence'] or 'not compared'}",
+            f"[{result['id']}] {result['tokens_per_second']:.1f} tokens/s, plain "
+            f"{result['plain_tokens_per_second']:.1f}: {result['speedup']:.2f}x, "
+            f"identical: {'yes' if result['identical'] else result['divergence'] or 'not compared'}",
             file=sys.stderr,
         )
 
 
 def _report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
     if as_json:
-        record = {"id": prompt.id, "category": prompt.category, "error": one_line(message)}
-        print(json.dumps(record, ensure_ascii=False), flush=True)
+        result = {"id": prompt.id, "category": prompt.category, "error": one_line(message)}
+        print(json.dumps(result, ensure_ascii=False), flush=True)
     else:
         _write("\n")
         complain(message)
 
 
 def _explain(outcome: Outcome, steps: bool) -> None:
-    """Each plan in force, with where it began and what came of it; every step by itself where `steps` asks for it."""
+    """Print each plan with where it began and what it brought; with `steps`, every step separately."""
     routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
     print(f"[{outcome.prompt.id}] {outcome.generation.prompt_tokens} prompt tokens, {routed}", file=sys.stderr)
     cycles = outcome.generation.cycles
@@ -226,7 +228,7 @@ def _explain(outcome: Outcome, steps: bool) -> None:
 
 
 def _finish(summary: Summary, as_json: bool, compare: bool) -> None:
-    """Print the summary and choose the exit code: a wrong output outweighs prompts that failed."""
+    """Print the summary and choose the exit code: a wrong output takes precedence over failed prompts."""
     total = summary.record()
     if as_json:
         print(json.dumps({"summary": total}), flush=True)

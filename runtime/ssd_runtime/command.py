@@ -1,4 +1,4 @@
-"""How both commands end: one line and exit code 2 for a user's mistake, 130 for Ctrl-C."""
+"""Shared ends of all commands: one line and exit code 2 for a user's mistake, 130 for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 
-# Typer brings its own copy of click in some versions: only its exceptions' common base is the same everywhere.
+# Some versions of Typer bundle their own click, so the exceptions are found by their common base class.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 BAD_INPUT, INTERRUPTED = 2, 130
 WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free."
@@ -28,17 +28,20 @@ def _show_version(asked: bool) -> None:
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
 ]
-"""The option `--version` of a command: the type of a parameter that the command itself does not use."""
+"""The option `--version`, as the type of a parameter that the command itself does not use."""
 
 
 def run_command(app: typer.Typer) -> None:
     """Run a typer app and exit."""
-    # Typer turns Ctrl-C into its exit code itself.
+    # Outside standalone mode Typer raises usage errors instead of printing them, and turns Ctrl-C into an exit code.
     run_guarded(partial(typer.main.get_command(app).main, standalone_mode=False))
 
 
 def run_guarded(work: Callable[[], object]) -> None:
-    """Do some work and exit, with what it gives where that is a number."""
+    """Run `work` and exit with the number that it returns, else 0.
+
+    A UserError, usage error or OSError ends with one line and exit code 2.
+    """
     try:
         code = work()
     except UserError as error:
@@ -56,7 +59,7 @@ def run_guarded(work: Callable[[], object]) -> None:
 
 
 def read_size(text: str | None) -> int | None:
-    """Bytes of `--weight-memory`. Raises UserError when it is not a size."""
+    """Parse `--weight-memory` into bytes; None stays None. Raises UserError when it is not a size."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
@@ -66,11 +69,11 @@ def read_size(text: str | None) -> int | None:
 
 
 def complain(message: str) -> int:
-    """Print an error as one line on standard error; returns the exit code of bad input."""
+    """Print an error as one line on standard error. Returns the exit code for bad input."""
     print(f"error: {one_line(message)}", file=sys.stderr)
     return BAD_INPUT
 
 
 def one_line(message: str) -> str:
-    """The message with every line break and run of spaces as one space."""
+    """Collapse every run of white space in the message into one space."""
     return " ".join(message.split())

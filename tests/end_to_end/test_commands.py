@@ -263,7 +263,7 @@ BAD_RUNS = {
     "no prompt": (["--artifact", "bundle"], "prompt"),
     "two prompts": (["--artifact", "bundle", "hi", "--prompts", "rivers.jsonl"], "prompt"),
     "empty prompt": (["--artifact", "bundle", "  "], "empty"),
-    "empty stop": (["--artifact", "bundle", "hi", "--stop", ""], "--stop: it is empty"),
+    "empty stop": (["--artifact", "bundle", "hi", "--stop", ""], "--stop: must not be empty"),
     "half a character": (["--artifact", "bundle", "a \ud83d"], "prompt: it is not text"),
     "no bundle given": (["hi"], "--artifact"),
     "no such bundle": (["--artifact", "nope", "hi"], "no bundle there"),

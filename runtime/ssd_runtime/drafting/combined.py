@@ -1,4 +1,4 @@
-"""Masked drafts with more to verify: guesses behind them, and second candidates beside their unsure tokens."""
+"""Masked drafts with further rows to verify: guesses after the chain, and siblings of its unsure tokens."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from ssd_runtime.model.runner import Work
 MOST_GUESSES = 12
 DEEPEST = 12
 UNSURE_SHARE = 0.4
-"""About so many of a mask's tokens are unsure; nearly all that are wrong are among these."""
+"""Approximate share of a mask's tokens that are unsure; they include nearly all wrong ones."""
 SECOND_RIGHT = 0.8
-"""Share of the wrong ones in whose place the second candidate is right."""
+"""Share of wrong tokens for which the second candidate is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """A masked chain, and as many rows besides as are worth their verification.
+    """A masked chain, with as many other rows as are worth their verification.
 
-    Those are guesses behind its last token, where what was drafted has stood before, and the siblings that the
-    masked drafter proposes. Each of them adds a token to the cycle if it stands.
+    These are guesses after its last token, where the drafted text has occurred before, and the siblings that the masked
+    drafter proposes. Each one that is accepted adds a token to the cycle.
     """
 
     masked: Masked
     chain: int
     """Most masked tokens."""
     lookup: Lookup
-    """Of this request, with all its tokens read."""
+    """The request's lookup, which has read all of its tokens."""
     agreement: float
     """Probability that a masked token is right."""
     speedup: float
-    """Tokens a plain step's time that speculation brings just now: what time is worth."""
+    """Tokens per plain step's time that speculation yields at present, which is the value of time."""
     row_costs: tuple[float, ...]
-    """Of a verification of 1, 2, … rows, in plain steps."""
+    """Cost of verifying 1, 2, … rows, in plain steps."""
     most_cost: float
-    """What other rows may add to the verification of a whole chain."""
+    """Most that other rows may add to the cost of verifying a whole chain, in plain steps."""
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
-        """Draft the chain, and guesses that go no deeper than `length` tokens behind `pending`."""
+        """Draft the chain, and guesses at most `length` tokens after `pending`."""
         wanted = min(length, self.chain)
         drafted = yield from self.masked.drafting(session, pending, wanted)
         steps = drafted.steps
         rows = self._siblings(drafted)
-        # A chain that ended early ended in doubt: nothing is built on that.
+        # A chain that ended early ended in doubt, so nothing is built on it.
         if steps == wanted and steps < length:
             chance = self.agreement**steps
             behind = self.lookup.grow(drafted.tokens[:steps], MOST_GUESSES, min(DEEPEST, length - steps))
             rows += [node._replace(probability=chance * node.probability, depth=steps + node.depth) for node in behind]
-        # Guesses are less probable than those that they stand behind: what is kept is a tree.
+        # A guess is less probable than its parent, so any best prefix is a tree.
         rows.sort(key=lambda node: -node.probability)
         kept = rows[: self._worth_adding(rows, steps)]
         return _joined(drafted, [node for node in kept if node.depth > steps], [n for n in kept if n.depth <= steps])
 
     def _siblings(self, drafted: Draft) -> list[Node]:
-        """The drafter's siblings, by what must come true for them: all before right, the chain's wrong, this one right.
+        """Siblings as nodes, whose probability is that all before is right, the chain's token wrong and this one right.
 
-        `parent` and `depth` are those of the chain's token in whose place they stand.
+        `parent` and `depth` are those of the chain's token that the sibling replaces.
         """
         if drafted.parents is None:
             return []
@@ -70,7 +70,7 @@ class Extended:
         return [Node(token, place, self.agreement**place * second, place + 1) for token, place in pairs]
 
     def _worth_adding(self, rows: Sequence[Node], steps: int) -> int:
-        """How many of `rows`, best first, exceed by most what the time of their verification could bring elsewhere."""
+        """Number of best `rows` that maximises expected tokens minus the value of the time to verify them."""
         best, gain, kept = 0.0, 0.0, 0
         most = len(self.row_costs) - 1 - steps
         for count, node in enumerate(rows[: max(0, most)], start=1):
@@ -82,7 +82,7 @@ class Extended:
 
 
 def _joined(drafted: Draft, guesses: Sequence[Node], siblings: Sequence[Node]) -> Draft:
-    """The chain of `drafted`, guesses behind its last token, siblings of its tokens."""
+    """Join the chain of `drafted`, guesses after its last token and siblings of its tokens into one draft."""
     steps = drafted.steps
     chain, parents = drafted.tokens[:steps], list(range(steps))
     if not guesses and not siblings:

@@ -1,4 +1,4 @@
-"""Drafts that cost no step of the model: copies of what followed before, and the target's own earlier candidates."""
+"""Drafts that need no model step: copies of earlier text, and the target's own earlier candidates (token recycling)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.model.runner import Work
 
 COPY_PRIOR = (0.23, 0.36, 0.42, 0.47, 0.5, 0.52, 0.53, 0.55)
-"""How often a copy is right, by length of match, before anything is known of a stream."""
-FOLLOW_PRIOR = {False: (0.3, 0.12, 0.07, 0.05), True: (0.45, 0.15, 0.08, 0.05)}
-"""How often a candidate of each rank is right, known behind the token alone (False) or behind the pair (True)."""
+"""Prior probability that a copy is right, by match length - 1."""
+SUCCESSOR_PRIOR = {False: (0.3, 0.12, 0.07, 0.05), True: (0.45, 0.15, 0.08, 0.05)}
+"""Prior probability that a successor is right, by rank: known after the token (False) or after the pair (True)."""
 LEAST_PROBABLE = 0.12
-"""Tokens less probable than this are not drafted."""
+"""Drafted tokens have at least this probability."""
 
 
 def _copy_rates() -> list[Rate]:
     return [Rate.prior(share) for share in COPY_PRIOR]
 
 
-def _follow_rates() -> dict[tuple[bool, bool], list[Rate]]:
+def _successor_rates() -> dict[tuple[bool, bool], list[Rate]]:
     return {
-        (copied, pair): [Rate.prior(share) for share in FOLLOW_PRIOR[pair]]
+        (copied, pair): [Rate.prior(share) for share in SUCCESSOR_PRIOR[pair]]
         for copied in (False, True)
         for pair in (False, True)
     }
@@ -37,63 +37,63 @@ def _follow_rates() -> dict[tuple[bool, bool], list[Rate]]:
 
 @dataclass(slots=True)
 class LookupStats:
-    """What a stream of requests has shown: candidates, and how often each kind of guess was right.
+    """What a stream of requests has shown: the successor table, and how often each kind of guess was right.
 
-    Every new token is held against every guess there was for it, drafted or not: nothing has to be tried to be known.
+    Every new token is compared with every guess for it, drafted or not, so that nothing has to be tried out.
     """
 
     successors: Successors = field(default_factory=Successors)
-    copies: list[Rate] = field(default_factory=_copy_rates)
-    """By length of match - 1."""
-    follows: dict[tuple[bool, bool], list[Rate]] = field(default_factory=_follow_rates)
-    """(Beside a copy, known behind the pair) to rates by rank."""
+    copy_rates: list[Rate] = field(default_factory=_copy_rates)
+    """Rates of copies by match length - 1."""
+    successor_rates: dict[tuple[bool, bool], list[Rate]] = field(default_factory=_successor_rates)
+    """Rates of successors by rank, for each (there is a copy beside, known after the pair)."""
 
 
 class Node(NamedTuple):
-    """A token of a tree of guesses."""
+    """A token in a tree of guesses."""
 
     token: int
     parent: int
-    """Row; 0 is what the tree grows behind."""
+    """Row of the parent, counted from 1; 0 is the token that the tree follows."""
     probability: float
-    """That it and all before it are right."""
+    """Probability that this token and all before it are right."""
     depth: int
 
 
 class Lookup:
-    """Grows trees of guesses behind one request's tokens."""
+    """Grows trees of guesses after one request's tokens."""
 
-    def __init__(self, record: LookupStats, recycle: bool = True) -> None:
-        self._record, self._recycle = record, recycle
+    def __init__(self, stats: LookupStats, recycle: bool = True) -> None:
+        self._stats, self._recycle = stats, recycle
         self._index = NgramIndex()
 
     @property
     def known(self) -> int:
-        """Tokens taken in."""
+        """Number of tokens read so far."""
         return len(self._index.tokens)
 
     def open(self, prompt: Sequence[int]) -> None:
-        """Take in the prompt."""
+        """Read the prompt."""
         self._index.extend(prompt)
 
     def catch_up(self, context: int, pending: int) -> None:
-        """Take in the token after a prompt of `context` tokens, of which no cycle tells."""
+        """Read the first token after a prompt of `context` tokens, which belongs to no cycle."""
         if self.known == context:
             self.learn((pending,))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take in the answer's next tokens alone, which costs less than to learn from them."""
+        """Read the answer's next tokens without updating the rates, which is cheaper."""
         self._index.extend(tokens)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Take in the answer's next tokens, and whether they had been guessed."""
+        """Read the answer's next tokens and update the rates of the guesses for them."""
         for token in tokens:
             for guess, rate in self._guesses(()):
                 rate.update(guess == token)
             self._index.extend((token,))
 
     def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
-        """Up to `rows` guesses behind the tokens taken in and `path`, the most probable ones, best first."""
+        """Grow the most probable guesses after the tokens read and `path`: at most `rows`, best first."""
         tree, order, behind = list[Node](), count(), tuple(path)
         heap: list[tuple[float, int, int, int, tuple[int, ...]]] = []
 
@@ -112,30 +112,30 @@ class Lookup:
         return tree
 
     def _guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:
-        """Each guess for the token behind `path`, with the record of its kind."""
+        """Iterate over the guesses for the token after `path`, with the rate of each one's kind."""
         length, copied = self._index.after(path)
         if length:
-            yield copied, self._record.copies[length - 1]
+            yield copied, self._stats.copy_rates[length - 1]
         behind = (*self._index.tokens[-2:], *path)[-2:]
         if not self._recycle or len(behind) < 2:
             return
-        candidates, pair = self._record.successors.of(*behind)
-        rates = self._record.follows[length > 0, pair]
+        candidates, pair = self._stats.successors.of(*behind)
+        rates = self._stats.successor_rates[length > 0, pair]
         for candidate, rate in zip(candidates, rates, strict=False):
             if candidate != copied:
                 yield candidate, rate
 
 
 def as_draft(tree: Sequence[Node], depth: int) -> Draft:
-    """The tree's rows down to a depth, the most probable path first: that counts as the main path."""
+    """Convert the tree down to `depth` into a draft whose main path is the most probable one."""
     children: dict[int, list[int]] = {}
     for row, node in enumerate(tree, start=1):
-        # A parent is shallower than its children: what is left is a tree.
+        # Parents are shallower than their children, so the remaining nodes are a tree.
         if node.depth <= depth:
             children.setdefault(node.parent, []).append(row)
     if not children:
         return NOTHING
-    # Depth first, best child first: the path of best children comes before everything beside it.
+    # Nodes are placed depth first, best child first, so that the main path comes before all others.
     placed, stack = dict[int, int]({0: 0}), list(reversed(children[0]))
     tokens, parents = list[int](), list[int]()
     while stack:
@@ -150,11 +150,11 @@ def as_draft(tree: Sequence[Node], depth: int) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A tree that was grown when it was planned."""
+    """A drafter for a tree that was grown at planning time."""
 
     tree: tuple[Node, ...]
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
-        """Its rows up to a depth of `length`; no step of the model is needed."""
+        """Draft the tree's rows down to a depth of `length`, without a model step."""
         yield from ()
         return as_draft(self.tree, length)

@@ -1,15 +1,15 @@
-"""Where the last tokens of a sequence stood before: an index that grows with it."""
+"""An incremental n-gram index: where the last tokens of a sequence occurred before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 LONGEST = 8
-"""Longest run of tokens that is remembered: longer matches draft no better."""
+"""Longest n-gram in the index. Longer matches do not draft better."""
 
 
 class NgramIndex:
-    """For every run of up to `LONGEST` tokens, where it ended last. A token costs `LONGEST` look-ups, no rescans."""
+    """Index of the latest end of every n-gram of up to `LONGEST` tokens; a new token costs `LONGEST` look-ups."""
 
     __slots__ = ("_earlier", "_ends", "tokens")
 
@@ -17,17 +17,17 @@ class NgramIndex:
         self.tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
         self._earlier: list[int] = []
-        """Of the runs that end the sequence now, by length - 1: where each had ended before."""
+        """Earlier ends of the n-grams that end the sequence now, by length - 1."""
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """The sequence goes on with `tokens`."""
+        """Append tokens to the sequence."""
         for token in tokens:
             self.tokens.append(token)
             end, known = len(self.tokens), True
             self._earlier = []
             for length in range(1, min(LONGEST, end) + 1):
                 run = tuple(self.tokens[end - length :])
-                # A run that stood nowhere before makes every longer one new, too.
+                # If an n-gram is new, every longer one is new as well.
                 before = self._ends.get(run) if known else None
                 known = before is not None
                 if before is not None:
@@ -35,10 +35,10 @@ class NgramIndex:
                 self._ends[run] = end
 
     def after(self, path: Sequence[int] = ()) -> tuple[int, int]:
-        """What followed the longest run that ends the sequence and then `path`: the run's length, and the token.
+        """Find the longest earlier match of the tokens that end the sequence followed by `path`.
 
-        The run's latest earlier place counts; (0, -1) where it has none. Where such a place is the end of the sequence
-        itself, `path` is what followed: a repetition is taken to repeat.
+        Returns its length and the token that followed it, or (0, -1) without a match. If the match ends where the
+        sequence does, the repetition is assumed to go on with `path`.
         """
         if not path:
             return (len(self._earlier), self.tokens[self._earlier[-1]]) if self._earlier else (0, -1)

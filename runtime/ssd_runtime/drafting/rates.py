@@ -1,33 +1,33 @@
-"""How often something has held lately."""
+"""A success rate that favours recent cases."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 KEEP = 0.995
-"""What share of its record one more case leaves: requests change as they go."""
+"""Decay per case, since requests change over time."""
 PRIOR_WEIGHT = 6.0
-"""Cases that the prior counts for."""
+"""Number of cases that the prior counts as."""
 
 
 @dataclass(slots=True)
 class Rate:
-    """A share of cases, old ones counting less."""
+    """Exponentially decayed share of successes."""
 
     held: float
     cases: float
 
     @classmethod
     def prior(cls, share: float) -> Rate:
-        """What is believed before anything was seen."""
+        """Create a rate from a prior belief."""
         return cls(PRIOR_WEIGHT * share, PRIOR_WEIGHT)
 
     @property
     def share(self) -> float:
-        """The share now."""
+        """Current estimate."""
         return self.held / self.cases
 
     def update(self, held: bool) -> None:
-        """One more case."""
+        """Add one case."""
         self.held = KEEP * self.held + held
         self.cases = KEEP * self.cases + 1.0

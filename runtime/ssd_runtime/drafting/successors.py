@@ -1,4 +1,4 @@
-"""What the target held for probable behind a token when it last stood there."""
+"""The token-recycling table: the target's most probable successors of recent tokens."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from torch import Tensor
 from ssd_runtime.sampling.argmax import candidates
 
 RANKS = 4
-"""Candidates that are kept."""
+"""Candidates kept per entry."""
 MOST = 1 << 16
-"""Tokens, and pairs of tokens, that are remembered; the oldest are forgotten."""
+"""Most tokens, and most pairs of tokens, in the table; the oldest are dropped."""
 Key = TypeVar("Key", int, tuple[int, int])
 
 
 class Successors:
-    """The target's best candidates behind every token and pair of tokens that it has verified lately.
+    """The target's most probable successors of every token and token pair that it has verified lately.
 
-    Verification has computed them already; nothing else has to be run for them (token recycling, Luo et al. 2024; pairs
-    are ours). Rows that stand are taken: what is known behind rejected ones is seldom asked for, and costs as much.
+    Verification has computed them anyway (token recycling, Luo et al. 2024; pairs are ours). Only accepted rows are
+    stored: successors of rejected tokens are seldom needed, and cost as much.
     """
 
     __slots__ = ("_by_pair", "_by_token")
 
     def __init__(self, rows: Iterable[Sequence[int]] = ()) -> None:
-        """With what is known beforehand, a pair and its candidates a row; the first rows are forgotten first."""
+        """Start from rows that hold a token pair and its candidates. The first rows are dropped first."""
         self._by_token: OrderedDict[int, list[int]] = OrderedDict()
         self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
         for before, token, *best in rows:
             self.update(before, token, best[:RANKS])
 
     def verified(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
-        """Take in a verification: `rows` of its `logits` [n, vocabulary], whose paths stand behind the token `before`.
+        """Update the table from the accepted `rows` of a verification's `logits` [n, vocabulary].
 
-        paths[row] is the row's own.
+        paths[row] are the tokens up to that row, after the token `before`.
         """
         for row, best in zip(rows, candidates(logits, rows, RANKS), strict=True):
             path = paths[row]
-            if best:  # of logits that are no numbers, nothing is
+            if best:  # logits that are NaN have no candidates
                 self.update(path[-2] if len(path) > 1 else before, path[-1], best)
 
     def update(self, before: int, token: int, candidates: list[int]) -> None:
-        """Behind `before` and then `token` the target's candidates are these, best first."""
+        """Store the candidates after `before` and `token`, best first."""
         _put(self._by_token, token, candidates)
         _put(self._by_pair, (before, token), candidates)
 
     def of(self, before: int, token: int) -> tuple[Sequence[int], bool]:
-        """Candidates behind `token`, and whether they are those behind both; none where it was never seen."""
+        """Candidates after `token`, and whether they belong to the pair (`before`, `token`); empty if unknown."""
         found = self._by_pair.get((before, token))
         return (self._by_token.get(token, ()), False) if found is None else (found, True)
 
     def rows(self) -> list[list[int]]:
-        """Each pair with its candidates, those seen last at the end."""
+        """Rows of a pair and its candidates, latest pairs last."""
         return [[*pair, *best] for pair, best in self._by_pair.items()]
 
 

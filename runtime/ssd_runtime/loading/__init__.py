@@ -1,1 +1,1 @@
-"""Where a model comes from."""
+"""Loads models from the Hub, folders, GGUF files and the demo wheel."""

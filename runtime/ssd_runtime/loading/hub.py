@@ -1,4 +1,4 @@
-"""Whether the Hub can be reached: its own client retries for half a minute before it says no."""
+"""A quick test for a connection to the Hub, whose own client retries for half a minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 4.0
 
 @cache
 def hub_reachable() -> bool:
-    """Whether a connection to the Hub, or to the proxy that leads there, can be opened. Asked once a process."""
+    """Whether a connection to the Hub, or to the proxy that leads there, can be opened. Cached per process."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode() or os.environ.get("HF_DATASETS_OFFLINE", "") in ("1", "true", "TRUE"):

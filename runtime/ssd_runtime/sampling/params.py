@@ -1,4 +1,4 @@
-"""What a user asks of the choice of tokens."""
+"""The user's parameters for the choice of tokens."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from ssd_profiles.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters as transformers' `generate` has them; greedy at temperature 0.
+    """Sampling parameters under the names of transformers' `generate`; temperature 0 is greedy.
 
-    Raises UserError where that would leave another parameter without effect.
+    Raises UserError when another parameter would have no effect at temperature 0.
     """
 
     temperature: float = 0.0
     top_k: int = 0
-    """0: all tokens."""
+    """Number of most probable tokens to sample from; 0 for all."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float | None = None
-    """Holds for a greedy choice, too; None for what the model's generation config says."""
+    """Penalty on seen tokens, in greedy decoding too; None for that of the model's generation config."""
     seed: int = 0
     rejection: bool = False
-    """Draw drafts with random numbers of their own and test them by rejection, not with the target's numbers."""
+    """Draw drafts independently and test them by rejection, instead of drawing them with the target's random
+    numbers."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0.0:
@@ -34,16 +35,16 @@ class SamplingParams:
         shaping = {"top_k": self.top_k, "top_p": self.top_p < 1.0, "min_p": self.min_p, "rejection": self.rejection}
         given = [name for name, is_given in shaping.items() if is_given]
         if given and not self.random:
-            raise UserError(f"sampling: {given[0]} has no effect at temperature 0; give a higher one, or leave it out")
+            raise UserError(f"sampling: {given[0]} has no effect at temperature 0; give a higher one, or omit it")
 
     @property
     def random(self) -> bool:
-        """Whether tokens are drawn, not the most probable ones taken."""
+        """Whether tokens are sampled rather than chosen greedily."""
         return self.temperature > 0.0
 
     @property
     def tests_drafts(self) -> bool:
-        """Whether drafts are tested by rejection: for a seed the output then depends on them."""
+        """Whether drafts are tested by rejection, so that a seed's output depends on them."""
         return self.random and self.rejection
 
 
@@ -59,10 +60,10 @@ def read_sampling(
     seed: int | None,
     rejection: bool,
 ) -> SamplingParams:
-    """The parameters of a command line, where None means that an option was not given.
+    """Build the parameters from command-line options, where None means that an option was not given.
 
-    What shapes a distribution asks for sampling, at temperature 1 unless another is given. Without a seed one is
-    drawn. Raises UserError as `SamplingParams` does.
+    Options that shape a distribution imply sampling, at temperature 1 unless another is given. Without a seed a random
+    one is drawn. Raises UserError as `SamplingParams` does.
     """
     if temperature is None:
         temperature = 1.0 if top_k or top_p < 1.0 or min_p or rejection else 0.0

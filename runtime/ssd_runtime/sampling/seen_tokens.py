@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class SeenTokens:
-    """The distinct tokens of one sequence, kept from step to step, and the penalty on their logits.
+    """The distinct tokens of one sequence, kept between steps, and the penalty on their logits.
 
-    The penalty is that of transformers' `RepetitionPenaltyLogitsProcessor`: a seen token's logit is divided by it where
-    it is positive, and multiplied where it is negative, once however often the token was seen.
+    It equals transformers' `RepetitionPenaltyLogitsProcessor`: a seen token's logit is divided by the penalty if
+    positive and multiplied if negative, once however often the token was seen.
     """
 
     def __init__(self, penalty: float, device: torch.device | str) -> None:
@@ -26,11 +26,11 @@ class SeenTokens:
         self._ids = torch.empty(0, dtype=torch.long, device=self._device)
 
     def penalised(self, logits: Tensor, known: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Penalised `logits` [n, vocabulary] in fp32, of rows that stand after `known` and paths[row].
+        """Penalise `logits` [n, vocabulary] of rows that follow `known` and paths[row]; returns fp32.
 
-        The same list is taken to have grown at its end alone since the last call; another one is read from its start.
+        If `known` is the same list as in the last call, it must only have grown at its end.
         """
-        self._take(known)
+        self._update(known)
         scores = logits.to(torch.float32, copy=True)
         scores[:, self._ids] = self._lowered(scores[:, self._ids])
         fresh = [(row, token) for row, path in enumerate(paths) for token in set(path) - self._known]
@@ -39,7 +39,7 @@ class SeenTokens:
             scores[rows, tokens] = self._lowered(scores[rows, tokens])
         return scores
 
-    def _take(self, known: Sequence[int]) -> None:
+    def _update(self, known: Sequence[int]) -> None:
         if known is not self._tokens or len(known) < self._read:
             self._begin(known)
         fresh = set(known[self._read :]) - self._known

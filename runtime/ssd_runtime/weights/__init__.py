@@ -1,1 +1,1 @@
-"""Kernels that serve the projections."""
+"""Kernels for the projections."""

@@ -1,4 +1,4 @@
-"""What runs beside a module's own `forward` when the user's model is called."""
+"""Detects code that runs besides a module's own `forward`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from transformers import PreTrainedModel
 from ssd_profiles.errors import UserError
 
 LIBRARIES = ("transformers", "accelerate")
-"""Whose hooks on a whole layer or model record or move and change no result."""
+"""Libraries whose hooks on whole layers or models never change a result."""
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether a call of the module runs more than its own `forward`."""
+    """Whether calling the module runs more than its own `forward`."""
     # accelerate replaces `forward` on the instance instead of registering a hook.
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 def require_unhooked(model: PreTrainedModel) -> None:
-    """Raise UserError where a hook or a forward that is not transformers' own would be bypassed.
+    """Raise UserError when the model has hooks or a custom forward that the engine would bypass.
 
-    Projections, norms and the embedding are called as they are, hooks and all. The blocks, layers and models around
-    them never are: neither hooks on them nor a forward that a subclass or a patch of their class brings would run.
+    Projections, norms and the embedding are called as modules, hooks included. Blocks, layers and the whole model are
+    never called, so hooks on them, or a forward of a subclass or patched class, would not run.
     """
     for name, part in _taken_apart(model):
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values(), type(part).forward]
@@ -48,7 +48,7 @@ def _taken_apart(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _home(hook: Callable[..., Any]) -> str:
-    """The module that a hook was written in."""
+    """Name of the module in which a hook was defined."""
     while isinstance(hook, partial):
         hook = hook.func
     return str(getattr(hook, "__module__", None) or type(hook).__module__)

@@ -1,4 +1,4 @@
-"""Which matmul kernel serves how many rows: measured on the device once, and remembered in the user's cache."""
+"""Chooses the matmul kernel per number of rows. It is measured once per device and cached for the user."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.profiling.memory import available_bytes
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 256)
-"""Numbers of rows that are timed; others go with the next lower one."""
+"""Numbers of rows that are timed. Other numbers use the next lower entry."""
 ROUNDS = 5
 TIMED_BYTES = 128 << 20
-"""Packed weights that a timing goes through, at least: more than a processor's cache holds."""
+"""Least bytes of packed weights per timing: more than a processor's cache holds."""
 MARGIN = 0.93
-"""The modules serve where they take less than this of the packed copies' time in every round: a noisy machine must not
-choose them, since they are much slower for several rows on most processors and for one row on some."""
+"""The modules serve only if they take less than this share of the packed copies' time in every round. Noise must not
+choose them, since they are much slower for several rows on most processors."""
 STEADY = 1.5
-"""Slowest ÷ fastest round of a machine whose choice is worth remembering: another process at work shows as more."""
+"""Largest ratio of slowest to fastest round for which a choice is cached. Another busy process exceeds it."""
 SMALL_BYTES = 8 << 20
-"""Packed weights up to this stay in a processor's cache: too small for the choice to matter or to be measured well."""
+"""Packed weights up to this size fit a processor's cache, where the choice hardly matters and cannot be measured
+well."""
 MEMORY_SHARE = 0.5
-"""Of the memory that is free once the model is loaded, what packed copies may take by default."""
+"""Default bound of packed copies, as a share of the memory that is free once the model is loaded."""
 
 
 def fitted_decoder(model: PreTrainedModel, weight_memory: int | None = None) -> Decoder:
-    """A decoder whose projections are served by what is fastest on its device for each number of rows.
+    """Build a decoder that uses the fastest kernel for each number of rows on its device.
 
-    Packed copies of weights take at most `weight_memory` bytes. Measures for about a second on the first run with
-    a model of these sizes on this device.
+    Packed copies of weights take at most `weight_memory` bytes. The first run with a model of these sizes on this
+    device measures for about a second.
     """
     if weight_memory is None:
         weight_memory = int(MEMORY_SHARE * available_bytes(model.device))
@@ -53,9 +54,9 @@ def fitted_decoder(model: PreTrainedModel, weight_memory: int | None = None) -> 
 
 @torch.inference_mode()
 def measured(decoder: Decoder) -> tuple[list[bool], bool]:
-    """For each of `ROWS`, whether packed copies should serve; and whether the machine was steady meanwhile.
+    """Measure for each of `ROWS` whether packed copies should serve, and whether the machine was steady.
 
-    Timed on MLP blocks, in turn.
+    MLP blocks are timed with both kernels in turn.
     """
     per_layer = max(1, decoder.packed.used // decoder.shape.num_layers)
     layers = min(decoder.shape.num_layers, -(-TIMED_BYTES // per_layer))
@@ -70,7 +71,10 @@ def measured(decoder: Decoder) -> tuple[list[bool], bool]:
 
 
 def choice(taken: Mapping[tuple[int, bool], Sequence[float]]) -> list[bool]:
-    """Whether packed copies should serve each of `ROWS`, from the times of the rounds by (rows, packed)."""
+    """Decide for each of `ROWS` whether packed copies should serve.
+
+    `taken` maps (rows, packed) to the seconds of each round.
+    """
     rounds = {n: zip(taken[n, False], taken[n, True], strict=True) for n in ROWS}
     return [any(modules >= MARGIN * packed for modules, packed in rounds[n]) for n in ROWS]
 

@@ -1,4 +1,4 @@
-"""One small interface for every projection, whichever kernel serves it."""
+"""The interface through which every projection runs, whichever kernel serves it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from torch import Tensor, nn
 from ssd_runtime.weights.hooks import hooked
 
 TOLERANCE = 1e-4
-"""Largest difference, relative to the largest output, that a fast kernel may show against the user's modules."""
+"""Largest difference between a packed kernel and the user's modules, relative to the largest output."""
 
 
 @dataclass(slots=True)
 class PackedMemory:
-    """How many bytes packed copies of weights may take, and how many they do."""
+    """The memory budget of packed weights, in bytes."""
 
     limit: int
     used: int = 0
 
     def claim(self, count: int) -> bool:
-        """Take `count` bytes if there is room for them."""
+        """Reserve `count` bytes if they are available. Returns whether they were."""
         fits = self.used + count <= self.limit
         self.used += count if fits else 0
         return fits
 
 
 ALWAYS = (True,)
-"""Packed copies serve any number of rows."""
+"""Setting of `Linear.serve` in which packed copies serve any number of rows."""
 
 
 class Linear:
-    """Projections that share an input: `x` [n, in] to their outputs side by side [n, out].
+    """Projections that share an input, from `x` [n, in] to their concatenated outputs [n, out].
 
-    Served by a oneDNN weight packed once (CPU, fp32), or by calling the user's modules as they are, whichever
-    `serve` says is faster for so many rows. Packed weights are a copy, as far as `memory` allows one: they serve
-    only an exact `nn.Linear` without hooks, are checked against it when built, and are built again when a
-    weight, a hook or a module has changed.
+    They run on a packed oneDNN weight (CPU, fp32) or by calling the user's modules, whichever `serve` says is faster
+    for n rows. Packed weights are copies within the `memory` budget. They replace only exact `nn.Linear` modules
+    without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
     """
 
     __slots__ = ("_bias", "_last", "_memory", "_modules", "_names", "_packed", "_parent", "_serves", "_stamp")
@@ -55,20 +54,20 @@ class Linear:
 
     @property
     def packed(self) -> bool:
-        """Whether there is a packed copy."""
+        """Whether a packed copy exists."""
         return self._packed is not None
 
     @property
     def foreign(self) -> list[nn.Module]:
-        """The modules that are not exactly a plain `nn.Linear`: quantised ones, adapters."""
+        """Modules that are not exactly `nn.Linear`, such as quantised ones and adapters."""
         return [module for module in self._modules if not is_exact(module)]
 
     def serve(self, rows: Sequence[bool]) -> None:
-        """Let the packed copy serve n rows where `rows[n - 1]` is true; the last entry holds for all more rows."""
+        """Let the packed copy serve n rows where `rows[n - 1]` is true. The last entry holds for all larger n."""
         self._serves, self._last = tuple(rows), len(rows) - 1
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The projections of `x`."""
+        """Apply the projections to `x` [n, in]."""
         if self._packed is not None and self._serves[min(x.shape[0] - 1, self._last)]:
             return self._multiplied(x, self._packed)
         if len(self._modules) == 1:
@@ -76,7 +75,7 @@ class Linear:
         return torch.cat([module(x) for module in self._modules], -1)
 
     def refresh(self) -> None:
-        """Build again if the user's modules changed since, or others stand in their place, as adapters do."""
+        """Rebuild if the user's modules have changed or were replaced, for instance by adapters."""
         if self._stamp != stamp_of(self._found()):
             self._build()
 
@@ -93,13 +92,13 @@ class Linear:
             return
         try:
             self._pack(linears)
-        except Exception:  # whatever the operation cannot take, the modules can
+        except Exception:  # the modules serve whatever the packed operation cannot
             self._packed = None
         if self._packed is None:
             self._memory.used -= _bytes(linears)
 
     def _pack(self, linears: Sequence[nn.Linear]) -> None:
-        """Pack the weights, unless what the copy gives differs from the modules."""
+        """Pack the weights, and keep the copy only if its output agrees with the modules'."""
         weights = [linear.weight.detach() for linear in linears]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         if any(linear.bias is not None for linear in linears):
@@ -124,7 +123,7 @@ class Linear:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether packed weights can serve any of the model's projections."""
+    """Whether packed weights could serve the model's projections."""
     weight = next(model.parameters())
     return (
         weight.device.type == "cpu"
@@ -139,14 +138,14 @@ def _bytes(linears: Sequence[nn.Linear]) -> int:
 
 
 def is_exact(module: nn.Module) -> bool:
-    """Whether the module multiplies by a plain weight; subclasses of tensors, as torchao's, may do anything else."""
+    """Whether the module multiplies by a plain weight. Tensor subclasses, such as torchao's, may do anything else."""
     return type(module) is nn.Linear and type(module.weight) is nn.Parameter
 
 
 def named(modules: Sequence[nn.Module]) -> str:
-    """The kinds of some modules with their numbers, and a digest of what they and their tensors are; "" for none.
+    """Describe modules by kind and number, with a digest of their settings and tensor shapes; "" for none.
 
-    Latencies of a model depend on it: its quantised version, or one with adapters, takes another time.
+    It is part of the latency key: a quantised model, or one with adapters, has other latencies.
     """
     if not modules:
         return ""
@@ -169,9 +168,9 @@ def _packable(module: nn.Linear) -> bool:
 
 
 def stamp_of(modules: Sequence[nn.Module]) -> list[Any]:
-    """Something that differs once a module, a hook or a weight has changed.
+    """A value that changes whenever a module, a hook or a weight does.
 
-    Not where a weight is written in place through its `data`, or under inference mode: that leaves no trace.
+    Writes through `weight.data` or under inference mode leave no trace and go unnoticed.
     """
     return [
         (module, hooked(module), *((each.data_ptr(), each.is_inference() or each._version) for each in weights))
