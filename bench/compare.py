@@ -1,9 +1,9 @@
-"""Strategies and peers over a prompt file: same weights, in turn, every output checked against plain decoding.
+"""Compares strategies and peers over a prompt file: same weights, in turn, every output checked against plain decoding.
 
 `python -m bench.compare --artifact demo --prompts ../shared/data/spec_bench/dev.jsonl --out build/compare` is the quick
-mode: 26 prompts spread over the categories, 64 tokens. `--full` takes every prompt, 128 tokens. Killed, it goes on
-where it was. The prompts are one stream, in their order: what a strategy learns it keeps. `plain again` is plain
-decoding a second time: what differs from 1 there is noise.
+mode: 26 prompts spread over the categories, 64 tokens. `--full` takes every prompt and 128 tokens. A killed comparison
+resumes. The prompts form one stream, in order, through which a strategy keeps its statistics. `plain again` is plain
+decoding a second time: its deviation from 1 is noise.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ def _arguments() -> argparse.Namespace:
 def _contenders(
     names: list[str], engine: Engine, sampling: SamplingParams, console: Console
 ) -> dict[str, Callable[[], Decode]]:
-    """Plain decoding twice, then what was asked for; a peer that cannot take part is left out with its reason.
+    """Make plain decoding twice, then the requested contenders.
 
-    Each is made anew for every stream.
+    Each value makes a contender afresh for one stream. A peer that cannot take part is left out with its reason.
     """
 
     def fresh(strategy: str, assignments: list[str]) -> Callable[[], Decode]:
         settings = read_settings(strategy, assignments)
-        engine.planners(strategy, settings)  # what is wrong with it is said before anything is measured
+        engine.planners(strategy, settings)  # errors are raised here, before anything is measured
         return lambda: ours(engine.decoder, engine.planners(strategy, settings), sampling)
 
     found = {PLAIN: fresh(PLAIN, []), AGAIN: fresh(PLAIN, [])}
@@ -148,7 +148,7 @@ def _measure(
     repeats: int,
     console: Console,
 ) -> None:
-    """Every contender on every prompt, in turn; who goes first moves on from prompt to prompt."""
+    """Run every contender on every prompt in turn, rotating the order from prompt to prompt."""
     todo = [(repeat, i) for repeat in range(repeats) for i in range(len(prompts))]
     todo = [(repeat, i) for repeat, i in todo if not ledger.has(prompts[i].id, repeat)]
     if todo:
@@ -159,7 +159,7 @@ def _measure(
     stream = -1
     for repeat, i in track(todo, "decoding", console=console, disable=not console.is_terminal):
         if repeat != stream:
-            # Nobody knows prompts from an earlier round.
+            # Every repeat starts without statistics from earlier ones.
             stream, decoders = repeat, {name: make() for name, make in contenders.items()}
         prompt, shift, watch = prompts[i], (i + repeat) % len(names), Watch()
         ids = loaded.encode(conversation(prompt))
@@ -178,13 +178,13 @@ def _measure(
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
-    """Of what is decoded: another file of the same name and length is another comparison."""
+    """Hash of the decoded prompts, which tells apart files of the same name and length."""
     texts = [[prompt.id, *conversation(prompt)] for prompt in prompts]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def _difference(session: Session, ids: list[int], expected: list[int], other: list[int]) -> str:
-    """`none`, `near_tie` or `error`; nothing can be said where tests by rejection let outputs differ."""
+    """Classify the difference: `none`, `near_tie` or `error`, or `NOT_COMPARED` under tests by rejection."""
     if session.sampling.tests_drafts:
         return NOT_COMPARED
     return compare(session, ids, expected, other).kind.value

@@ -1,1 +1,1 @@
-"""What every comparison shares: contenders in turn, rows on disk, intervals, tables, charts."""
+"""What all comparisons share: contenders in turn, rows on disk, intervals, tables and charts."""

@@ -1,4 +1,4 @@
-"""The picture of a comparison: speed-ups with their intervals, by category."""
+"""Charts of comparisons: speed-ups with intervals, scatter plots, staircases and histograms."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MOST_BY_CATEGORY = len(COLOURS)
 
 
 def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list[Path]:
-    """Write speed.png and speed.svg; nothing where matplotlib is not installed."""
+    """Draw speed-ups with intervals as speed.png and speed.svg. Returns no paths without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return []
     names = [name for name in found if name != baseline]
     categories = list(next(iter(found.values()))["categories"])
-    # Many contenders side by side in every category cannot be told apart: they get a row each.
+    # Too many contenders to tell apart within a category get a row each instead.
     many = len(names) > MOST_BY_CATEGORY
     rows = names if many else ["overall", *categories]
     figure = Figure(figsize=(9, 1.2 + (0.35 if many else 0.5) * len(rows)), layout="constrained")
@@ -42,7 +42,7 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
             label=name,
         )
     axes.axvline(1.0, color="#57606a", linewidth=1)
-    # Parameters on a line of their own: a long name would take the room of the plot.
+    # Parameters go on a second line, because long names would shrink the plot.
     axes.set_yticks(range(len(rows)), [row.replace("+", "\n+", 1) for row in rows], fontsize=9)
     axes.invert_yaxis()
     axes.grid(axis="x", color="#d0d7de", linewidth=0.6)
@@ -55,7 +55,7 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
 
 
 def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: str, up: str, path: Path) -> list[Path]:
-    """Scatter plots on one pair of axes with the diagonal, as `path`.png and .svg; nothing without matplotlib."""
+    """Draw scatter plots with the diagonal as `path`.png and .svg. Returns no paths without matplotlib."""
     values = [value for x, y in series.values() for value in (*x, *y)]
 
     def paint(axes: Any) -> None:
@@ -67,7 +67,7 @@ def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: s
 
 
 def stairs(series: dict[str, Sequence[tuple[float, float]]], across: str, up: str, path: Path) -> list[Path]:
-    """Values [(x, y), ...] that hold until the next, as `path`.png and .svg; nothing without matplotlib."""
+    """Draw staircases of values [(x, y), ...], each held until the next. Returns no paths without matplotlib."""
 
     def paint(axes: Any) -> None:
         for number, (name, steps) in enumerate(series.items()):
@@ -78,7 +78,7 @@ def stairs(series: dict[str, Sequence[tuple[float, float]]], across: str, up: st
 
 
 def histogram(series: dict[str, Sequence[float]], across: str, up: str, path: Path) -> list[Path]:
-    """How often each value occurs, as `path`.png and .svg; nothing without matplotlib."""
+    """Draw histograms as `path`.png and .svg. Returns no paths without matplotlib."""
     values = [value for each in series.values() for value in each]
     width = 0.1
     first, last = int(min(values) / width), int(max(values) / width) + 1
@@ -108,7 +108,7 @@ def _painted(paint: Callable[[Any], None], width: float, height: float, across: 
 
 
 def saved(figure: Any, path: Path) -> list[Path]:
-    """Write a figure as `path`.png and .svg."""
+    """Save a figure as `path`.png and .svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
     paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
     for each in paths:

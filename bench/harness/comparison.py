@@ -1,4 +1,4 @@
-"""What `bench.papers` compares: strategies on a model and its prompts, and how that reads."""
+"""A comparison for the page of `bench.papers`: strategies on one model and stream, and its section."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from bench.harness.tables import interval, sameness
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Some contenders on one stream of prompts."""
+    """Contenders on one stream of prompts."""
 
     name: str
     title: str
     bundle: MadeBundle
     contenders: Sequence[str]
     ratio: float | None = None
-    """A mixed stream's; None for Spec-Bench prompts by category."""
+    """Mix ratio of the stream; None for Spec-Bench prompts by category."""
     optional: bool = False
-    """Left out of the quick mode."""
+    """Whether the quick mode leaves it out."""
     count: int = 13
-    """Prompts in the quick mode, half of them of either domain in a stream."""
+    """Prompts in the quick mode; a mixed stream takes half of them from each domain."""
     tokens: int = 48
-    """New tokens in the quick mode."""
+    """New tokens per prompt in the quick mode."""
     categories: bool = False
-    """Whether there are prompts enough to tell categories apart."""
+    """Whether there are enough prompts for a table by category."""
     pictures: Sequence[Picture] = ()
 
     def run(self, folder: Path, full: bool) -> None:
-        """Decode what is not in `folder`/NAME yet."""
+        """Decode whatever `folder`/NAME does not hold yet."""
         contenders = ",".join(name.format(first=self.bundle.first) for name in self.contenders)
         options = ["--artifact", self.bundle.path, "--contenders", contenders, "--out", str(folder / self.name)]
         if self.ratio is None:
@@ -56,7 +56,7 @@ class Comparison:
             sys.exit(code)
 
     def section(self, folder: Path) -> str | None:
-        """Its part of the page; None where it has not been run."""
+        """Its section of the page; None if it has not been run."""
         path = folder / self.name / "summary.json"
         if not path.is_file():
             return None
@@ -110,7 +110,7 @@ def _table(standings: dict[str, Any]) -> str:
 
 
 def _by_category(standings: dict[str, Any]) -> str:
-    """Speed ÷ plain decoding, a column each category."""
+    """Table of speed ÷ plain decoding with one column per category."""
     categories = list(next(iter(standings.values()))["categories"])
     lines = [f"| ÷ plain | {' | '.join(categories)} |", "|---" * (len(categories) + 1) + "|"]
     for name, figures in standings.items():

@@ -1,4 +1,4 @@
-"""What is compared: ways to decode a prompt, timed alike."""
+"""Ways to decode a prompt, all timed alike."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A decoded prompt. Speed is `counted` ÷ `seconds`: prefill and what it yields at once are left out."""
+    """A decoded prompt. Its speed is `counted` ÷ `seconds`; the prefill and the tokens that it yields are excluded."""
 
     token_ids: list[int]
     first_seconds: float
-    """From the call to the first new token."""
+    """Seconds from the call to the first new token."""
     seconds: float
-    """From then to the last."""
+    """Seconds from the first to the last token."""
     counted: int
-    """Tokens that came in `seconds`."""
+    """Number of tokens decoded in `seconds`."""
     cycles: dict[str, float] = field(default_factory=dict)
-    """Our own runtime's: totals over the draft-verify cycles, by the names of `_cycles`."""
+    """Totals over the draft-verify cycles, under the names of `_cycles`; empty for peers."""
 
 
 Decode = Callable[[list[int], Limits], Timed]
 
 
 class Unavailable(Exception):  # noqa: N818 - a reason to go on without a peer
-    """Why a contender cannot take part."""
+    """The reason why a contender cannot take part."""
 
 
 @dataclass(slots=True)
 class Stamps:
-    """When tokens came."""
+    """Arrival times of tokens."""
 
     began: float = field(default_factory=perf_counter)
     times: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
 
     def add(self, count: int) -> None:
-        """`count` tokens came now."""
+        """Add `count` tokens that arrive now."""
         self.times.append(perf_counter())
         self.counts.append(count)
 
     def timed(self, token_ids: list[int], cycles: dict[str, float] | None = None) -> Timed:
-        """Everything behind the first arrival."""
+        """Compute the times after the first arrival."""
         counted = len(token_ids) - self.counts[0]
         first, last = self.times[0], self.times[-1]
         return Timed(token_ids, first - self.began, last - first, counted, cycles or {})
 
 
 def ours(decoder: Decoder, make_planner: MakePlanner, sampling: SamplingParams = GREEDY) -> Decode:
-    """A strategy of this runtime."""
+    """Make a contender of one of this runtime's strategies."""
 
     def decode(ids: list[int], limits: Limits) -> Timed:
         session, stamps = Session(decoder, sampling), Stamps()

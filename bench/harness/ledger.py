@@ -1,4 +1,4 @@
-"""The rows of a comparison on disk: one JSON line a prompt, contender and repeat, so that it can go on."""
+"""The rows of a comparison on disk, which make it resumable: one JSON line per prompt, contender and repeat."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ NOT_COMPARED = "not compared"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One decoded prompt."""
+    """The result of one contender on one prompt."""
 
     prompt: str
     category: str
     contender: str
     repeat: int
     divergence: str
-    """From plain decoding: `none`, `near_tie` or `error`, or that it was not looked at."""
+    """Divergence from plain decoding: `none`, `near_tie`, `error` or `NOT_COMPARED`."""
     tokens: int
     first_seconds: float
     seconds: float
     counted: int
     cycles: dict[str, float] = field(default_factory=dict)
     commit: str | None = None
-    """That it was measured at."""
+    """Commit at which it was measured."""
     stolen: float | None = None
-    """Share of the processors' time that the machine's other guests took while the prompt was decoded by all."""
+    """Share of the processors' time that other guests of the machine took while all contenders decoded the prompt."""
 
     @classmethod
     def of(cls, prompt: str, category: str, contender: str, repeat: int, divergence: str, timed: Timed) -> Row:
-        """A row of what was timed."""
+        """Make a row from a timed prompt."""
         length = len(timed.token_ids)
         return cls(
             *(prompt, category, contender, repeat, divergence, length),
@@ -46,7 +46,7 @@ class Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a comparison, whole or not. Raises UserError when there is none."""
+    """Read all rows of a comparison, finished or not. Raises UserError when there are none."""
     try:
         _, *lines = path.read_text(encoding="utf-8").splitlines()
         return [Row(**json.loads(line)) for line in lines if line.endswith("}")]
@@ -55,17 +55,17 @@ def read_rows(path: Path) -> list[Row]:
 
 
 class Ledger:
-    """Rows of one comparison, under the settings it was begun with."""
+    """Rows of one comparison, all measured with the same settings."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        """Raises UserError when `path` holds rows of other settings."""
+        """Open or create the file. Raises UserError when it holds rows of other settings."""
         self._path, self._commit, self.rows = path, commit(), list[Row]()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             first, *_ = path.read_text(encoding="utf-8").splitlines()
             if json.loads(first) != settings:
                 raise UserError(f"{path}: of other settings; give another --out, or delete it to begin afresh")
-            # What a kill cut short is measured again: a line, or a prompt that misses a contender.
+            # A kill may leave a partial line, or a prompt without some contenders. Both are measured again.
             rows = read_rows(path)
             found = Counter((row.prompt, row.repeat) for row in rows)
             whole = len(settings["contenders"])
@@ -77,22 +77,22 @@ class Ledger:
 
     @property
     def commits(self) -> str | None:
-        """Those that rows were measured at: several where a comparison went on behind a change."""
+        """Commits of the rows; there are several if the comparison was resumed after a change."""
         return ", ".join(dict.fromkeys(row.commit for row in self.rows if row.commit)) or None
 
     def has(self, prompt: str, repeat: int) -> bool:
-        """Whether the rows of a prompt are there."""
+        """Whether the rows of a prompt exist."""
         return any(row.prompt == prompt and row.repeat == repeat for row in self.rows)
 
     @property
     def stolen(self) -> float | None:
-        """Share of the processors' time that other guests took, over all prompts; None where nobody counts it."""
+        """Share of the processors' time that other guests took, over all prompts; None if it was not counted."""
         counted = [row for row in self.rows if row.stolen is not None]
         seconds = sum(row.seconds for row in counted)
         return sum(row.seconds * (row.stolen or 0.0) for row in counted) / seconds if seconds else None
 
     def add(self, rows: list[Row], stolen: float | None = None) -> None:
-        """Append all rows of a prompt at once: they were measured in turn and belong together."""
+        """Append all rows of a prompt at once, because they were measured in turn and belong together."""
         stamped = [replace(row, commit=self._commit, stolen=stolen) for row in rows]
         with self._path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(asdict(row)) + "\n" for row in stamped))

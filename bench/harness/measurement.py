@@ -1,4 +1,4 @@
-"""What `bench.papers` measures beside its comparisons: other tools of this folder, with what they print."""
+"""A measurement for the page of `bench.papers`: another tool of this folder, with its output as the section."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ssd_runtime.profiling.device import device_name
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A tool and the arguments it is run with."""
+    """A tool with its arguments."""
 
     name: str
     title: str
     tool: str
     arguments: Sequence[str]
-    """`{out}` stands for the folder of outcomes."""
+    """Arguments, in which `{out}` stands for the folder of results."""
     bundle: MadeBundle
-    """What it looks at, or that from whose model it starts."""
+    """The bundle that it examines, or from whose model it starts."""
     optional: bool = False
-    """Left out of the quick mode."""
+    """Whether the quick mode leaves it out."""
     derived: bool = False
-    """From other parts' outcomes: no measurement of its own, and done anew every time."""
+    """Whether it only evaluates other parts' results, so that it runs every time."""
     pictures: Sequence[Picture] = ()
 
     def command(self, folder: Path) -> str:
-        """As a user would type it."""
+        """The command as a user would type it."""
         return " ".join(("python -m", self.tool, *self._arguments(folder)))
 
     def run(self, folder: Path, full: bool) -> None:
-        """Keep what it prints in `folder`/NAME.txt, unless that is there, of this bundle; as much in either mode."""
+        """Run the tool and keep its output in `folder`/NAME.txt, unless that exists for this bundle."""
         section, origin = self.section(folder), self._origin()
         if section is not None and origin in section and not self.derived:
             return
@@ -56,7 +56,7 @@ class Measurement:
         write_atomically(self._path(folder), f"{head}\n{done.stdout}")
 
     def section(self, folder: Path) -> str | None:
-        """Its part of the page; None where it has not been run, or with other arguments."""
+        """Its section of the page; None if it has not been run with these arguments."""
         if not self._path(folder).is_file():
             return None
         head, _, printed = self._path(folder).read_text(encoding="utf-8").partition("\n")
@@ -66,7 +66,7 @@ class Measurement:
         return f"## {self.title}\n\n{head}\n{said}"
 
     def _origin(self) -> str:
-        """Which state of the bundle it looks at, where it looks at one."""
+        """A sentence that identifies the bundle, if the tool reads one."""
         return f"Bundle {self.bundle.digest()[:8]}. " if self.bundle.path in self.arguments else ""
 
     def _arguments(self, folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a user would pick instead, run as its own documentation says, on the same loaded weights.
+"""Peers that a user might choose instead, run as documented by their authors on the same loaded weights.
 
 Each entry of `PEERS` makes a decoder of a loaded model, or raises Unavailable with the reason.
 """
@@ -19,7 +19,7 @@ MakePeer = Callable[[LoadedModel], Decode]
 
 
 def transformers(**options: Any) -> MakePeer:
-    """`model.generate(**options)`, greedy."""
+    """Make greedy `model.generate(**options)` a contender."""
 
     def make(loaded: LoadedModel) -> Decode:
         from transformers.generation.streamers import BaseStreamer
@@ -55,12 +55,12 @@ def transformers(**options: Any) -> MakePeer:
 
 
 def transformers_early_exit(loaded: LoadedModel) -> Decode:
-    """Assisted generation whose drafts leave at half the layers."""
+    """Make assisted generation with early exit at half of the layers a contender."""
     return transformers(assistant_early_exit=loaded.model.config.num_hidden_layers // 2)(loaded)
 
 
 def economize(make_config: Callable[[Any, int], Any], cycle: int) -> MakePeer:
-    """A technique of `economize`, by its configuration and drafts a cycle; without training."""
+    """Make a technique of `economize` a contender, without training, with `cycle` drafts per verification."""
 
     def make(loaded: LoadedModel) -> Decode:
         library: Any = _imported("economize")
@@ -87,7 +87,7 @@ def economize(make_config: Callable[[Any, int], Any], cycle: int) -> MakePeer:
 
 
 def flashspec(loaded: LoadedModel) -> Decode:
-    """`flashspec` with its n-gram drafter."""
+    """Make `flashspec` with its n-gram drafter a contender."""
     library, parts = _imported("flashspec"), _imported("flashspec.engine")
     device, gamma = loaded.model.device, 4
     prefills: list[float] = []
@@ -108,7 +108,7 @@ def flashspec(loaded: LoadedModel) -> Decode:
         began = perf_counter()
         out = engine.generate(torch.tensor([ids]), limits.max_new_tokens, eos_token_ids=sorted(limits.eos_ids))
         tokens = out.output_ids[0, : out.n_tokens_generated].tolist()
-        # Its prefill yields no token: the first comes with the first verification.
+        # Its prefill yields no token; the first one comes with the first verification.
         return Timed(tokens, prefills[0], perf_counter() - began - prefills[0], len(tokens))
 
     return decode

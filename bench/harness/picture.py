@@ -1,4 +1,4 @@
-"""The pictures of `bench.papers`' page: a part of it draws them, the page shows them."""
+"""Pictures on the page of `bench.papers`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHOWN = "pictures"
-"""Their folder, beside the page."""
+"""Folder of the pictures beside the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One of them."""
+    """A picture that a part of the page draws and the page shows."""
 
     drawn: str
-    """Below the folder of outcomes, without its ending."""
+    """Path below the folder of results, without suffix."""
     name: str
-    """On the page."""
+    """File name beside the page, without suffix."""
     shows: str
 
     def publish(self, folder: Path, page: Path) -> None:
-        """Copy it beside `page`, where it has been drawn: without matplotlib none is."""
+        """Copy the picture beside `page`, if it was drawn; without matplotlib it is not."""
         if self._source(folder).is_file():
             (page.parent / SHOWN).mkdir(exist_ok=True)
             shutil.copyfile(self._source(folder), page.parent / SHOWN / f"{self.name}.png")
 
     def markdown(self, folder: Path) -> str | None:
-        """As the page shows it; None where it has not been drawn."""
+        """Markdown that shows the picture; None if it was not drawn."""
         return f"![{self.shows}]({SHOWN}/{self.name}.png)\n" if self._source(folder).is_file() else None
 
     def _source(self, folder: Path) -> Path:

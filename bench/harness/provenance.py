@@ -1,4 +1,4 @@
-"""Of which state of the repository a figure is, and whether the machine was its own while it was measured."""
+"""Provenance of figures: the commit, and how much of the machine other guests took."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STAT = Path("/proc/stat")
 
 
 def commit() -> str | None:
-    """The commit that is checked out, with a + where files but documents differ from it; None outside a repository."""
+    """The checked-out commit, with a + if any file outside docs/ differs; None outside a repository."""
     found = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
     return f"{found}+" if found and changed else found or None
@@ -20,13 +20,13 @@ def commit() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What the other guests of a virtual machine's host take from its processors from now on."""
+    """Measures the processor time that other guests of a virtual machine's host take from now on."""
 
     began: float = field(default_factory=monotonic)
     before: float | None = field(default_factory=lambda: stolen_seconds(STAT))
 
     def stolen(self) -> float | None:
-        """Their share; None where the system does not count it."""
+        """Share of processor time that others took; None where the system does not count it."""
         after, elapsed = stolen_seconds(STAT), monotonic() - self.began
         if after is None or self.before is None or not elapsed:
             return None
@@ -34,7 +34,7 @@ class Watch:
 
 
 def stolen_seconds(stat: Path) -> float | None:
-    """Processor time stolen since the start, of all processors; None where `stat` is not as Linux has it."""
+    """Processor seconds stolen since boot, over all processors; None if `stat` is not in Linux's format."""
     try:
         name, *ticks = stat.read_text(encoding="ascii").split("\n", 1)[0].split()
         return int(ticks[7]) / os.sysconf("SC_CLK_TCK") if name == "cpu" else None
@@ -43,12 +43,12 @@ def stolen_seconds(stat: Path) -> float | None:
 
 
 def disturbance(stolen: float | None) -> str:
-    """For readers of a figure; nothing where it is not known."""
+    """A sentence about stolen time for readers of a figure; empty if unknown."""
     return "" if stolen is None else f"Other guests of the machine took {stolen:.1%} of its processors' time."
 
 
 def _git(*arguments: str) -> str:
-    """What git says, without blanks at the ends; nothing where there is no git or no repository."""
+    """Output of git without surrounding blanks; empty without git or a repository."""
     git = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,4 +1,4 @@
-"""What a comparison's rows say of each contender: speed against a baseline with its interval, and how it came about."""
+"""Standings computed from a comparison's rows: speed against baselines with intervals, and draft statistics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ssd_profiles.formulas import expected_speedup
 from ssd_profiles.intervals import speedup, speedup_interval
 
 FEWEST = 3
-"""Prompts that make an interval: of two it is as soon a thousand wide as one."""
+"""Fewest prompts for which an interval is given. With two, Student's t makes it absurdly wide."""
 
 
 def standings(rows: Sequence[Row], baselines: Sequence[str]) -> dict[str, Any]:
-    """Figures of every contender, overall and by category.
+    """Compute the figures of every contender, overall and by category.
 
-    Each has `tokens_per_second`, `against` (a baseline's name to ratio and 95% interval over prompts), and, where
-    drafts were made, how measured speed compares with the formulas.
+    They are `tokens_per_second`, `against` (from a baseline's name to ratio and 95% interval over prompts), and for
+    contenders that draft, the measured speed beside the formulas'.
     """
     names = list(dict.fromkeys(row.contender for row in rows))
     categories = sorted({row.category for row in rows})
@@ -52,15 +52,15 @@ def _figures(rows: Sequence[Row], name: str, baselines: Sequence[str]) -> dict[s
 
 
 def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | None:
-    """How many times as fast as `base`: each prompt's time per token, weighted by its tokens.
+    """Speed of `name` ÷ speed of `base`, as each prompt's time per token weighted by the base's tokens.
 
-    With `low` and `high`, the interval, where there are as many prompts as `FEWEST`.
+    The interval `low`, `high` is included from `FEWEST` prompts on.
     """
     base_seconds, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
     for one, other in paired(rows, base, name):
-        # Repeats of a prompt are no further prompts: the interval is over prompts.
+        # Repeats are summed per prompt, because the interval is over prompts.
         base_seconds[one.prompt] += one.seconds
-        # Outputs that differ differ in length: the time for as many tokens as the baseline's.
+        # Diverging outputs differ in length, so the time is scaled to the baseline's number of tokens.
         seconds[one.prompt] += other.seconds / other.counted * one.counted
     if not seconds:
         return None
@@ -70,7 +70,7 @@ def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | Non
 
 
 def paired(rows: Sequence[Row], base: str, name: str) -> list[tuple[Row, Row]]:
-    """The rows of `base` and of `name` for the same prompt in the same repeat, of those that have any tokens."""
+    """Pairs of rows of `base` and `name` for the same prompt and repeat, without rows that have no tokens."""
     bases = {(row.prompt, row.repeat): row for row in rows if row.contender == base and row.counted > 0}
     return [
         (bases[row.prompt, row.repeat], row)
@@ -80,7 +80,7 @@ def paired(rows: Sequence[Row], base: str, name: str) -> list[tuple[Row, Row]]:
 
 
 def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
-    """M, alpha, measured costs c and v of drafting cycles, and the speed-up that the formulas make of them."""
+    """M, alpha, the measured costs c and v of drafting cycles, and the formulas' speed-up from these."""
     total = {key: sum(row.cycles.get(key, 0.0) for row in rows) for key in rows[0].cycles} if rows else {}
     steps = sum(row.cycles.get("plain_steps", 0.0) for row in plain)
     planning = total.get("plan_seconds", 0.0) / max(1e-9, sum(row.seconds for row in rows))
@@ -89,7 +89,7 @@ def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
     step = sum(row.cycles.get("plain_seconds", 0.0) for row in plain) / steps
     m, alpha = total["draft_tokens"] / total["drafts"], total["accepted"] / total["drafted"]
     c, v = total["draft_seconds"] / total["drafted"] / step, total["verify_seconds"] / total["drafts"] / step
-    # The formulas' alpha stands for draft steps a cycle; accepted siblings of a tree, which M counts, are in it.
+    # The formulas' alpha stands for draft steps per cycle, and M includes accepted siblings of trees.
     a = (m - 1.0) * total["drafts"] / total["drafted"]
     return {
         "mean_acceptance_length": m,

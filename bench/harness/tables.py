@@ -1,4 +1,4 @@
-"""A comparison for the terminal."""
+"""Comparisons as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: Console) -> None:
-    """Speed against each baseline, then against plain decoding by category."""
+    """Print speed against each baseline, then against plain decoding by category."""
     table = Table(title="Speed of decoding (prefill left out)")
     for column in ("", "tokens/s", *(f"÷ {base}" for base in baselines), "M", "α", "identical", "first token"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
@@ -46,17 +46,17 @@ def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: C
 
 
 def with_interval(ratio: dict[str, float] | None) -> str:
-    """A speed-up for people."""
+    """Format a speed-up with its interval."""
     return f"{ratio['speedup']:.2f}{interval(ratio)}" if ratio else "–"
 
 
 def interval(ratio: dict[str, float]) -> str:
-    """Behind a speed-up; nothing where it is of a single prompt."""
+    """Format the interval that follows a speed-up; empty for a single prompt."""
     return f" ({ratio['low']:.2f}–{ratio['high']:.2f})" if "low" in ratio else ""
 
 
 def sameness(figures: dict[str, Any]) -> str:
-    """How many outputs are plain decoding's."""
+    """Format how many outputs equal plain decoding's."""
     if not figures["compared"]:
         return "not compared"
     ties = f", {figures['near_tie']} near ties" if figures["near_tie"] else ""

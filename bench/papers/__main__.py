@@ -1,10 +1,12 @@
-"""Every strategy on every model and stream: writes docs/papers.md, the page of the five papers side by side.
+"""Runs every strategy on every model and stream, and writes docs/papers.md: the five papers side by side.
 
-`python -m bench.papers` is the quick mode, an hour on two cores: 48 new tokens for 26 prompts of Spec-Bench, two of
-each category, on the model that most is said of, a mixed stream, and what can be told from these. `--only` takes other
-parts, or `all`: that is some four hours. `--full` takes all of them with all prompts and 128 tokens, 40 prompts of a
-domain and 64 tokens in streams, and wants another --out. Killed, it goes on where it was. Needs `build/bundle05`,
-`build/bundle02` and `build/bundle-domains`, whose commands it names where they are missing.
+`python -m bench.papers` is the quick mode, an hour on two cores: 48 new tokens for 26 prompts of Spec-Bench, two per
+category, on one planted model and one mixed stream, with everything derived from these. `--only` selects parts; `all`
+of them take some four hours. `--full` runs all parts with all prompts and 128 tokens, and in streams 40 prompts per
+domain and 64 tokens; give it another --out.
+
+A killed run resumes. `build/bundle05`, `build/bundle02` and `build/bundle-domains` are required, and the commands that
+build them are printed where they are missing.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def main() -> None:
 
 
 def page(folder: Path) -> str:
-    """The page, in Markdown, of everything that `folder` has the outcome of."""
+    """Render the page in Markdown from all results in `folder`."""
     sections = list[str | None]()
     for part in (*COMPARISONS, *MEASUREMENTS):
         if section := part.section(folder):

@@ -1,9 +1,10 @@
-"""CLaSp's two claims on a real model: its programme against brute force, and how long a mask stays the right one.
+"""CLaSp's two claims on a real model: its programme against brute force, and how long a mask stays good.
 
-`python -m bench.papers.clasp --model demo --prompts ../shared/data/spec_bench/dev.jsonl`: on tokens of generated
-answers, with all but the middle layers kept (as in CLaSp's Figure 3b), the cosine of the final state when half of these
-are skipped: by the programme, at best and at random. Then the masks of neighbouring tokens, all layers free: Jaccard by
-distance (its Figure 3a), and how often each layer is skipped.
+`python -m bench.papers.clasp --model demo --prompts ../shared/data/spec_bench/dev.jsonl`
+
+First, on tokens of generated answers, half of the middle layers are skipped (CLaSp's Figure 3b): the final state's
+cosine for the programme's choice, the best and random ones. Second, with all layers free, masks of neighbouring tokens
+are compared: Jaccard by distance (Figure 3a), and how often each layer is skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ssd_runtime.search.replay import ReferenceStates, RowGroup
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 NEVER = 10**6
-"""The weight of a layer that no budget can skip."""
+"""Weight of a layer that no budget can skip."""
 DISTANCES = (1, 2, 4, 8, 16, 32)
 
 
@@ -91,7 +92,7 @@ def _mask(decoder: Decoder, token: ReferenceStates, weights: Weights, count: int
 
 @torch.inference_mode()
 def _optimality(decoder: Decoder, token: ReferenceStates, free: range) -> tuple[float, float, float, float]:
-    """Cosine by the programme, the best and the mean over all choices, and the share that the programme beats."""
+    """Cosine of the programme's choice, the best and mean over all choices, and the share that the programme beats."""
     count = len(free) // 2
     weights = Weights(tuple(1 if layer in free else NEVER for layer in range(decoder.shape.num_layers)))
     programme = search_knapsack(decoder, token, weights, threshold=-1.0, exactly=count)[0].cosine

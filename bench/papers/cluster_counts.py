@@ -1,9 +1,10 @@
-"""How many domains to find in unlabelled prompts: bundles with 1, 3, 5 and 7 of them, on other prompts of the kind.
+"""Bundles with 1, 3, 5 and 7 domains found in unlabelled prompts, on other prompts of the kind (KNN-SSD's Table 5).
 
-`python -m bench.papers.cluster_counts --model build/domain-planted` (KNN-SSD's Table 5). Eighty of GSM8K's test
-questions and as many of HumanEval's functions, by turns and without a word of which is which, go to `ssd-compile
---domains auto:N`; others are decoded with `knn`. Bundles that are there already are kept: another --out for other
-settings.
+`python -m bench.papers.cluster_counts --model build/domain-planted`
+
+Eighty of GSM8K's test questions and as many of HumanEval's functions, interleaved and unlabelled, go to `ssd-compile
+--domains auto:N`; other prompts are decoded with `knn`. Existing bundles are reused, so other settings need another
+--out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What KnapSpec skips as the context grows, and what that brings (KnapSpec's Figure 3).
+"""What KnapSpec skips as the context grows, and the resulting speed (KnapSpec's Figure 3).
 
 `python -m bench.papers.context_sweep --model build/planted --prompts ../shared/data/spec_bench/dev.jsonl`
-Prompts are texts of the file strung together. At each length the mask is searched on the tokens just generated, with
-attention and MLP weighed by their latency there, for a budget below what could be spared: what is skipped is then a
-choice. Answers go on behind their end, so that all are of one length. The last column leaves the search out.
+
+Prompts are concatenated texts of the file. At each length the mask is searched on the tokens just generated, with
+attention and MLP weighed by their latency there. The budget is below what could be spared, so that the mask is a real
+choice. Answers continue after their end token, so that all have one length. The last column excludes the search.
 """
 
 from __future__ import annotations

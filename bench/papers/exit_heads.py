@@ -1,8 +1,9 @@
-"""Exit heads fitted in closed form against heads that are trained on, as SpecBound trains its own, and against none.
+"""Exit heads fitted in closed form, heads trained as SpecBound trains its own, and no heads, compared.
 
-`python -m bench.papers.exit_heads --artifact build/bundle05 --epochs 3`: the share of tokens on which each layer's exit
-says what the full model says, and the speed that tuning predicts. Both on samples that no head was fitted on: as the
-compiler holds them back, two of a domain's eight, so that the predicted speeds are rough.
+`python -m bench.papers.exit_heads --artifact build/bundle05 --epochs 3`
+
+It prints the share of tokens on which each exit agrees with the full model, and the speed that tuning predicts. Both
+are on samples held back from fitting: two of eight per domain, so that predicted speeds are rough.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.search.replay import ReferenceStates
 
 Held = Mapping[str, tuple[float, ReferenceStates]]
-"""By domain: the context that its exits are tuned for, and the states that judge them."""
+"""Maps a domain to the context that its exits are tuned for and the states that evaluate them."""
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def _samples(engine: Engine) -> dict[str, list[Sample]]:
-    """The calibration samples of the bundle's domains."""
+    """Calibration samples of the bundle's domains."""
     bundle, loaded, decoder = engine.bundle, engine.loaded, engine.decoder
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names))
@@ -78,7 +79,7 @@ def _samples(engine: Engine) -> dict[str, list[Sample]]:
 def _judged(
     engine: Engine, exits: ExitSet | None, layers: tuple[int, ...], held: Held
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """Each layer's share of held-back tokens that its exit tells, and by domain the speed that tuning predicts."""
+    """Agreement of each layer's exit on held-back tokens, and the predicted speed by domain."""
     decoder, latency = engine.decoder, engine.latency
     heads, matches, speeds = ExitHeads(decoder, exits), [], {}
     for name, (context, reference) in held.items():

@@ -1,4 +1,4 @@
-"""The parts of the page docs/papers.md: what is compared, and what other tools measure."""
+"""The parts of docs/papers.md: comparisons of strategies, and measurements by other tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.harness.measurement import Measurement
 from bench.harness.picture import Picture
 
 SPECBOUND = "depth=0.3125+width=8+threshold=0.55+annealing=0.2"
-"""Its paper's own figures, in place of what the compiler tuned."""
+"""The paper's own parameters, in place of those that the compiler tuned."""
 ALL = (
     "auto",
     "knn",
@@ -31,16 +31,16 @@ RATIOS = (0.0, 0.3, 0.7, 1.0)
 def _ablation(
     name: str, *changes: str, bundle: MadeBundle = PLANTED05, count: int = 4, tokens: int = 128
 ) -> Comparison:
-    """What a strategy is without a part of it, or with another value of a parameter."""
+    """A comparison of a strategy with variants of it: without a part, or with another value of a parameter."""
     contenders = (name, *(f"{name}+{change}" for change in changes))
     title = f"{name} with parts changed"
     return Comparison(f"ablation-{name}", title, bundle, contenders, optional=True, count=count, tokens=tokens)
 
 
 ABLATIONS = (
-    # Where layers matter in one domain, and most prompts are of neither.
+    # The model's layers matter in one domain each, and most prompts belong to neither.
     _ablation("knn", "out_of_domain=mix", "out_of_domain=plain", bundle=DOMAINS, count=26, tokens=48),
-    # One stream, in which a search of some 200 masks has room.
+    # It runs on one stream, in which a search of some 200 masks has room.
     _ablation(
         "swift",
         *("confidence=0", "tree=0", "steps=0", "steps=100", "enough=1+idle=100000"),
@@ -51,7 +51,7 @@ ABLATIONS = (
         *("skip=0.3", "skip=0.4", "refresh=4", "refresh=16", "refresh=128"),
         *("confidence=0.4", "confidence=0.9", "sublayers=1"),
     ),
-    # It searches again behind 64 cycles only.
+    # Longer outputs are needed, because the search repeats only after 64 cycles.
     _ablation(
         "knapsack",
         *("warm_start=0", "warm_start=0+share=1", "warm_start=0+similarity=0.9", "warm_start=0+refresh=16"),
@@ -67,9 +67,9 @@ ABLATIONS = (
 )
 
 ALONG = 0.3
-"""The mix ratio of the stream along which speed is drawn."""
+"""Mix ratio of the stream along which speed is drawn."""
 COMPARISONS = (
-    # Two prompts of a category: what is said of single categories is said of these.
+    # Two prompts per category are required for statements about single categories.
     Comparison(
         "planted05",
         "Planted, ε = 0.05",

@@ -1,8 +1,9 @@
-"""Pictures of what a bundle knows and of how a stream went, from files alone.
+"""Pictures of a bundle and of a finished stream, drawn from files alone.
 
-`python -m bench.papers.pictures --artifact build/bundle-domains --stream build/papers/domains-0.3 --out docs/pictures`:
-the masks of the domains (KNN-SSD's Figure 9), how often their frontiers skip each sub-layer, their features in two
-dimensions with the anchors (KNN-SSD's Figure 5), and speed along the mixed stream of a finished comparison.
+`python -m bench.papers.pictures --artifact build/bundle-domains --stream build/papers/domains-0.3 --out docs/pictures`
+
+They show the domains' masks (KNN-SSD's Figure 9), how often frontiers skip each sub-layer, features in two dimensions
+with the anchors (KNN-SSD's Figure 5), and speed along a mixed stream.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_runtime.command import run_guarded
 
 SMOOTHED = 3
-"""Prompts over which speed along a stream is averaged."""
+"""Number of prompts over which speed along a stream is averaged."""
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def masks(bundle: Bundle, out: Path) -> list[Path]:
-    """Which sub-layers each domain's chosen mask skips."""
+    """Draw the sub-layers that each domain's chosen mask skips."""
     chosen = {
         name: record.frontier[record.choice.entry].skip_mask(bundle.model.num_layers)
         for name, record in bundle.domains.items()
@@ -73,7 +74,7 @@ def masks(bundle: Bundle, out: Path) -> list[Path]:
 
 
 def shares(bundle: Bundle, out: Path) -> list[Path]:
-    """In what share of all domains' frontiers each sub-layer is skipped."""
+    """Draw the share of all frontier masks that skip each sub-layer."""
     layers = bundle.model.num_layers
     skipped = [set(entry.skip_mask(layers)) for record in bundle.domains.values() for entry in record.frontier]
     figure = _figure(9, 3)
@@ -89,7 +90,7 @@ def shares(bundle: Bundle, out: Path) -> list[Path]:
 
 
 def features(bundle: Bundle, out: Path) -> list[Path]:
-    """Anchors, and prompts that are none, on the two directions in which they differ most."""
+    """Draw anchors and other prompts along the two principal directions."""
     anchors = bundle.anchors
     every = np.concatenate([anchors.features, anchors.others.astype(np.float32)]) - anchors.center
     directions = every / np.linalg.norm(every, axis=1, keepdims=True).clip(1e-12)
@@ -112,7 +113,7 @@ def features(bundle: Bundle, out: Path) -> list[Path]:
 
 
 def stream(rows: Sequence[Row], names: Sequence[str], out: Path) -> list[Path]:
-    """Speed ÷ plain decoding along the stream, averaged over a few prompts; bands are the domains."""
+    """Draw speed ÷ plain decoding along the stream as a moving average, with the domains as bands."""
     order = list(dict.fromkeys(row.prompt for row in rows))
     speeds = {(row.prompt, row.contender): row.counted / row.seconds for row in rows if row.seconds}
     domains = {row.prompt: row.category for row in rows}

@@ -1,7 +1,7 @@
-"""What deciding costs: searches for masks, looks at candidates and routing, ÷ a plain step.
+"""The cost of planning: searches for masks, comparisons of candidates and routing, in plain steps.
 
-`python -m bench.papers.planning_cost --artifact build/bundle05`: medians of rounds in turn, behind a prompt and 40
-tokens.
+`python -m bench.papers.planning_cost --artifact build/bundle05` prints medians of interleaved rounds, after a prompt
+and 40 tokens.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def behind_an_answer(engine: Engine) -> tuple[Session, Prefill, RecentStates]:
-    """A sequence of a prompt and its answer, with the answer's states."""
+    """Decode an answer. Returns its session, the prompt's prefill and the answer's states."""
     ids = engine.loaded.encode([("user", PROMPT)])
     answer = generate(Session(engine.decoder), ids, PlainPlanner(), Limits(ANSWER)).token_ids
     session = Session(engine.decoder)

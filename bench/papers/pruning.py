@@ -1,7 +1,7 @@
-"""What KnapSpec's search carries along, by the similarity below which it drops states (its tau), and what it finds.
+"""The states that KnapSpec's search carries and the masks it finds, by its similarity threshold tau.
 
-`python -m bench.papers.pruning --artifact build/bundle05`: on the last tokens of an answer. States are those that a
-sub-layer runs, of all budgets together; most at once is what memory has to hold.
+`python -m bench.papers.pruning --artifact build/bundle05` uses the last tokens of an answer. It counts the states that
+run through sub-layers, over all budgets; the most at once is what memory has to hold.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _watched(search: Callable[[], list[Candidate]]) -> tuple[list[Candidate], list[int]]:
-    """What a search finds, and the number of states behind each of its items."""
+    """Run a search and count the states after each of its items."""
     levels, better = list[int](), knapsack._better
 
     def counted(*given: Any) -> Any:

@@ -1,9 +1,10 @@
-"""How well prompts find their domain, on starter prompts held back and on real data, in every variant.
+"""Routing accuracy of every variant, on held-back starter prompts and on real data.
 
 `python -m bench.papers.routing --model demo --data ../shared/data --out build/routing`
-Half of each domain's starter records give anchors: with template and shots, and asked in all ways but the last, which
-none of the anchors shows. The other half and the real prompts are routed. Features are kept in --out, a folder a
-model, so that a second run takes seconds.
+
+Half of each domain's starter records become anchors: with template and shots, and in all phrasings but the last. The
+other half, in the last phrasing too, and the real prompts are routed. Features are kept in --out, one folder per model,
+so that a second run takes seconds.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 KS = (1, 2, 3, 5, 8, 10, 13, 16, 20)
 CATEGORIES = {"translation": "wmt16", "math_reasoning": "gsm8k", "summarization": "cnn"}
-"""The categories of Spec-Bench that are one of our domains."""
+"""Categories of Spec-Bench that correspond to a domain."""
 NEAR = {frozenset({"cnn", "xsum"}), frozenset({"gsm8k", "math"})}
-"""Domains of one task: a route between them is counted apart."""
+"""Pairs of domains with the same task; routes between them are counted separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt: what it serves for, its true domain where it has one, and its features."""
+    """One prompt: its use, its true domain if it has one, and its features."""
 
     use: str
     domain: str
@@ -64,7 +65,7 @@ def main() -> None:
     rows = list(_measured(measure, arguments.data, arguments.limit))
     results = {"accuracy": _accuracies(rows)}
     top = max(row["mean"] for row in results["accuracy"])
-    # Of variants that route alike, the one that tells out-of-domain prompts best.
+    # Among variants of equal accuracy, the one that tells out-of-domain prompts best is chosen.
     alike = [row | {"auc": _auc(_out_of_domain(rows, row))} for row in results["accuracy"] if row["mean"] > top - 0.003]
     best = max(alike, key=lambda row: row["auc"])
     chosen = _anchors(rows, best["pool"], best["feature"], best["rule"], best["k"])
@@ -76,14 +77,14 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Takes features of one model's prompts, a kept file a group."""
+    """Computes features of prompts for one model, cached in a file per group."""
 
     decoder: Decoder
     loaded: LoadedModel
     out: Path
 
     def rows(self, use: str, domain: str, texts: Sequence[str]) -> list[Row]:
-        """The features of `texts`, from the kept file or measured now."""
+        """Read or compute the features of `texts`."""
         asked = hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
         kept = self.out / f"{use} {domain} {asked[:16]}.json".replace(" ", "-")
         if not kept.is_file():
@@ -137,7 +138,7 @@ def _anchors(rows: Sequence[Row], pool: str, feature: str, rule: str, k: int, wi
 
 
 def _accuracies(rows: Sequence[Row]) -> list[dict]:
-    """Share of prompts routed to their domain, for every variant and test set; strictly, and up to near domains."""
+    """Share of prompts routed to their domain, or to a near one, for every variant and test set."""
     found = []
     for pool, feature, rule, k in itertools.product(USES, ("mean", "last"), RULES, KS):
         anchors = _anchors(rows, pool, feature, rule, k)
@@ -175,7 +176,7 @@ def _confusion(rows: Sequence[Row], anchors: AnchorSet) -> dict[str, dict[str, i
 
 
 def _out_of_domain(rows: Sequence[Row], best: dict) -> list[dict]:
-    """Each domain left out in turn: can its prompts be told from those of the others?"""
+    """Leave out each domain in turn and test whether its prompts are recognised as out of domain."""
     found = []
     for name in domain_names():
         anchors = _anchors(rows, best["pool"], best["feature"], best["rule"], best["k"], without=name)
@@ -197,7 +198,7 @@ def _out_of_domain(rows: Sequence[Row], best: dict) -> list[dict]:
 
 
 def _auc(held_out: list[dict]) -> float:
-    """Mean over the domains that have no near one."""
+    """Mean AUC over the domains without a near one."""
     near = set[str]().union(*NEAR)
     return float(np.mean([row["auc"] for row in held_out if row["domain"] not in near]))
 

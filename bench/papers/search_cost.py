@@ -1,9 +1,11 @@
-"""What our search costs and finds, against Self-SD's, and what Bayesian optimisation adds to the knapsack.
+"""Cost and result of the search, against Self-SD's, and the contribution of Bayesian optimisation.
 
-`python -m bench.papers.search_cost --model build/planted --domain cnn --out build/pictures` draws speed against
-seconds, too. Self-SD rates a mask by a timed generation of 8 prompts x 32 tokens and does so 1000 times; a few such
-evaluations are timed here and multiplied. The masks it would find are estimated generously: its Bayesian optimisation
-over 2L thresholded variables runs on our objective, which is free of timing noise, for `--self-sd-evaluations` masks.
+`python -m bench.papers.search_cost --model build/planted --domain cnn --out build/pictures` also draws speed against
+seconds.
+
+Self-SD rates a mask by timed generation of 8 prompts × 32 tokens, 1000 times; a few such evaluations are timed here and
+extrapolated. The masks that it would find are estimated generously: its Bayesian optimisation over 2L thresholded
+variables runs for `--self-sd-evaluations` masks on our objective, which has no timing noise.
 """
 
 from __future__ import annotations
@@ -99,14 +101,15 @@ def main() -> None:
         "knapsack alone": (alone.progress, alone_seconds),
         "Self-SD's": (theirs.progress, taken),
     }
-    # What was best holds until the search ends.
+    # The best value holds until the search ends.
     drawn = {name: [*steps, (end, steps[-1][1])] for name, (steps, end) in searches.items()}
     for path in stairs(drawn, "seconds of search", "best speed-up predicted so far", arguments.out / "search"):
         print(f"picture: {path}", file=sys.stderr)
 
 
 def self_sd_evaluation(decoder: Decoder, samples: list[Sample], seed: int) -> float:
-    """Seconds of one of Self-SD's evaluations: generate 32 tokens for each of 8 prompts with a random half mask."""
+    """Seconds of one evaluation of Self-SD: 32 tokens for each of 8 prompts with a random mask of half the
+    sub-layers."""
     layers = decoder.shape.num_layers
     skipped = np.flatnonzero(np.random.default_rng(seed).random(2 * layers) > 0.5)
     plan = Plan.masked("Self-SD", SkipMask.of(layers, (int(i) for i in skipped)), 12, SELF_SD_STOP)
@@ -117,7 +120,7 @@ def self_sd_evaluation(decoder: Decoder, samples: list[Sample], seed: int) -> fl
 
 
 def self_sd_search(evaluator: Evaluator, layers: int) -> None:
-    """Bayesian optimisation over 2L variables in [0, 1], skipped above one half."""
+    """Run Bayesian optimisation over 2L variables in [0, 1], skipped above one half."""
     process = BayesianOptimization(
         f=None,
         pbounds={str(i): (0.0, 1.0) for i in range(2 * layers)},

@@ -1,8 +1,10 @@
-"""How well predictions of speed hold: TPT and its variants against measured speed, over masks good and bad.
+"""Predicted against measured speed over good and bad masks, for TPT and its variants.
 
-`python -m bench.papers.tpt --artifact build/bundle05 --domain gsm8k --out build/pictures` takes masks of the domain's
-frontier and random changes of them, each with a short and a long draft. Agreement comes from the search prompts, speed
-from timed decoding of the validation prompts, in turn with plain decoding. Pearson's r and R² of a straight line.
+`python -m bench.papers.tpt --artifact build/bundle05 --domain gsm8k --out build/pictures`
+
+Masks come from the domain's frontier and from random changes of it, each with a short and a long draft. Agreement is
+from the search prompts; speed is from timed decoding of the validation prompts, interleaved with plain decoding. It
+prints Pearson's r and R² of a straight line.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ LENGTHS = (3, 6)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A mask and a draft length, with what is predicted of them, ÷ plain decoding."""
+    """A mask and a draft length with its predicted speed-ups."""
 
     mask: SkipMask
     length: int
@@ -91,7 +93,7 @@ def main() -> None:
 
 
 def some_masks(known: Sequence[SkipMask], count: int, seed: int = 0) -> list[SkipMask]:
-    """Half of them from the frontier, spread over it; half with some sub-layers exchanged for any others."""
+    """Choose masks: half of them spread over the frontier, half with some sub-layers exchanged at random."""
     draws, layers = random.Random(seed), known[0].num_layers
     spread = [known[round(i)] for i in np.linspace(0, len(known) - 1, min(count // 2, len(known)))]
     changed = []
@@ -106,7 +108,7 @@ def some_masks(known: Sequence[SkipMask], count: int, seed: int = 0) -> list[Ski
 def predicted(
     profile: AcceptanceProfile, mask: SkipMask, length: int, latency: LatencyTable, context: float
 ) -> dict[str, float]:
-    """Speed-ups by several formulas; agreement alone is no speed-up, but what others rank masks by."""
+    """Predict the speed-up by several formulas. Agreement alone is included because others rank masks by it."""
     draft, costs = latency.step_seconds(context, 1, mask), StepCosts.at(latency, context)
     verification, row = float(costs.verification(length)), DRAFT_LENGTHS.index(length)
     tokens, steps = float(profile.tokens[row, 0]), float(profile.steps[row, 0])

@@ -1,8 +1,9 @@
-"""What a wrong route costs: every domain's best plan on every domain's calibration text, in predicted speed.
+"""The cost of a wrong route: every domain's best plan on every domain's calibration text, in predicted speed.
 
 `python -m bench.papers.transfer --artifact demo`
-Speeds are ÷ plain decoding, from the bundle's masks, the acceptance on the other domain's own text, and this device's
-latencies. `auto` takes the better of plain decoding and the plan that the route suggests.
+
+Speeds are ÷ plain decoding. They follow from the bundle's masks, the acceptance on the other domain's text, and this
+device's latencies. `auto` takes the better of plain decoding and the routed plan.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def _speed(decoder: Decoder, reference: ReferenceStates, option: Option, latency: LatencyTable, context: int) -> float:
-    """Tokens a second of the plan on this text ÷ those of plain decoding."""
+    """Predicted speed of the plan on this text ÷ plain decoding."""
     traces = replay_mask(decoder, reference, option.entry.mask, option.draft_length)
     runs = [replay(trace, option.draft_length, option.threshold) for trace in traces]
     cycles, tokens, steps = (sum(getattr(run, part) for run in runs) for part in ("cycles", "tokens", "steps"))

@@ -1,1 +1,1 @@
-"""What else was measured, one question per file."""
+"""Other measurements, one question per file."""

@@ -1,9 +1,10 @@
-"""Where the time of a decode goes: draft, verify, choose, plan, route, the rest; and how much the profile explains.
+"""Where the time of decoding goes: drafts, verification, choice, planning, routing; and what the profile explains.
 
 `python -m bench.studies.breakdown --artifact build/planted-bundle --strategy knn --prompts
-../shared/data/spec_bench/dev.jsonl` The latency table is measured just before, in the same process. *Profiled* is the
-sum of its attention, MLP and head times for the forwards that were run, without its overhead term; the head includes
-the choice of tokens.
+../shared/data/spec_bench/dev.jsonl`
+
+The latency table is measured immediately before, in the same process. *Profiled* is the sum of its attention, MLP and
+head times for the forwards that were run, without its overhead term; the head includes the choice of tokens.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from ssd_runtime.profiling.latency import measure_latency
 
 
 class Stopwatch:
-    """Seconds by name, of functions that are watched while a context lasts."""
+    """Seconds by name, spent in watched functions."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def watch(self, owner: Any, attribute: str, name: str) -> Iterator[None]:
-        """Add what calls of `owner.attribute` take to `name`."""
+        """Add the time of calls to `owner.attribute` to `name` within the context."""
         original: Callable[..., Any] = getattr(owner, attribute)
 
         def timed(*arguments: Any, **options: Any) -> Any:
@@ -99,7 +100,7 @@ def _show(seconds: dict[str, float], wall: float, tokens: int) -> None:
 
 
 def _explain(cycles: list[Cycle], table: LatencyTable) -> None:
-    """Wall time against the profile's, of plain steps and of draft-verify cycles."""
+    """Compare wall time with the profile's, for plain steps and for draft-verify cycles."""
     for name, chosen in {
         "plain steps": [cycle for cycle in cycles if not cycle.drafted],
         "draft-verify cycles": [cycle for cycle in cycles if cycle.drafted],

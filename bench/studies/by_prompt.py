@@ -1,8 +1,8 @@
-"""A comparison prompt by prompt: the slowest, how speed-ups are spread, and whether tuning has overfitted.
+"""A comparison prompt by prompt: the slowest ones, the spread of speed-ups, and whether tuning has overfitted.
 
-`python -m bench.studies.by_prompt build/compare60 --contender auto --halves` reads what `bench.compare` has written to
-a folder; of several repeats a prompt's speed-up is the median. `--halves` takes every other prompt of
-bench.studies.traces, from the first on, for one that served tuning.
+`python -m bench.studies.by_prompt build/compare60 --contender auto --halves` reads the results of `bench.compare` in a
+folder; a prompt's speed-up is the median over its repeats. `--halves` separates the prompts of bench.studies.traces:
+every other one, from the first on, served for tuning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOWEST = 5
 
 
 def speedups(rows: Sequence[Row], base: str, name: str) -> dict[str, float]:
-    """Each prompt's speed-up against `base`, the median over its repeats."""
+    """Speed-up of each prompt against `base`, the median over its repeats."""
     found = defaultdict[str, list[float]](list)
     for one, other in paired(rows, base, name):
         found[one.prompt].append(one.seconds / (other.seconds / other.counted * one.counted))
@@ -38,9 +38,9 @@ def speedups(rows: Sequence[Row], base: str, name: str) -> dict[str, float]:
 
 
 def halves(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their half for a category, by the place that `bench.fixtures.streams` puts before a prompt's id.
+    """Replace each row's category by its half, from the position that `bench.fixtures.streams` puts before the id.
 
-    Raises UserError when there is none.
+    Raises UserError for ids without a position.
     """
     names = "served tuning", "held back"
     places = [re.match(r"(\d+)-", row.prompt) for row in rows]

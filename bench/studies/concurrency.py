@@ -1,9 +1,10 @@
-"""Tokens per second of several requests at once, decoded by `plain` and by other strategies in turn.
+"""Tokens/s of several requests at once, by `plain` and other strategies in turn.
 
-`python -m bench.studies.concurrency --artifact demo --prompts FILE --at 1,2,4,8,16 --strategies auto`: prompts are
-prefilled, then decoded N at a time, a new one whenever one ends, by each strategy in turn. Plain decoding takes part
-twice, so that the noise is seen. Every output is held against the lone plain decode of its prompt. Answers go on after
-their end, so that all are equally long. Intervals are over rounds of the same prompts.
+`python -m bench.studies.concurrency --artifact demo --prompts FILE --at 1,2,4,8,16 --strategies auto`
+
+Prompts are prefilled, then decoded N at a time; a new one joins whenever one ends. Plain decoding takes part twice,
+which shows the noise. Every output is compared with the lone plain decode of its prompt. Answers continue after their
+end token, so that all have one length. Intervals are over rounds of the same prompts.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def report(
     limits: Limits,
     rounds: int,
 ) -> None:
-    """Decode all prompts, `requests` at a time, by each strategy in turn; print what each reached."""
+    """Decode all prompts, `requests` at a time, by each strategy in turn, and print their speeds."""
     held, taken, wrong, near = list[tuple[Session, Prefill]](), defaultdict[str, list[float]](list), 0, 0
     for ids in prompts:
         session = Session(engine.decoder)
@@ -85,11 +86,11 @@ def report(
 def through(
     engine: Engine, requests: int, held: Sequence[tuple[Session, Prefill]], name: str, limits: Limits
 ) -> tuple[list[Generation], float]:
-    """Decode after prefilled prompts, `requests` at a time; returns the generations, and the seconds per token.
+    """Decode prefilled prompts, `requests` at a time. Returns the generations and the seconds per token.
 
-    Time is taken while as many as asked for decode: where some end sooner than others, fewer are left in the end.
+    Time counts while all slots are in use: towards the end, fewer sequences are left.
     """
-    # A stream of its own: what the round before has taught it are these very answers.
+    # Every round is a stream of its own, because statistics of an earlier one would come from these very answers.
     make = engine.planners("plain" if name == AGAIN else name)
     scheduler, jobs, counts = Scheduler(engine.decoder, requests, 1 << 62), list[Job[Generation]](), list[int]()
     for session, prefilled in held:

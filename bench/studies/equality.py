@@ -1,7 +1,8 @@
-"""Token ids against transformers' `generate`, for several strategies over one prompt file.
+"""Token ids of several strategies against transformers' `generate`, over one prompt file.
 
 `python -m bench.studies.equality --artifact build/demo --prompts ../shared/data/spec_bench/dev.jsonl --count 40`
-Strategies: auto, knn, and a fixed random mask of 40% of the sub-layers. Any difference is classified.
+
+Strategies are auto, knn, and a fixed random mask of 40% of the sub-layers. Every difference is classified.
 """
 
 from __future__ import annotations

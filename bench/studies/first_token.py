@@ -1,8 +1,9 @@
-"""From the start of the process to the first token on its output: `ssd-run` against transformers alone, in turn.
+"""Time from process start to the first token on standard output: `ssd-run` against transformers, in turn.
 
 `python -m bench.studies.first_token --artifact demo --rounds 8`
-Both load the same weights from the same folder, in fp32. With --artifact, `ssd-run` loads and checks the bundle, routes
-the prompt and plans besides. With --new-tokens more are decoded: the peak of memory is over the whole run.
+
+Both load the same weights from the same folder in fp32. With --artifact, `ssd-run` also loads and checks the bundle,
+routes the prompt and plans. With --new-tokens more tokens are decoded; peak memory is over the whole run.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def _first_byte(command: list[str]) -> tuple[float, int]:
-    """Seconds to the first byte of output, and the process's peak of resident memory in bytes."""
+    """Seconds to the first byte of output, and the process's peak resident memory in bytes."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None

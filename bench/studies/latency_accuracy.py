@@ -1,8 +1,8 @@
-"""How well the latency table predicts steps it has not seen: `python -m bench.studies.latency_accuracy --model demo`.
+"""Accuracy of the latency table for steps that it was not measured on.
 
-Random cases of three kinds, a plain step, a masked draft step, a verification, at contexts, masks and token counts
-between the table's grid points. Each is timed in turn with the others; the median of its times is compared with the
-prediction.
+`python -m bench.studies.latency_accuracy --model demo` draws random plain steps, masked draft steps and verifications,
+at contexts, masks and row counts between the table's grid points. Each is timed in turn with the others, and the median
+of its times is compared with the prediction.
 """
 
 from __future__ import annotations

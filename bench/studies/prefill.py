@@ -1,8 +1,8 @@
-"""Measures a prompt's prefill: its time, and the memory of its keys and values.
+"""Time and KV memory of a prompt's prefill.
 
-`python -m bench.studies.prefill --model demo --lengths 2000,7500`: prefills of each length in turn, of tokens that all
-differ from their neighbours. `--yarn 8` stretches the model's context by YaRN's factor first: for timing alone, since
-the weights were not trained for it.
+`python -m bench.studies.prefill --model demo --lengths 2000,7500` prefills each length in turn with tokens that differ
+from their neighbours. `--yarn 8` first extends the model's context by YaRN's factor, which is for timing only: the
+weights were not trained for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 NEW_TOKENS = 128
-"""New tokens that memory is reserved for."""
+"""Number of new tokens for which memory is reserved."""
 
 
 @torch.inference_mode()
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def stretch(config: PreTrainedConfig, factor: float) -> None:
-    """Give a configuration YaRN's rotary embedding, with as many positions more."""
+    """Give a configuration YaRN's rotary embedding with `factor` times as many positions."""
     original = config.max_position_embeddings
     config.rope_parameters = {
         "rope_type": "yarn",
@@ -62,7 +62,7 @@ def stretch(config: PreTrainedConfig, factor: float) -> None:
 
 
 def ids(decoder: Decoder, length: int) -> list[int]:
-    """Tokens spread over the vocabulary."""
+    """Token ids spread over the vocabulary."""
     return [(17 + 31 * i) % decoder.shape.vocabulary for i in range(length)]
 
 

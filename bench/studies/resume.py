@@ -1,8 +1,9 @@
-"""Kills a compile at random moments, goes on with `--resume`, and compares the bundle with one never killed.
+"""Kills a compile at random moments, resumes it, and compares the bundle with one never killed.
 
 `python -m bench.studies.resume --model build/planted --domains cnn,gsm8k --kills 20 --out build/resume`
-All compiles get the latency table that the first one measured. What differs for a reason (the date, timed decoding and
-what is chosen by it) is left out of the comparison; anything else that differs is printed, and ends with exit code 1.
+
+All compiles use the latency table that the first one measured. Dates, timings and choices made by timing are excluded
+from the comparison; any other difference is printed and ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import yaml
 
 COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
 TIMED = {"created", "validation", "choice", "pays", "seconds", "total_seconds", "progress"}
-"""Fields that hold times, or were chosen by timing."""
+"""Fields that hold times or were chosen by timing."""
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def _uninterrupted(options: list[str], out: Path) -> dict[str, bytes]:
-    """Compile; returns the workspace as it was when the latency table came in."""
+    """Run a compile to its end. Returns the workspace's files at the moment when the latency table was written."""
     process = subprocess.Popen([*COMPILE, *options, "--out", str(out)], stderr=subprocess.DEVNULL)
     begun: dict[str, bytes] = {}
     while process.poll() is None:
@@ -79,7 +80,7 @@ def _uninterrupted(options: list[str], out: Path) -> dict[str, bytes]:
 
 
 def _compile(options: list[str], out: Path, wait: float | None, begun: dict[str, bytes]) -> bool:
-    """Go on for `wait` seconds, then kill; returns whether it came to that."""
+    """Resume the compile and kill it after `wait` seconds. Returns whether it was killed."""
     if not _workspace(out).exists():
         _workspace(out).mkdir()
         for name, content in begun.items():
@@ -105,7 +106,7 @@ def _stages(out: Path) -> dict[str, bytes]:
 
 
 def _written(out: Path) -> dict[str, int]:
-    """When each stage was: what is done again comes to the same, but later."""
+    """Time at which each stage was written. A repeated stage has the same content, but a later time."""
     return {path.name: path.stat().st_mtime_ns for path in _workspace(out).glob("*.json")}
 
 
@@ -118,7 +119,7 @@ def _differences(one: Path, other: Path) -> list[str]:
         a, b = ((folder / path).read_bytes() for folder in (one, other))
         if path.name == "report.json":
             a, b = (json.dumps(json.loads(text)["settings"]).encode() for text in (a, b))
-        elif path.name == "manifest.yaml":  # whose hashes follow the files
+        elif path.name == "manifest.yaml":  # its hashes depend on the excluded fields
             a, b = (_settled({**yaml.safe_load(text), "files": None}) for text in (a, b))
         elif path.suffix in (".yaml", ".json"):
             a, b = (_settled(yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)) for text in (a, b))
@@ -128,7 +129,7 @@ def _differences(one: Path, other: Path) -> list[str]:
 
 
 def _settled(value: Any) -> Any:
-    """The value without what is timed."""
+    """The value without fields in `TIMED`."""
     if isinstance(value, dict):
         return {key: _settled(item) for key, item in value.items() if key not in TIMED}
     return [_settled(item) for item in value] if isinstance(value, list) else value

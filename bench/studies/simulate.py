@@ -1,9 +1,9 @@
-"""The controller of `auto` without a model: traces of what the target writes, priced by a latency table.
+"""The controller of `auto` without a model: traces of the target, with costs from a latency table.
 
-`python -m bench.studies.simulate --traces build/traces/demo.json --artifact demo` replays the traces
-(bench.studies.traces) in one stream and prints the expected speed-up by category, for prompts that served tuning and
-for those that did not; with `--alone` every prompt is a stream of its own, without `--artifact` no followers are known
-beforehand. Where the traces were made with that bundle, its masks take part.
+`python -m bench.studies.simulate --traces build/traces/demo.json --artifact demo` replays traces of
+bench.studies.traces as one stream. It prints the expected speed-up by category, separately for prompts that served for
+tuning and others. With `--alone` every prompt is its own stream; without `--artifact` the successor table starts empty.
+Masks of a bundle take part if the traces were made with it.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
 
 NO_MODEL = ModelRunner(None)  # type: ignore[arg-type]
-"""Finishes work that asks for no forward."""
+"""A runner that completes work which requests no forward."""
 WRONG = -1
-"""No token of any vocabulary."""
+"""A token outside every vocabulary."""
 
 Predict = Callable[[str | None, int], tuple[bool, float]]
-"""(frontier entry, i) → whether drafts of the model have the answer's i-th token right, and how sure they are of it."""
+"""Maps (frontier entry, i) to whether a draft has the answer's i-th token right, and its confidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A request as it would have gone."""
+    """The simulated decoding of a request."""
 
     cycles: list[Cycle]
     costs: list[float]
-    """Of each cycle, in plain steps."""
+    """Cost of each cycle, in plain steps."""
 
     @property
     def tokens(self) -> int:
-        """New tokens behind the first."""
+        """Number of new tokens after the first."""
         return sum(len(cycle.tokens) for cycle in self.cycles)
 
     def losses(self) -> list[float]:
-        """What each token came to, in plain steps beyond its own; a cycle's falls to its first token."""
+        """Cost of each token beyond one plain step; a cycle's is assigned to its first token."""
         found = list[float]()
         for cycle, cost in zip(self.cycles, self.costs, strict=True):
             found += [cost - len(cycle.tokens), *[0.0] * (len(cycle.tokens) - 1)]
@@ -73,7 +73,7 @@ def controller(
     frontiers: Mapping[str, Frontier] = MappingProxyType({}),
     exits: Mapping[str, ExitChoice] = MappingProxyType({}),
 ) -> Controller:
-    """One that has taken in the trace's prompt, with a bundle's masks and exits."""
+    """Make a controller that has read the trace's prompt, with a bundle's masks and exits."""
     lookup = Lookup(stream.lookup)
     lookup.open(trace.prompt)
     heads: ExitHeads = None  # type: ignore[assignment] # that nobody asks: drafts are made by `_Oracle`
@@ -89,7 +89,7 @@ def replay(
     predict: Predict,
     plan_seconds: float = 0.0,
 ) -> Replay:
-    """Take the controller through a trace; planning a cycle takes `plan_seconds`, which its cost includes."""
+    """Run the controller through a trace. `plan_seconds` of planning are added to every cycle's cost."""
     done = Replay([], [])
     place = 1
     while place < len(trace.answer):
@@ -149,14 +149,14 @@ def _drafted(plan: Plan, trace: Trace, place: int, predict: Predict) -> Draft:
 
 
 def _exit_seconds(latency: LatencyTable, context: int, stops: Sequence[int], rows: int) -> tuple[float, float]:
-    """Of taking so many rows to the depth bound one by one, with a look behind each stop; and of doing so at once."""
+    """Seconds of taking `rows` rows to the depth bound one by one, with the head after each stop, and all at once."""
     one, at_once = (sum(latency.sublayer_seconds(context, n)[: 2 * stops[-1]]) for n in (1, rows))
     return rows * (one + len(stops) * latency.head_seconds(1) + latency.overhead_seconds(1)), at_once
 
 
 @dataclass(frozen=True, slots=True)
 class _Oracle:
-    """The model's drafts, right where they are said to be."""
+    """A source of model drafts that are right wherever `Predict` says so."""
 
     answer: Sequence[int]
     predicted: Sequence[tuple[bool, float]]
@@ -166,7 +166,7 @@ class _Oracle:
         yield from ()
         tokens = list[int]()
         for token, (right, confidence) in zip(self.answer[:length], self.predicted, strict=False):
-            # A wrong token is one that may stand elsewhere: guesses may follow it.
+            # The wrong token may occur elsewhere, so that guesses can follow it.
             tokens.append(token if right else token + 1)
             if confidence < self.threshold:
                 break
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="every prompt is a stream of its own")
     arguments = parser.parse_args()
     bundle = Bundle.load(bundle_path(arguments.artifact or Path("demo")))
-    # Of another model than the traces', followers would be nonsense; latencies serve as well.
+    # Successors of another model would be meaningless, but latencies can be borrowed.
     known = bundle.successors if arguments.artifact is not None else None
     successors = known.rows() if known is not None else []
     if arguments.latency is not None:
@@ -213,7 +213,7 @@ def main() -> None:
 
 
 def _as_traced(trace: Trace) -> Predict:
-    """Drafts as the masks made them; the first token of an answer comes from the prompt."""
+    """Drafts as the traced masks made them. An answer's first token comes from the prefill."""
     return lambda entry, place: trace.drafts[entry][place - 1] if entry in trace.drafts else (False, 1.0)
 
 

@@ -1,9 +1,10 @@
-"""What the target does on a set of prompts, written down so that a controller can be tried without a model.
+"""Traces of the target on a set of prompts, so that controllers can be tried without a model.
 
-`python -m bench.studies.traces --out build/traces/demo.json` decodes a fixed stratified set plainly and keeps for each
-prompt its tokens, the answer, and the target's most probable tokens at every place of the answer.
-`bench.studies.simulate` replays them. The prompts are written beside, for `bench.compare --prompts`. With `--artifact`
-the model is the bundle's, and what each mask of the prompt's domain would draft at every place is kept, too.
+`python -m bench.studies.traces --out build/traces/demo.json` decodes a fixed stratified set plainly. For each prompt it
+keeps the tokens, the answer, and the target's most probable tokens at every position of the answer.
+`bench.studies.simulate` replays them. The prompts are written beside, for `bench.compare --prompts`.
+
+With `--artifact` the model is the bundle's, and the drafts of each mask of the prompt's domain are kept, too.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from ssd_runtime.search.replay import replay_mask
 
 KINDS = ("spec_bench", *POOLS)
 KEPT = 8
-"""Candidates of each place."""
+"""Candidates per position."""
 BLOCK = 6
-"""Tokens that drafts are taken to have."""
+"""Draft length that the replay of masks assumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,15 @@ class Trace:
     prompt: list[int]
     answer: list[int]
     candidates: list[list[int]]
-    """candidates[i]: the most probable tokens behind answer[i], best first."""
+    """Most probable tokens after answer[i], best first."""
     domain: str | None = None
-    """Where the prompt was routed."""
+    """Domain to which the prompt was routed."""
     drafts: dict[str, list[tuple[bool, float]]] = field(default_factory=dict)
-    """By frontier entry, behind answer[i]: whether the masked model is right there, and how probable it thinks that."""
+    """Maps a frontier entry, after answer[i], to whether the masked model is right there and its confidence."""
 
 
 class Watching(PlainPlanner):
-    """Plain decoding that keeps candidates."""
+    """Plain decoding that records the target's candidates."""
 
     wants_states = True
 
@@ -67,17 +68,17 @@ class Watching(PlainPlanner):
         self.prompt: Prefill | None = None
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Keep what a router asks for."""
+        """Keep the prefill, which routing needs."""
         self.prompt = prompt
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """One row a step."""
+        """Record the candidates of the step's single row."""
         assert states is not None, "they are wanted"
         self.candidates += self._decoder.logits(states[-1]).topk(KEPT).indices.tolist()
 
 
 def prompts(kinds: Sequence[str]) -> list[Prompt]:
-    """The fixed set, kind by kind in turn: every other one serves tuning, the rest never does."""
+    """The fixed set of prompts, kind by kind in turn. Every other one serves for tuning, the rest never does."""
     found = stratified(SPEC_BENCH, 26) if "spec_bench" in kinds else []
     for kind, path in POOLS.items():
         if kind in kinds:
@@ -88,7 +89,7 @@ def prompts(kinds: Sequence[str]) -> list[Prompt]:
 def drafts(
     decoder: Decoder, frontier: Frontier, ids: list[int], answer: list[int]
 ) -> dict[str, list[tuple[bool, float]]]:
-    """What each mask of a frontier makes of an answer, as `Trace.drafts` has it."""
+    """Drafts of each mask of a frontier along an answer, in the form of `Trace.drafts`."""
     if len(answer) < 2 or not frontier.entries:
         return {}
     reference = reference_states(decoder, [Sample(ids, answer, {}, [])])
@@ -100,7 +101,7 @@ def drafts(
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Those that `main` wrote."""
+    """Read the traces that `main` wrote."""
     return [Trace(**each) for each in json.loads(path.read_text())]
 
 

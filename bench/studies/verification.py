@@ -1,7 +1,7 @@
-"""What verifying several tokens at once costs against a plain step, and which kernels the projections take for it.
+"""The cost of verifying several tokens at once in plain steps, and of the kernels that serve the projections.
 
-`python -m bench.studies.verification --model demo --context 100`: forwards of 1 to 16 tokens behind one context, in
-turn, the whole step with head and choice; then every layer's projections alone, by packed copies and by the model's own
+`python -m bench.studies.verification --model demo --context 100` times forwards of 1 to 16 tokens after one context in
+turn, with head and choice. Then it times every layer's projections alone, with packed copies and with the model's own
 modules.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
     steps = _in_turn({str(n): partial(_step, session, n) for n in ROWS}, arguments.rounds, decoder)
     print(f"{'tokens':>8} {'ms':>8}   ÷ a plain step (95% interval)")
     for name, taken in steps.items():
-        # Of medians: one round that was held up is no part of a cost.
+        # The ratio is of medians, because a round that was held up is no part of a cost.
         ratio, low, high = _ratio(np.asarray(taken), np.asarray(steps["1"]))
         print(f"{name:>8} {np.median(taken) * 1e3:8.2f}   {ratio:.3f} ({low:.3f}–{high:.3f})")
 
@@ -51,14 +51,14 @@ def main() -> None:
 
 
 def _ratio(taken: np.ndarray, plain: np.ndarray) -> tuple[float, float, float]:
-    """Of the medians over rounds, with its bootstrap interval."""
+    """Ratio of the medians over rounds, with its bootstrap interval."""
     rounds = np.random.default_rng(0).integers(0, len(plain), (2000, len(plain)))
     low, high = np.percentile(np.median(taken[rounds], 1) / np.median(plain[rounds], 1), [2.5, 97.5])
     return float(np.median(taken) / np.median(plain)), float(low), float(high)
 
 
 def _in_turn(work: Mapping[str, Callable[[], object]], rounds: int, decoder: Decoder) -> dict[str, list[float]]:
-    """Seconds of every piece of work in every round; a first round warms up."""
+    """Seconds of each piece of work in every round, after one warm-up round."""
     taken: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds + 1):
         for name, run in work.items():
