@@ -54,8 +54,13 @@ def main() -> None:
     engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
     loaded, decoder, fingerprint = engine.loaded, engine.decoder, engine.loaded.fingerprint()
     sampling = read_sampling(
-        *(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p),
-        *(loaded.repetition_penalty, 0, arguments.rejection),
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        repetition_penalty=loaded.repetition_penalty,
+        seed=0,
+        rejection=arguments.rejection,
     )
     contenders = _contenders(arguments.contenders.split(","), engine, sampling, console)
     count = arguments.count or (None if arguments.full else 26)
@@ -168,8 +173,12 @@ def _measure(
         ledger.add(
             [
                 Row.of(
-                    *(prompt.id, prompt.category or "all", name, repeat),
-                    *(_difference(session, ids, expected, done[name].token_ids), done[name]),
+                    prompt=prompt.id,
+                    category=prompt.category or "all",
+                    contender=name,
+                    repeat=repeat,
+                    divergence=_difference(session, ids, expected, done[name].token_ids),
+                    timed=done[name],
                 )
                 for name in names
             ],

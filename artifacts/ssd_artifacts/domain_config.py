@@ -54,7 +54,7 @@ class FrontierEntry(BaseModel):
                 raise ValueError(f"{name}: expected {len(self.draft_lengths)} rows of {len(self.thresholds)} numbers")
             for length, row in zip(self.draft_lengths, values, strict=True):
                 if not all(1.0 <= value <= length + bonus for value in row):
-                    raise ValueError(f"{name}: expected 1 to {length + bonus} a cycle for draft length {length}")
+                    raise ValueError(f"{name}: expected 1 to {length + bonus} per cycle for draft length {length}")
         return self
 
     @classmethod

@@ -52,7 +52,13 @@ class Stamps:
         """Compute the times after the first arrival."""
         counted = len(token_ids) - self.counts[0]
         first, last = self.times[0], self.times[-1]
-        return Timed(token_ids, first - self.began, last - first, counted, cycles or {})
+        return Timed(
+            token_ids=token_ids,
+            first_seconds=first - self.began,
+            seconds=last - first,
+            counted=counted,
+            cycles=cycles or {},
+        )
 
 
 def ours(decoder: Decoder, make_planner: MakePlanner, sampling: SamplingParams = GREEDY) -> Decode:

@@ -40,8 +40,16 @@ class Row:
         """Make a row from a timed prompt."""
         length = len(timed.token_ids)
         return cls(
-            *(prompt, category, contender, repeat, divergence, length),
-            *(timed.first_seconds, timed.seconds, timed.counted, timed.cycles),
+            prompt=prompt,
+            category=category,
+            contender=contender,
+            repeat=repeat,
+            divergence=divergence,
+            tokens=length,
+            first_seconds=timed.first_seconds,
+            seconds=timed.seconds,
+            counted=timed.counted,
+            cycles=timed.cycles,
         )
 
 

@@ -79,7 +79,12 @@ def economize(make_config: Callable[[Any, int], Any], cycle: int) -> MakePeer:
                 watch.remove()
             ended = perf_counter()
             # The first exact pass is the prefill, which yields one token.
-            return Timed(tokens.tolist(), first[0] - began, ended - first[0], len(tokens) - 1)
+            return Timed(
+                token_ids=tokens.tolist(),
+                first_seconds=first[0] - began,
+                seconds=ended - first[0],
+                counted=len(tokens) - 1,
+            )
 
         return decode
 
@@ -109,7 +114,12 @@ def flashspec(loaded: LoadedModel) -> Decode:
         out = engine.generate(torch.tensor([ids]), limits.max_new_tokens, eos_token_ids=sorted(limits.eos_ids))
         tokens = out.output_ids[0, : out.n_tokens_generated].tolist()
         # Its prefill yields no token; the first one comes with the first verification.
-        return Timed(tokens, prefills[0], perf_counter() - began - prefills[0], len(tokens))
+        return Timed(
+            token_ids=tokens,
+            first_seconds=prefills[0],
+            seconds=perf_counter() - began - prefills[0],
+            counted=len(tokens),
+        )
 
     return decode
 

@@ -76,13 +76,13 @@ def _reference(decoder: Decoder, ids: list[int], count: int) -> ReferenceStates:
     states = session.forward_states(answer)
     targets = decoder.logits(states[-1]).argmax(-1)
     session.commit(answer)
-    return ReferenceStates(states, targets, [RowGroup(session.cache, len(ids), 0, len(answer))])
+    return ReferenceStates(states, targets, [RowGroup(cache=session.cache, start=len(ids), begin=0, end=len(answer))])
 
 
 def _row(reference: ReferenceStates, row: int) -> ReferenceStates:
     [group] = reference.groups
     states = [x[row : row + 1] for x in reference.states]
-    alone = RowGroup(group.cache, group.start + row, 0, 1, spare=group.start + len(group))
+    alone = RowGroup(cache=group.cache, start=group.start + row, begin=0, end=1, spare=group.start + len(group))
     return ReferenceStates(states, reference.targets[row : row + 1], [alone])
 
 

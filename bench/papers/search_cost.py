@@ -65,7 +65,16 @@ def main() -> None:
     reference = reference_states(decoder, samples)
 
     def evaluator(most: int) -> Evaluator:
-        return Evaluator(decoder, reference, latency, context, settings.block, most, float("inf"), lambda: None)
+        return Evaluator(
+            decoder=decoder,
+            reference=reference,
+            latency=latency,
+            context=context,
+            block=settings.block,
+            most=most,
+            deadline=float("inf"),
+            tick=lambda: None,
+        )
 
     began = perf_counter()
     alone = evaluator(arguments.evaluations)
@@ -76,7 +85,7 @@ def main() -> None:
     show("knapsack alone", alone.best().mask, alone.best().speedup, alone_seconds, f"{len(picks)} masks")
 
     began = perf_counter()
-    bounds = SearchBounds(arguments.evaluations, float("inf"), 0, settings.block)
+    bounds = SearchBounds(evaluations=arguments.evaluations, seconds=float("inf"), seed=0, block=settings.block)
     found = search(decoder, reference, latency, context, bounds, lambda: None, lambda *_: None)
     ours = perf_counter() - began
     best = found.frontier[found.finalists[0]]

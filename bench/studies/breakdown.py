@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-import ssd_runtime.engine.loop
 from bench.fixtures.prompt_files import stratified
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
@@ -74,28 +73,29 @@ def main() -> None:
     generate(Session(decoder), loaded.encode(conversation(prompts[0])), make(), Limits(8))  # warm-up
 
     watch, runs = Stopwatch(), list[Generation]()
-    loop = ssd_runtime.engine.loop
     for prompt in prompts:
         planner = make()
-        with (
-            watch.watch(planner, "start", "route"),
-            watch.watch(planner, "plan", "plan"),
-            watch.watch(planner, "observe", "plan"),
-            watch.watch(loop, "_draft", "draft"),
-            watch.watch(loop, "_verify", "verify"),
-            watch.watch(loop, "_judge", "choose"),
-        ):
+        with watch.watch(type(planner), "start", "route"), watch.watch(Session, "choose", "choose"):
             runs.append(generate(Session(decoder), loaded.encode(conversation(prompt)), planner, limits))
-    wall = sum(run.decode_seconds for run in runs) + watch.seconds["route"]
-    _show(watch.seconds, wall, sum(len(run.token_ids) for run in runs))
-    _explain([cycle for run in runs for cycle in run.cycles], table)
+    cycles = [cycle for run in runs for cycle in run.cycles]
+    route, choose = watch.seconds["route"], watch.seconds["choose"]
+    seconds = {
+        "draft": sum(cycle.draft_seconds for cycle in cycles),
+        # A cycle's verification includes the choice of tokens.
+        "verify": sum(cycle.verify_seconds for cycle in cycles) - choose,
+        "choose": choose,
+        "plan": sum(cycle.plan_seconds for cycle in cycles),
+        "route": route,
+    }
+    _show(seconds, sum(run.decode_seconds for run in runs) + route, sum(len(run.token_ids) for run in runs))
+    _explain(cycles, table)
 
 
 def _show(seconds: dict[str, float], wall: float, tokens: int) -> None:
     other = wall - sum(seconds.values())
-    print(f"{tokens} tokens, {wall / tokens * 1e3:.2f} ms a token, routing included")
-    for name in ("draft", "verify", "choose", "plan", "route"):
-        print(f"  {name:7} {seconds[name] / tokens * 1e3:7.3f} ms  {seconds[name] / wall:6.1%}")
+    print(f"{tokens} tokens, {wall / tokens * 1e3:.2f} ms per token, routing included")
+    for name, taken in seconds.items():
+        print(f"  {name:7} {taken / tokens * 1e3:7.3f} ms  {taken / wall:6.1%}")
     print(f"  other   {other / tokens * 1e3:7.3f} ms  {other / wall:6.1%}")
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_runtime.command import run_guarded
-from ssd_runtime.loading.models import find_model
+from ssd_runtime.loading.sources import find_model
 
 PROMPT = "Why is the sky blue?"
 ALONE = """

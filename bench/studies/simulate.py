@@ -78,7 +78,7 @@ def controller(
     lookup.open(trace.prompt)
     heads: ExitHeads = None  # type: ignore[assignment] # that nobody asks: drafts are made by `_Oracle`
     sources = draft_sources(trace.domain, frontiers, exits, heads, latency, stream, lookup)
-    return Controller(latency, stream, lookup, sources)
+    return Controller(latency=latency, stream=stream, lookup=lookup, sources=sources)
 
 
 def replay(
@@ -111,17 +111,15 @@ def replay(
             draft_seconds, begun = _exit_seconds(latency, context, plan.drafter.stops, rows)
             verify_seconds -= begun
         cycle = Cycle(
-            *(
-                plan,
-                context,
-                draft.main_path,
-                accepted.drafts,
-                tokens,
-                rows,
-                draft_seconds,
-                verify_seconds,
-                draft.steps,
-            ),
+            plan=plan,
+            context=context,
+            drafted=draft.main_path,
+            accepted=accepted.drafts,
+            tokens=tokens,
+            verified=rows,
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+            steps=draft.steps,
             plan_seconds=plan_seconds if controller.planned else 0.0,
             begun=exiting,
         )
@@ -209,7 +207,7 @@ def main() -> None:
         tokens, cost = sum(tokens for tokens, _ in each), sum(cost for _, cost in each)
         worst = min(tokens / cost for tokens, cost in each)
         print(f"{group:16} {tokens / cost:.3f}  worst prompt {worst:.3f}")
-    print(f"replaying took {planning / sum(tokens for tokens, _ in found['all']) * 1e3:.2f} ms a token")
+    print(f"replaying took {planning / sum(tokens for tokens, _ in found['all']) * 1e3:.2f} ms per token")
 
 
 def _as_traced(trace: Trace) -> Predict:

@@ -92,7 +92,7 @@ def drafts(
     """Drafts of each mask of a frontier along an answer, in the form of `Trace.drafts`."""
     if len(answer) < 2 or not frontier.entries:
         return {}
-    reference = reference_states(decoder, [Sample(ids, answer, {}, [])])
+    reference = reference_states(decoder, [Sample(prompt=ids, continuation=answer, features={}, successors=[])])
     found = {}
     for entry in frontier.entries:
         [trace] = replay_mask(decoder, reference, entry.mask, BLOCK)
@@ -128,7 +128,17 @@ def main() -> None:
         route = router.route(planner.prompt) if router is not None and planner.prompt is not None else None
         domain = route.domain if route is not None and route.known else None
         masked = drafts(decoder, frontiers.get(domain or MIXTURE, Frontier(())), ids, answer)
-        traces.append(Trace(prompt.id, prompt.category or "", ids, answer, planner.candidates, domain, masked))
+        traces.append(
+            Trace(
+                id=prompt.id,
+                category=prompt.category or "",
+                prompt=ids,
+                answer=answer,
+                candidates=planner.candidates,
+                domain=domain,
+                drafts=masked,
+            )
+        )
     arguments.out.write_text(json.dumps([asdict(trace) for trace in traces]))
     print(f"{arguments.out}: {len(traces)} prompts, {sum(len(trace.answer) for trace in traces)} tokens")
 

@@ -85,7 +85,9 @@ def continue_prompts(
         (session, prompt), planner, successors = shared.prefill(ids), PlainPlanner(), Successors()
         planner.successors = successors
         generation = decode(session, prompt, planner, Limits(new_tokens, eos))
-        sample = Sample(ids, generation.token_ids, features(prompt), successors.rows())
+        sample = Sample(
+            prompt=ids, continuation=generation.token_ids, features=features(prompt), successors=successors.rows()
+        )
         found.append(asdict(sample))
         tick()
     return found
@@ -130,6 +132,6 @@ def reference_states(decoder: Decoder, samples: Sequence[Sample]) -> ReferenceSt
         states.append(session.forward_states(sample.continuation[:-1]))
         targets.append(argmax(decoder.logits(states[-1][-1])))
         end = begin + len(sample.continuation) - 1
-        groups.append(RowGroup(session.cache, session.committed, begin, end))
+        groups.append(RowGroup(cache=session.cache, start=session.committed, begin=begin, end=end))
         begin = end
     return ReferenceStates([torch.cat(parts) for parts in zip(*states, strict=True)], torch.cat(targets), groups)

@@ -45,7 +45,7 @@ def compile_(
     weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
     evaluations: Annotated[
-        int, typer.Option(min=8, max=100_000, help="Masks evaluated a domain, unless --budget is given.")
+        int, typer.Option(min=8, max=100_000, help="Masks evaluated per domain, unless --budget is given.")
     ] = 96,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.")] = 0,
     exits: Annotated[
@@ -54,7 +54,7 @@ def compile_(
     exit_epochs: Annotated[
         int, typer.Option(min=0, max=1000, help="Passes that train the exit heads on; SpecBound makes 20.")
     ] = 0,
-    anchors: Annotated[int, typer.Option(min=1, max=32, help="Anchors a domain; KNN-SSD has 10.")] = 16,
+    anchors: Annotated[int, typer.Option(min=1, max=32, help="Anchors per domain; KNN-SSD has 10.")] = 16,
     anchor_rule: Annotated[
         str, typer.Option(help=f"How they are chosen: {', '.join(ANCHOR_RULES)} (K-means in the latter two).")
     ] = "central",

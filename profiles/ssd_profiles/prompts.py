@@ -31,7 +31,7 @@ def read_prompts(path: Path, all_turns: bool = False) -> list[Prompt]:
     """
     prompts = [_prompt(record, f"{path}:{number}", number, all_turns) for number, record in read_records(path)]
     if not prompts:
-        raise UserError(f'{path}: holds no prompts; give one JSON object a line, e.g. {{"prompt": "Hello"}}')
+        raise UserError(f'{path}: holds no prompts; give one JSON object per line, e.g. {{"prompt": "Hello"}}')
     return prompts
 
 
@@ -47,7 +47,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             record = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: not JSON in UTF-8 ({error}); one JSON object a line") from None
+            raise UserError(f"{path}:{number}: not JSON in UTF-8 ({error}); give one JSON object per line") from None
         if not isinstance(record, dict):
             raise UserError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}")
         if not is_text(json.dumps(record, ensure_ascii=False)):

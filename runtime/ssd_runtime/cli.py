@@ -110,7 +110,9 @@ def run(
         torch.set_num_threads(threads)
     loaded = load_model(model, device, dtype)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
-        engine = Engine(loaded, bundle, str(artifact), memory, _before_measuring)
+        engine = Engine(
+            loaded=loaded, bundle=bundle, where=str(artifact), weight_memory=memory, before_measuring=_before_measuring
+        )
     for note in notes:
         print(f"note: {note.message}", file=sys.stderr)
     if explain or explain_steps:

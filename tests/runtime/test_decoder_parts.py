@@ -16,7 +16,7 @@ from torch import nn
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
-from ssd_runtime.loading.models import find_model
+from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import SPARE_SLOTS, KVCache
@@ -287,7 +287,7 @@ def test_every_kind_of_layer_has_its_own_latencies() -> None:
     ],
 )
 def test_models_that_are_not_there(spec: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_runtime.loading.models.hub_reachable", lambda: False)
+    monkeypatch.setattr("ssd_runtime.loading.sources.hub_reachable", lambda: False)
     with pytest.raises(UserError, match=says):
         find_model(spec)
 

@@ -70,7 +70,7 @@ class ExitStage:
 
         choice = ExitChoice.model_validate(self.work.stage(f"exits-{name}-{latency.device.slug()}", run))
         self.reporter.note(
-            f"{name}: --strategy exit would leave behind layer {', '.join(map(str, choice.stops))}, "
+            f"{name}: --strategy exit would exit after layer {', '.join(map(str, choice.stops))}, "
             f"{choice.predicted_speedup:.2f}x predicted"
         )
         return choice

@@ -105,7 +105,13 @@ class _Costs:
     @classmethod
     def at(cls, latency: LatencyTable, context: float) -> _Costs:
         overhead = max(0.0, latency.overhead_seconds(1))
-        return cls(latency, context, overhead, latency.head_seconds(1), latency.step_seconds(context))
+        return cls(
+            latency=latency,
+            context=context,
+            overhead=overhead,
+            look=latency.head_seconds(1),
+            plain=latency.step_seconds(context),
+        )
 
     def layers(self, first: int, last: int, rows: int) -> float:
         """Time of `rows` rows through layers [first, last)."""

@@ -99,7 +99,12 @@ def search(
     frontier = select_frontier(list(evaluator.rated.values()), latency, context, decoder.shape.max_context)
     return SearchResult(
         frontier=[
-            FrontierEntry.of(rated.mask, rated.origin, rated.profile, latency.draft_cost(rated.mask, context))
+            FrontierEntry.of(
+                mask=rated.mask,
+                origin=rated.origin,
+                profile=rated.profile,
+                draft_cost=latency.draft_cost(rated.mask, context),
+            )
             for rated in frontier
         ],
         finalists=select_finalists(frontier),

@@ -50,8 +50,8 @@ class Extended:
         # A chain that ended early ended in doubt, so nothing is built on it.
         if steps == wanted and steps < length:
             chance = self.agreement**steps
-            behind = self.lookup.grow(drafted.tokens[:steps], MOST_GUESSES, min(DEEPEST, length - steps))
-            rows += [node._replace(probability=chance * node.probability, depth=steps + node.depth) for node in behind]
+            guesses = self.lookup.grow(drafted.tokens[:steps], MOST_GUESSES, min(DEEPEST, length - steps))
+            rows += [node._replace(probability=chance * node.probability, depth=steps + node.depth) for node in guesses]
         # A guess is less probable than its parent, so any best prefix is a tree.
         rows.sort(key=lambda node: -node.probability)
         kept = rows[: self._worth_adding(rows, steps)]
@@ -67,7 +67,10 @@ class Extended:
         steps = drafted.steps
         second = min(1.0, (1.0 - self.agreement) / UNSURE_SHARE) * SECOND_RIGHT
         pairs = zip(drafted.tokens[steps:], drafted.parents[steps:], strict=True)
-        return [Node(token, place, self.agreement**place * second, place + 1) for token, place in pairs]
+        return [
+            Node(token=token, parent=place, probability=self.agreement**place * second, depth=place + 1)
+            for token, place in pairs
+        ]
 
     def _worth_adding(self, rows: Sequence[Node], steps: int) -> int:
         """Number of best `rows` that maximises expected tokens minus the value of the time to verify them."""
@@ -87,7 +90,7 @@ def _joined(drafted: Draft, guesses: Sequence[Node], siblings: Sequence[Node]) -
     chain, parents = drafted.tokens[:steps], list(range(steps))
     if not guesses and not siblings:
         return Draft(chain, probs=drafted.probs, steps=steps)
-    behind = as_draft(guesses, steps + DEEPEST)
-    parents += [steps + parent for parent in behind.parents or ()]
-    tokens = [*chain, *behind.tokens, *(node.token for node in siblings)]
+    grown = as_draft(guesses, steps + DEEPEST)
+    parents += [steps + parent for parent in grown.parents or ()]
+    tokens = [*chain, *grown.tokens, *(node.token for node in siblings)]
     return Draft(tokens, [*parents, *(node.parent for node in siblings)], probs=drafted.probs, steps=steps)

@@ -94,21 +94,21 @@ class Lookup:
 
     def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
         """Grow the most probable guesses after the tokens read and `path`: at most `rows`, best first."""
-        tree, order, behind = list[Node](), count(), tuple(path)
+        tree, order = list[Node](), count()
         heap: list[tuple[float, int, int, int, tuple[int, ...]]] = []
 
-        def expand(row: int, behind: tuple[int, ...], probability: float, level: int) -> None:
-            for token, rate in self._guesses(behind):
+        def expand(row: int, branch: tuple[int, ...], probability: float, level: int) -> None:
+            for token, rate in self._guesses(branch):
                 chance = probability * rate.share
                 if chance >= LEAST_PROBABLE:
-                    heappush(heap, (-chance, next(order), row, level, (*behind, token)))
+                    heappush(heap, (-chance, next(order), row, level, (*branch, token)))
 
-        expand(0, behind, 1.0, 1)
+        expand(0, tuple(path), 1.0, 1)
         while heap and len(tree) < rows:
-            chance, _, parent, level, behind = heappop(heap)
-            tree.append(Node(behind[-1], parent, -chance, level))
+            chance, _, parent, level, branch = heappop(heap)
+            tree.append(Node(token=branch[-1], parent=parent, probability=-chance, depth=level))
             if level < depth:
-                expand(len(tree), behind, -chance, level + 1)
+                expand(len(tree), branch, -chance, level + 1)
         return tree
 
     def _guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:
@@ -116,10 +116,10 @@ class Lookup:
         length, copied = self._index.after(path)
         if length:
             yield copied, self._stats.copy_rates[length - 1]
-        behind = (*self._index.tokens[-2:], *path)[-2:]
-        if not self._recycle or len(behind) < 2:
+        last = (*self._index.tokens[-2:], *path)[-2:]
+        if not self._recycle or len(last) < 2:
             return
-        candidates, pair = self._stats.successors.of(*behind)
+        candidates, pair = self._stats.successors.of(*last)
         rates = self._stats.successor_rates[length > 0, pair]
         for candidate, rate in zip(candidates, rates, strict=False):
             if candidate != copied:

@@ -69,4 +69,12 @@ def read_sampling(
         temperature = 1.0 if top_k or top_p < 1.0 or min_p or rejection else 0.0
     if seed is None:
         seed = secrets.randbelow(1 << 31) if temperature > 0.0 else 0
-    return SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
+    return SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        rejection=rejection,
+    )

@@ -83,13 +83,13 @@ class Sampler:
             # All rows are done at once, so that the host waits for the device a single time.
             best = argmax(self._penalised(logits, known, paths)).tolist()
             return lambda row: int(best[row])
-        behind = paths()
+        tails = paths()
 
         def token(row: int) -> int:
             # Rows are processed on demand, because most rows after a wrong draft are never needed.
-            _, scores = self._processed(logits[row], known, behind[row])
+            _, scores = self._processed(logits[row], known, tails[row])
             if not self._tests:
-                return int(argmax((scores + self._noise_at(len(known), len(behind[row]), scores))[None]))
+                return int(argmax((scores + self._noise_at(len(known), len(tails[row]), scores))[None]))
             target_probs = scores.softmax(-1)[None]
             if row >= len(drawn):
                 return int(draw(target_probs, self._generator))
@@ -111,14 +111,14 @@ class Sampler:
         if not self._random and self._seen is None:
             best = int(argmax(logits[None]))
             return Proposal(best, logits, _nll(lambda: logits[best].float() - logits.float(), annealed))
-        behind = path()
-        plain, scores = self._processed(logits, known, behind)
+        tail = path()
+        plain, scores = self._processed(logits, known, tail)
         if self._tests:
             probs = scores.softmax(-1)
             # The lead is the most probable token's: how a draft goes on must not depend on which token was drawn.
             nll = _nll(lambda: plain.max() - plain, annealed)
-            return Proposal(int(draw(probs[None], self._generator)), probs, nll, probs)
-        noise = self._noise_at(len(known), len(behind), scores)
+            return Proposal(token=int(draw(probs[None], self._generator)), scores=probs, nll=nll, probs=probs)
+        noise = self._noise_at(len(known), len(tail), scores)
         best = int(argmax((scores + noise)[None]))
         return Proposal(best, scores + noise, _nll(lambda: self._leads(plain, scores, noise, best), annealed))
 
@@ -158,9 +158,9 @@ class Sampler:
         near = chooses(within, 0.0) or chooses(0.0, within) or chooses(within, within)
         return max(0.0, float(noisy[choice] - noisy[token])), near
 
-    def _processed(self, logits: Tensor, known: list[int], behind: list[int]) -> tuple[Tensor, Tensor]:
+    def _processed(self, logits: Tensor, known: list[int], tail: list[int]) -> tuple[Tensor, Tensor]:
         """Logits [vocabulary] in fp32 after the repetition penalty, and scores after the filters as well."""
-        plain = self._penalised(logits[None], known, lambda: [behind]).float()
+        plain = self._penalised(logits[None], known, lambda: [tail]).float()
         return plain[0], (self._filters(torch.empty(0), plain) if self._filters else plain)[0]
 
     def _penalised(self, logits: Tensor, known: list[int], paths: Paths) -> Tensor:

