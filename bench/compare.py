@@ -42,7 +42,8 @@ from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sampling.params import SamplingParams, read_sampling
 
-PLAIN, AGAIN = "plain", "plain again"
+PLAIN = "plain"
+AGAIN = "plain again"
 QUICK = ("auto", "transformers", "transformers-lookup")
 BASELINES = (PLAIN, "transformers")
 
@@ -52,7 +53,9 @@ def main() -> None:
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
     engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
-    loaded, decoder, fingerprint = engine.loaded, engine.decoder, engine.loaded.fingerprint()
+    loaded = engine.loaded
+    decoder = engine.decoder
+    fingerprint = engine.loaded.fingerprint()
     sampling = read_sampling(
         temperature=arguments.temperature,
         top_k=arguments.top_k,
@@ -165,11 +168,15 @@ def _measure(
     for repeat, i in track(todo, "decoding", console=console, disable=not console.is_terminal):
         if repeat != stream:
             # Every repeat starts without statistics from earlier ones.
-            stream, decoders = repeat, {name: make() for name, make in contenders.items()}
-        prompt, shift, watch = prompts[i], (i + repeat) % len(names), Watch()
+            stream = repeat
+            decoders = {name: make() for name, make in contenders.items()}
+        prompt = prompts[i]
+        shift = (i + repeat) % len(names)
+        watch = Watch()
         ids = loaded.encode(conversation(prompt))
         done = {name: decoders[name](ids, limits) for name in names[shift:] + names[:shift]}
-        expected, stolen = done[PLAIN].token_ids, watch.stolen()
+        expected = done[PLAIN].token_ids
+        stolen = watch.stolen()
         ledger.add(
             [
                 Row.of(

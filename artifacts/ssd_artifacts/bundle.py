@@ -18,8 +18,10 @@ from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 
-MANIFEST, ANCHORS = "manifest.yaml", "anchors.safetensors"
-EXITS, SUCCESSORS = "exits.safetensors", "followers.safetensors"
+MANIFEST = "manifest.yaml"
+ANCHORS = "anchors.safetensors"
+EXITS = "exits.safetensors"
+SUCCESSORS = "followers.safetensors"
 UNLISTED = frozenset({"README.md", ".gitattributes"})
 """Files that the manifest does not list, and that survive when a bundle is written anew."""
 IGNORED = frozenset({".git", ".cache", ".DS_Store"})

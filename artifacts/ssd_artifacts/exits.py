@@ -40,7 +40,8 @@ class ExitSet:
         return exits
 
     def _check(self, path: str, num_layers: int) -> None:
-        count, width = len(self.layers), self.weights.shape[-1] if self.weights.ndim else 0
+        count = len(self.layers)
+        width = self.weights.shape[-1] if self.weights.ndim else 0
         sound = (
             all(1 <= layer < num_layers for layer in self.layers)
             and list(self.layers) == sorted(set(self.layers))

@@ -82,7 +82,8 @@ class ModelFingerprint(BaseModel):
     def require_same_model(self, loaded: ModelFingerprint, where: str) -> None:
         """Raise UserError when `loaded` is a model other than this bundle's. Dtypes may differ."""
         for part in ("config", "tokenizer", "weights_sample"):
-            expected, got = getattr(self, f"{part}_sha256"), getattr(loaded, f"{part}_sha256")
+            expected = getattr(self, f"{part}_sha256")
+            got = getattr(loaded, f"{part}_sha256")
             if expected != got:
                 raise UserError(
                     f"{where}: compiled for {self.name} ({self.architecture}), but {loaded.name} has other "

@@ -81,7 +81,8 @@ def histogram(series: dict[str, Sequence[float]], across: str, up: str, path: Pa
     """Draw histograms as `path`.png and .svg. Returns no paths without matplotlib."""
     values = [value for each in series.values() for value in each]
     width = 0.1
-    first, last = int(min(values) / width), int(max(values) / width) + 1
+    first = int(min(values) / width)
+    last = int(max(values) / width) + 1
     edges = [width * step for step in range(first, last + 1)]
 
     def paint(axes: Any) -> None:

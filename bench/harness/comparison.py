@@ -61,8 +61,10 @@ class Comparison:
         if not path.is_file():
             return None
         summary = json.loads(path.read_text(encoding="utf-8"))
-        settings, standings = summary["settings"], summary["standings"]
-        device, commit = settings["device"], summary.get("commit")
+        settings = summary["settings"]
+        standings = summary["standings"]
+        device = settings["device"]
+        commit = summary.get("commit")
         parts = [
             f"## {self.title}\n",
             f"{device['device']}, {device['threads']} threads, torch {device['torch']}, {device['dtype']}; "

@@ -51,7 +51,8 @@ class Stamps:
     def timed(self, token_ids: list[int], cycles: dict[str, float] | None = None) -> Timed:
         """Compute the times after the first arrival."""
         counted = len(token_ids) - self.counts[0]
-        first, last = self.times[0], self.times[-1]
+        first = self.times[0]
+        last = self.times[-1]
         return Timed(
             token_ids=token_ids,
             first_seconds=first - self.began,
@@ -65,7 +66,8 @@ def ours(decoder: Decoder, make_planner: MakePlanner, sampling: SamplingParams =
     """Make a contender of one of this runtime's strategies."""
 
     def decode(ids: list[int], limits: Limits) -> Timed:
-        session, stamps = Session(decoder, sampling), Stamps()
+        session = Session(decoder, sampling)
+        stamps = Stamps()
         done = generate(session, ids, make_planner(), limits, lambda tokens: stamps.add(len(tokens)))
         return stamps.timed(done.token_ids, _cycles(done))
 

@@ -67,7 +67,9 @@ class Ledger:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Open or create the file. Raises UserError when it holds rows of other settings."""
-        self._path, self._commit, self.rows = path, commit(), list[Row]()
+        self._path = path
+        self._commit = commit()
+        self.rows = list[Row]()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             first, *_ = path.read_text(encoding="utf-8").splitlines()

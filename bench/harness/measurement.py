@@ -40,7 +40,8 @@ class Measurement:
 
     def run(self, folder: Path, full: bool) -> None:
         """Run the tool and keep its output in `folder`/NAME.txt, unless that exists for this bundle."""
-        section, origin = self.section(folder), self._origin()
+        section = self.section(folder)
+        origin = self._origin()
         if section is not None and origin in section and not self.derived:
             return
         command = [sys.executable, "-m", self.tool, *self._arguments(folder)]

@@ -26,7 +26,8 @@ def transformers(**options: Any) -> MakePeer:
 
         class Arrivals(BaseStreamer):
             def __init__(self, stamps: Stamps) -> None:
-                self._stamps, self._prompt = stamps, True
+                self._stamps = stamps
+                self._prompt = True
 
             def put(self, value: torch.Tensor) -> None:
                 if not self._prompt:
@@ -37,7 +38,8 @@ def transformers(**options: Any) -> MakePeer:
                 pass
 
         def decode(ids: list[int], limits: Limits) -> Timed:
-            stamps, prompt = Stamps(), torch.tensor([ids], device=loaded.model.device)
+            stamps = Stamps()
+            prompt = torch.tensor([ids], device=loaded.model.device)
             out = loaded.model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
@@ -93,8 +95,10 @@ def economize(make_config: Callable[[Any, int], Any], cycle: int) -> MakePeer:
 
 def flashspec(loaded: LoadedModel) -> Decode:
     """Make `flashspec` with its n-gram drafter a contender."""
-    library, parts = _imported("flashspec"), _imported("flashspec.engine")
-    device, gamma = loaded.model.device, 4
+    library = _imported("flashspec")
+    parts = _imported("flashspec.engine")
+    device = loaded.model.device
+    gamma = 4
     prefills: list[float] = []
 
     class Target(parts.TargetModel):  # type: ignore[misc, name-defined]

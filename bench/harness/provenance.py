@@ -27,7 +27,8 @@ class Watch:
 
     def stolen(self) -> float | None:
         """Share of processor time that others took; None where the system does not count it."""
-        after, elapsed = stolen_seconds(STAT), monotonic() - self.began
+        after = stolen_seconds(STAT)
+        elapsed = monotonic() - self.began
         if after is None or self.before is None or not elapsed:
             return None
         return (after - self.before) / elapsed / (os.cpu_count() or 1)

@@ -36,7 +36,8 @@ def standings(rows: Sequence[Row], baselines: Sequence[str]) -> dict[str, Any]:
 
 def _figures(rows: Sequence[Row], name: str, baselines: Sequence[str]) -> dict[str, Any]:
     mine = [row for row in rows if row.contender == name]
-    tokens, seconds = sum(row.counted for row in mine), sum(row.seconds for row in mine)
+    tokens = sum(row.counted for row in mine)
+    seconds = sum(row.seconds for row in mine)
     return {
         "prompts": len(mine),
         "tokens": tokens,
@@ -56,7 +57,8 @@ def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | Non
 
     The interval `low`, `high` is included from `FEWEST` prompts on.
     """
-    base_seconds, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
+    base_seconds = defaultdict[str, float](float)
+    seconds = defaultdict[str, float](float)
     for one, other in paired(rows, base, name):
         # Repeats are summed per prompt, because the interval is over prompts.
         base_seconds[one.prompt] += one.seconds
@@ -64,7 +66,8 @@ def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | Non
         seconds[one.prompt] += other.seconds / other.counted * one.counted
     if not seconds:
         return None
-    plain, ours = list(base_seconds.values()), list(seconds.values())
+    plain = list(base_seconds.values())
+    ours = list(seconds.values())
     interval = speedup_interval(plain, ours) if len(plain) >= FEWEST else None
     return {"speedup": speedup(plain, ours)} | (dict(zip(("low", "high"), interval, strict=True)) if interval else {})
 
@@ -87,8 +90,10 @@ def _drafting(rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
     if not total.get("accepted") or not steps:
         return {"share_planning": planning} if total else {}
     step = sum(row.cycles.get("plain_seconds", 0.0) for row in plain) / steps
-    m, alpha = total["draft_tokens"] / total["drafts"], total["accepted"] / total["drafted"]
-    c, v = total["draft_seconds"] / total["drafted"] / step, total["verify_seconds"] / total["drafts"] / step
+    m = total["draft_tokens"] / total["drafts"]
+    alpha = total["accepted"] / total["drafted"]
+    c = total["draft_seconds"] / total["drafted"] / step
+    v = total["verify_seconds"] / total["drafts"] / step
     # The formulas' alpha stands for draft steps per cycle, and M includes accepted siblings of trees.
     a = (m - 1.0) * total["drafts"] / total["drafted"]
     return {

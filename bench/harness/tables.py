@@ -29,7 +29,8 @@ def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: C
     for name, figures in found.items():
         each = figures["overall"]
         if "verify_cost" in each:
-            drafted, expected = each["share_of_tokens_drafted"], each["expected_speedup_with_verification"]
+            drafted = each["share_of_tokens_drafted"]
+            expected = each["expected_speedup_with_verification"]
             console.print(
                 f"{name}: c {each['draft_cost']:.3f}, v {each['verify_cost']:.3f}; "
                 f"E(Spd) {each['expected_speedup']:.3f}, with v {expected:.3f}; {drafted:.0%} of tokens drafted; "

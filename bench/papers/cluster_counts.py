@@ -34,7 +34,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     pools = {kind: read_pool(path) for kind, path in POOLS.items()}
-    unlabelled, asked = arguments.out / "unlabelled.jsonl", arguments.out / "asked.jsonl"
+    unlabelled = arguments.out / "unlabelled.jsonl"
+    asked = arguments.out / "asked.jsonl"
     write_stream(mixed_stream({kind: pool[: arguments.known] for kind, pool in pools.items()}, 1.0, seed=1), unlabelled)
     write_stream(mixed_stream({kind: pool[-arguments.prompts :] for kind, pool in pools.items()}, 1.0, seed=1), asked)
     compiling = ["--model", arguments.model, "--evaluations", arguments.evaluations]

@@ -35,7 +35,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.25, help="Largest share of the latency that is skipped.")
     arguments = parser.parse_args()
     engine = Engine.open(model=arguments.model)
-    loaded, decoder, latency = engine.loaded, engine.decoder, engine.latency
+    loaded = engine.loaded
+    decoder = engine.decoder
+    latency = engine.latency
     texts = cycle([text for prompt in read_prompts(arguments.prompts) for _, text in conversation(prompt)])
     limits = Limits(arguments.max_new_tokens)
     settings = KnapsackSettings(refresh=10**6, budget=arguments.budget)
@@ -57,7 +59,8 @@ def main() -> None:
 
 
 def _outcome(runs: dict[str, list[Generation]]) -> str:
-    plain, cycles = runs["plain"], [cycle for run in runs["knapsack"] for cycle in run.cycles]
+    plain = runs["plain"]
+    cycles = [cycle for run in runs["knapsack"] for cycle in run.cycles]
     drafting = [cycle for cycle in cycles if cycle.plan.mask and cycle.drafted]
     step = sum(cycle.seconds for run in plain for cycle in run.cycles) / sum(len(run.cycles) for run in plain)
     whole = sum(run.decode_seconds for run in plain) / sum(run.decode_seconds for run in runs["knapsack"])
@@ -65,7 +68,8 @@ def _outcome(runs: dict[str, list[Generation]]) -> str:
         return f"nothing drafted; {whole:.2f} of plain"
     mask = drafting[-1].plan.mask
     assert mask is not None
-    tokens, drafted = sum(len(cycle.tokens) for cycle in drafting), sum(cycle.drafted for cycle in drafting)
+    tokens = sum(len(cycle.tokens) for cycle in drafting)
+    drafted = sum(cycle.drafted for cycle in drafting)
     alone = tokens * step / sum(cycle.seconds for cycle in drafting)
     accepted = sum(cycle.accepted for cycle in drafting) / drafted
     share = f"{mask.attention_skipped / mask.num_layers:.0%}, {mask.mlp_skipped / mask.num_layers:.0%}"

@@ -40,7 +40,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
-    decoder, layers = engine.decoder, exit_layers(engine.decoder.shape.num_layers, arguments.exits)
+    decoder = engine.decoder
+    layers = exit_layers(engine.decoder.shape.num_layers, arguments.exits)
     parts = {name: held_back(samples) for name, samples in _samples(engine).items()}
     fitted_on = [sample for samples, _ in parts.values() for sample in samples]
     judging = [sample for _, kept in parts.values() for sample in kept]
@@ -70,7 +71,9 @@ def main() -> None:
 
 def _samples(engine: Engine) -> dict[str, list[Sample]]:
     """Calibration samples of the bundle's domains."""
-    bundle, loaded, decoder = engine.bundle, engine.loaded, engine.decoder
+    bundle = engine.bundle
+    loaded = engine.loaded
+    decoder = engine.decoder
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names))
     return {name: calibration(name, settings, loaded, decoder)[1] for name in names}
@@ -80,8 +83,11 @@ def _judged(
     engine: Engine, exits: ExitSet | None, layers: tuple[int, ...], held: Held
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Agreement of each layer's exit on held-back tokens, and the predicted speed by domain."""
-    decoder, latency = engine.decoder, engine.latency
-    heads, matches, speeds = ExitHeads(decoder, exits), [], {}
+    decoder = engine.decoder
+    latency = engine.latency
+    heads = ExitHeads(decoder, exits)
+    matches = []
+    speeds = {}
     for name, (context, reference) in held.items():
         traces = exit_traces(heads, reference, layers, decoder.shape.num_layers)
         matches += [trace.matches for trace in traces]

@@ -40,11 +40,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
-    bundle, decoder, latency = engine.bundle, engine.decoder, engine.latency
+    bundle = engine.bundle
+    decoder = engine.decoder
+    latency = engine.latency
     session, prompt, recent = behind_an_answer(engine)
-    layers, context = decoder.shape.num_layers, session.committed
+    layers = decoder.shape.num_layers
+    context = session.committed
     last, twenty, window = (recent.reference(session, rows) for rows in (1, 20, 32))
-    swift, router = SwiftSearch(layers, SwiftSettings()), Router(bundle.anchors)
+    swift = SwiftSearch(layers, SwiftSettings())
+    router = Router(bundle.anchors)
     for _ in range(30):
         swift.record(swift.suggest(), 0.5)
     swift.tried = SwiftSettings().bayes_interval - 1
@@ -81,7 +85,8 @@ def behind_an_answer(engine: Engine) -> tuple[Session, Prefill, RecentStates]:
     ids = engine.loaded.encode([("user", PROMPT)])
     answer = generate(Session(engine.decoder), ids, PlainPlanner(), Limits(ANSWER)).token_ids
     session = Session(engine.decoder)
-    prompt, recent = session.prefill(ids), RecentStates(1)
+    prompt = session.prefill(ids)
+    recent = RecentStates(1)
     recent.add(session.forward_states(answer))
     session.commit(answer)
     return session, prompt, recent

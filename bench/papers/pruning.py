@@ -55,7 +55,8 @@ def main() -> None:
 
 def _watched(search: Callable[[], list[Candidate]]) -> tuple[list[Candidate], list[int]]:
     """Run a search and count the states after each of its items."""
-    levels, better = list[int](), knapsack._better
+    levels = list[int]()
+    better = knapsack._better
 
     def counted(*given: Any) -> Any:
         found = better(*given)

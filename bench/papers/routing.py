@@ -99,11 +99,14 @@ class Measure:
 
 def _measured(measure: Measure, data: Path, limit: int) -> Iterable[Row]:
     for name in domain_names():
-        definition, starter = load_domain(name), starter_set(name)
+        definition = load_domain(name)
+        starter = starter_set(name)
         records = list(starter.records)
         random.Random(f"routing {name}").shuffle(records)
-        half, last = len(records) // 2, len(definition.asked) - 1
-        first, second = records[:half], records[half:]
+        half = len(records) // 2
+        last = len(definition.asked) - 1
+        first = records[:half]
+        second = records[half:]
         yield from measure.rows("anchors", name, [definition.render(r, starter.shots) for r in first])
         ways = [definition.ask(r, way % last) for way, r in enumerate(first)]
         yield from measure.rows("anchors asked", name, ways)

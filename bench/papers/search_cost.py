@@ -37,7 +37,9 @@ from ssd_runtime.profiling.latency import measure_latency
 from ssd_runtime.search.knapsack import Weights, search_knapsack
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
-SELF_SD_EVALUATIONS, SELF_SD_TOKENS, SELF_SD_STOP = 1000, 32, 0.8
+SELF_SD_EVALUATIONS = 1000
+SELF_SD_TOKENS = 32
+SELF_SD_STOP = 0.8
 
 
 def main() -> None:
@@ -103,7 +105,8 @@ def main() -> None:
     began = perf_counter()
     theirs = evaluator(arguments.self_sd_evaluations)
     self_sd_search(theirs, decoder.shape.num_layers)
-    taken, work = perf_counter() - began, f"{arguments.self_sd_evaluations} masks"
+    taken = perf_counter() - began
+    work = f"{arguments.self_sd_evaluations} masks"
     show("Self-SD's search on our objective", theirs.best().mask, theirs.best().speedup, taken, work)
     searches = {
         "the compiler's": (found.cost.progress, ours),

@@ -58,10 +58,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
-    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
+    bundle = engine.bundle
+    loaded = engine.loaded
+    decoder = engine.decoder
+    latency = engine.latency
     settings = CompileSettings("", (arguments.domain,))
     prompts, samples = calibration(arguments.domain, settings, loaded, decoder, print)
-    reference, ways = reference_states(decoder, samples), list[Way]()
+    reference = reference_states(decoder, samples)
+    ways = list[Way]()
     context = middle_context(samples)
     known = [entry.skip_mask(decoder.shape.num_layers) for entry in bundle.domains[arguments.domain].frontier]
     for mask in some_masks(known, arguments.masks):
@@ -94,7 +98,8 @@ def main() -> None:
 
 def some_masks(known: Sequence[SkipMask], count: int, seed: int = 0) -> list[SkipMask]:
     """Choose masks: half of them spread over the frontier, half with some sub-layers exchanged at random."""
-    draws, layers = random.Random(seed), known[0].num_layers
+    draws = random.Random(seed)
+    layers = known[0].num_layers
     spread = [known[round(i)] for i in np.linspace(0, len(known) - 1, min(count // 2, len(known)))]
     changed = []
     while len(spread) + len(changed) < count:
@@ -109,9 +114,12 @@ def predicted(
     profile: AcceptanceProfile, mask: SkipMask, length: int, latency: LatencyTable, context: float
 ) -> dict[str, float]:
     """Predict the speed-up by several formulas. Agreement alone is included because others rank masks by it."""
-    draft, costs = latency.step_seconds(context, 1, mask), StepCosts.at(latency, context)
-    verification, row = float(costs.verification(length)), DRAFT_LENGTHS.index(length)
-    tokens, steps = float(profile.tokens[row, 0]), float(profile.steps[row, 0])
+    draft = latency.step_seconds(context, 1, mask)
+    costs = StepCosts.at(latency, context)
+    verification = float(costs.verification(length))
+    row = DRAFT_LENGTHS.index(length)
+    tokens = float(profile.tokens[row, 0])
+    steps = float(profile.steps[row, 0])
     agreement = profile.token_agreement
     return {
         "token agreement alone": agreement,

@@ -35,7 +35,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
-    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
+    bundle = engine.bundle
+    loaded = engine.loaded
+    decoder = engine.decoder
+    latency = engine.latency
     names = [name for name in bundle.domains if name != MIXTURE]
     settings = CompileSettings(bundle.model.name, tuple(names), search_prompts=arguments.prompts)
     frontiers = Frontier.of_all(bundle.domains, bundle.model.num_layers)
@@ -52,9 +55,11 @@ def main() -> None:
         table.append(row)
         print(f"{name:12}" + "".join(f"{speed:10.3f}" for speed in row), flush=True)
     speeds = np.asarray(table)[:, : len(names)]
-    own, others = np.diag(speeds), speeds[~np.eye(len(names), dtype=bool)].reshape(len(names), -1)
+    own = np.diag(speeds)
+    others = speeds[~np.eye(len(names), dtype=bool)].reshape(len(names), -1)
     print(f"\na wrong route, always speculating: {np.mean(others / own[:, None]):.3f} of the right one on average")
-    safe, safe_others = np.maximum(own, 1.0), np.maximum(others, 1.0)
+    safe = np.maximum(own, 1.0)
+    safe_others = np.maximum(others, 1.0)
     print(f"a wrong route, plain decoding where that is faster: {np.mean(safe_others / safe[:, None]):.3f}")
 
 
@@ -63,7 +68,8 @@ def _speed(decoder: Decoder, reference: ReferenceStates, option: Option, latency
     traces = replay_mask(decoder, reference, option.entry.mask, option.draft_length)
     runs = [replay(trace, option.draft_length, option.threshold) for trace in traces]
     cycles, tokens, steps = (sum(getattr(run, part) for run in runs) for part in ("cycles", "tokens", "steps"))
-    costs, draft = StepCosts.at(latency, context), latency.step_seconds(context, 1, option.entry.mask)
+    costs = StepCosts.at(latency, context)
+    draft = latency.step_seconds(context, 1, option.entry.mask)
     return float(costs.rate(tokens / cycles, steps / cycles, draft)) * costs.plain
 
 

@@ -65,20 +65,23 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
-    loaded, decoder = engine.loaded, engine.decoder
+    loaded = engine.loaded
+    decoder = engine.decoder
     table = measure_latency(decoder)
     make = make_strategy(arguments.strategy, read_settings(arguments.strategy, []), decoder, engine.bundle, table)
     limits = Limits(arguments.max_new_tokens, loaded.eos_ids)
     prompts = stratified(arguments.prompts, arguments.count)
     generate(Session(decoder), loaded.encode(conversation(prompts[0])), make(), Limits(8))  # warm-up
 
-    watch, runs = Stopwatch(), list[Generation]()
+    watch = Stopwatch()
+    runs = list[Generation]()
     for prompt in prompts:
         planner = make()
         with watch.watch(type(planner), "start", "route"), watch.watch(Session, "choose", "choose"):
             runs.append(generate(Session(decoder), loaded.encode(conversation(prompt)), planner, limits))
     cycles = [cycle for run in runs for cycle in run.cycles]
-    route, choose = watch.seconds["route"], watch.seconds["choose"]
+    route = watch.seconds["route"]
+    choose = watch.seconds["choose"]
     seconds = {
         "draft": sum(cycle.draft_seconds for cycle in cycles),
         # A cycle's verification includes the choice of tokens.

@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--base", default="plain")
     parser.add_argument("--halves", action="store_true")
     arguments = parser.parse_args()
-    rows, console = read_rows(arguments.folder / "rows.jsonl"), Console(highlight=False)
+    rows = read_rows(arguments.folder / "rows.jsonl")
+    console = Console(highlight=False)
     names = arguments.contender, arguments.control
     table = Table(title=f"÷ {arguments.base}")
     for column in ("", "prompts", *names):

@@ -59,7 +59,10 @@ def report(
     rounds: int,
 ) -> None:
     """Decode all prompts, `requests` at a time, by each strategy in turn, and print their speeds."""
-    held, taken, wrong, near = list[tuple[Session, Prefill]](), defaultdict[str, list[float]](list), 0, 0
+    held = list[tuple[Session, Prefill]]()
+    taken = defaultdict[str, list[float]](list)
+    wrong = 0
+    near = 0
     for ids in prompts:
         session = Session(engine.decoder)
         held.append((session, session.prefill(ids, new_tokens=limits.max_new_tokens)))
@@ -71,7 +74,8 @@ def report(
             taken[name].append(seconds)
             for ids, expected, each in zip(prompts, alone, done, strict=True):
                 kind = compare(Session(engine.decoder), ids, expected, each.token_ids).kind
-                wrong, near = wrong + (kind is Kind.ERROR), near + (kind is Kind.NEAR_TIE)
+                wrong = wrong + (kind is Kind.ERROR)
+                near = near + (kind is Kind.NEAR_TIE)
     count = rounds * len(prompts) * len(names)
     print(f"{requests} at once, {len(prompts)} prompts: {wrong} of {count} outputs wrong, {near} near ties")
     for name, seconds_each in taken.items():
@@ -92,11 +96,14 @@ def through(
     """
     # Every round is a stream of its own, because statistics of an earlier one would come from these very answers.
     make = engine.planners("plain" if name == AGAIN else name)
-    scheduler, jobs, counts = Scheduler(engine.decoder, requests, 1 << 62), list[Job[Generation]](), list[int]()
+    scheduler = Scheduler(engine.decoder, requests, 1 << 62)
+    jobs = list[Job[Generation]]()
+    counts = list[int]()
     for session, prefilled in held:
         work = decoding(session, prefilled, make(), limits, lambda tokens: counts.append(len(tokens)))
         jobs.append(scheduler.add(session, work, session.cache.capacity))
-    began, per_token = perf_counter(), 0.0
+    began = perf_counter()
+    per_token = 0.0
     while scheduler.running or scheduler.waiting:
         scheduler.step()
         if scheduler.waiting or scheduler.running == requests:

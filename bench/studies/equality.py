@@ -38,8 +38,12 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact, arguments.model)
-    bundle, loaded, decoder, latency = engine.bundle, engine.loaded, engine.decoder, engine.latency
-    layers, sampling = decoder.shape.num_layers, SamplingParams(repetition_penalty=loaded.repetition_penalty)
+    bundle = engine.bundle
+    loaded = engine.loaded
+    decoder = engine.decoder
+    latency = engine.latency
+    layers = decoder.shape.num_layers
+    sampling = SamplingParams(repetition_penalty=loaded.repetition_penalty)
     forced = SkipMask.of(layers, random.Random(0).sample(range(2 * layers), round(0.4 * 2 * layers)))
     strategies: dict[str, Callable[[], Planner]] = {
         "auto": make_strategy("auto", None, decoder, bundle, latency),
@@ -47,9 +51,13 @@ def main() -> None:
         "40% mask": lambda: ConstantPlanner(Plan.masked("forced", forced, 5)),
     }
     found: dict[str, Counter[Kind]] = {name: Counter() for name in strategies}
-    drafted, accepted, tokens, categories = Counter[str](), Counter[str](), 0, set[str]()
+    drafted = Counter[str]()
+    accepted = Counter[str]()
+    tokens = 0
+    categories = set[str]()
     for prompt in stratified(arguments.prompts, arguments.count):
-        ids, session = loaded.encode(conversation(prompt)), Session(decoder, sampling)
+        ids = loaded.encode(conversation(prompt))
+        session = Session(decoder, sampling)
         with torch.no_grad():
             out = loaded.model.generate(torch.tensor([ids]), max_new_tokens=arguments.max_new_tokens, do_sample=False)
         expected = out[0, len(ids) :].tolist()

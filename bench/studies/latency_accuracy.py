@@ -40,13 +40,15 @@ def main() -> None:
     table = measure_latency(decoder)
     print(f"{table.device.device}, {table.device.threads} threads; table measured in {perf_counter() - began:.0f} s")
 
-    picker, layers = random.Random(arguments.seed), decoder.shape.num_layers
+    picker = random.Random(arguments.seed)
+    layers = decoder.shape.num_layers
     longest = min(arguments.longest, decoder.shape.max_context - 40)
     session = Session(decoder)
     session.cache.reserve(longest + 40)
     cases: list[tuple[str, float, Callable[[], object]]] = []
     for number in range(arguments.cases):
-        kind, context = KINDS[number % 3], int(longest ** picker.uniform(0.4, 1.0))
+        kind = KINDS[number % 3]
+        context = int(longest ** picker.uniform(0.4, 1.0))
         mask = SkipMask.of(layers, picker.sample(range(2 * layers), round(picker.uniform(0.1, 0.7) * 2 * layers)))
         used, n = (mask, 1) if kind == "draft step" else (None, picker.randint(2, 20) if kind == "verification" else 1)
         cases.append((kind, table.step_seconds(context, n, used), step(session, context, n, used)))

@@ -42,7 +42,8 @@ def main() -> None:
         for length in map(int, arguments.lengths.split(",")):
             session = Session(decoder)
             taken = seconds(partial(session.prefill, ids(decoder, length), new_tokens=NEW_TOKENS), decoder.device)
-            slots, held = session.cache.capacity, session.cache.capacity * session.cache.bytes_per_slot
+            slots = session.cache.capacity
+            held = session.cache.capacity * session.cache.bytes_per_slot
             print(
                 f"round {number}: {length} tokens in {taken:.2f} s, {slots} slots, {gib(held)} ({held} bytes)",
                 flush=True,

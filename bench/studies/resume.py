@@ -40,11 +40,16 @@ def main() -> None:
     options = ["--model", arguments.model, "--domains", arguments.domains, "--evaluations", arguments.evaluations]
 
     began = time.monotonic()
-    whole, killed = arguments.out / "whole", arguments.out / "killed"
+    whole = arguments.out / "whole"
+    killed = arguments.out / "killed"
     begun = _uninterrupted(options, whole)
     duration = time.monotonic() - began
     print(f"never killed: {duration:.0f} s", flush=True)
-    rng, kills, redone, bundles, differences = random.Random(arguments.seed), 0, 0, 0, list[str]()
+    rng = random.Random(arguments.seed)
+    kills = 0
+    redone = 0
+    bundles = 0
+    differences = list[str]()
     while kills < arguments.kills:
         shutil.rmtree(killed, ignore_errors=True)
         kept: dict[str, int] = {}

@@ -95,7 +95,8 @@ def replay(
     while place < len(trace.answer):
         ids = [*trace.prompt, *trace.answer[:place]]
         plan = controller.plan(len(ids) - 1, ids[-1])
-        draft, left = _drafted(plan, trace, place, predict), trace.answer[place:]
+        draft = _drafted(plan, trace, place, predict)
+        left = trace.answer[place:]
         paths = draft.paths(ids[-1])
 
         def target(row: int, left: Sequence[int] = left, paths: list[list[int]] = paths) -> int:
@@ -103,7 +104,8 @@ def replay(
 
         accepted = accept(draft, target)
         tokens = left[: len(accepted.rows)]
-        context, rows = len(ids) - 1, len(paths)
+        context = len(ids) - 1
+        rows = len(paths)
         draft_seconds = draft.steps * latency.step_seconds(context, 1, plan.mask)
         verify_seconds = latency.step_seconds(context, rows)
         exiting = isinstance(plan.drafter, EarlyExit) and draft is not NOTHING
@@ -194,7 +196,9 @@ def main() -> None:
 
     domains = bundle.domains if arguments.artifact is not None else {}
     frontiers = Frontier.of_all(domains, bundle.model.num_layers, latency)
-    stream, planning, found = begin(), 0.0, defaultdict[str, list[tuple[int, float]]](list)
+    stream = begin()
+    planning = 0.0
+    found = defaultdict[str, list[tuple[int, float]]](list)
     for number, trace in enumerate(read_traces(arguments.traces)):
         stream = begin() if arguments.alone else stream
         began = perf_counter()
@@ -204,7 +208,8 @@ def main() -> None:
         for group in ("all", trace.category, "held back" if number % 2 else "tuned on"):
             found[group].append((done.tokens, sum(done.costs)))
     for group, each in sorted(found.items()):
-        tokens, cost = sum(tokens for tokens, _ in each), sum(cost for _, cost in each)
+        tokens = sum(tokens for tokens, _ in each)
+        cost = sum(cost for _, cost in each)
         worst = min(tokens / cost for tokens, cost in each)
         print(f"{group:16} {tokens / cost:.3f}  worst prompt {worst:.3f}")
     print(f"replaying took {planning / sum(tokens for tokens, _ in found['all']) * 1e3:.2f} ms per token")

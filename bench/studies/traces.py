@@ -117,13 +117,17 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_stream(chosen, arguments.out.with_suffix(".jsonl"))
     engine = Engine.open(arguments.artifact, None if arguments.artifact else arguments.model, "cpu", "fp32")
-    bundle, decoder = engine.bundle, engine.decoder
+    bundle = engine.bundle
+    decoder = engine.decoder
     router = Router(bundle.anchors) if bundle is not None else None
     domains = bundle.domains if bundle is not None else {}
     frontiers = Frontier.of_all(domains, decoder.shape.num_layers)
-    loaded, limits, traces = engine.loaded, Limits(arguments.max_new_tokens, engine.loaded.eos_ids), []
+    loaded = engine.loaded
+    limits = Limits(arguments.max_new_tokens, engine.loaded.eos_ids)
+    traces = []
     for prompt in track(chosen, "decoding"):
-        planner, ids = Watching(decoder), loaded.encode(conversation(prompt))
+        planner = Watching(decoder)
+        ids = loaded.encode(conversation(prompt))
         answer = generate(Session(decoder), ids, planner, limits).token_ids
         route = router.route(planner.prompt) if router is not None and planner.prompt is not None else None
         domain = route.domain if route is not None and route.known else None

@@ -74,8 +74,10 @@ def _step(session: Session, n: int) -> None:
 
 
 def _projections(decoder: Decoder, n: int) -> None:
-    shape, like = decoder.shape, decoder.embed([1])
-    x, mixed = like.new_ones(n, shape.hidden), like.new_ones(n, shape.heads * shape.head_dim)
+    shape = decoder.shape
+    like = decoder.embed([1])
+    x = like.new_ones(n, shape.hidden)
+    mixed = like.new_ones(n, shape.heads * shape.head_dim)
     for layer in decoder.layers:
         layer.qkv(x)
         layer.output(mixed)

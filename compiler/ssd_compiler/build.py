@@ -41,7 +41,8 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         exits = stages.exits(samples)
         domains = {name: stages.domain(name, samples[name], prompts[name], latency, exits) for name in prompts}
         mixture = stages.mixture(samples, latency)
-        anchors, successors = stages.anchors(prompts, samples), stages.successors(samples)
+        anchors = stages.anchors(prompts, samples)
+        successors = stages.successors(samples)
         bundle = stages.bundle(latency, domains | mixture, anchors, exits, successors)
 
         bundle.save(out)

@@ -80,9 +80,12 @@ def continue_prompts(
     Returns continuations, routing features and successor candidates as plain JSON for `samples_of`. `tick` is called
     after each prompt.
     """
-    shared, found = SharedPrefix(decoder, prompts, sampling), []
+    shared = SharedPrefix(decoder, prompts, sampling)
+    found = []
     for ids in prompts:
-        (session, prompt), planner, successors = shared.prefill(ids), PlainPlanner(), Successors()
+        (session, prompt) = shared.prefill(ids)
+        planner = PlainPlanner()
+        successors = Successors()
         planner.successors = successors
         generation = decode(session, prompt, planner, Limits(new_tokens, eos))
         sample = Sample(
@@ -96,7 +99,8 @@ def continue_prompts(
 @torch.inference_mode()
 def features_of(decoder: Decoder, prompts: Sequence[list[int]], tick: Tick) -> list[dict[str, list[float]]]:
     """Compute the routing features of the prompts as plain JSON. `tick` is called after each prompt."""
-    shared, found = SharedPrefix(decoder, prompts), []
+    shared = SharedPrefix(decoder, prompts)
+    found = []
     for ids in prompts:
         found.append(features(shared.prefill(ids)[1]))
         tick()
@@ -126,7 +130,8 @@ def reference_states(decoder: Decoder, samples: Sequence[Sample]) -> ReferenceSt
     states: list[list[Tensor]] = []
     targets: list[Tensor] = []
     groups: list[RowGroup] = []
-    shared, begin = SharedPrefix(decoder, [sample.prompt for sample in samples]), 0
+    shared = SharedPrefix(decoder, [sample.prompt for sample in samples])
+    begin = 0
     for sample in samples:
         session, _ = shared.prefill(sample.prompt)
         states.append(session.forward_states(sample.continuation[:-1]))

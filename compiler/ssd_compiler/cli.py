@@ -174,7 +174,8 @@ def _show(bundle: Bundle, out: Path) -> None:
         table.add_column(column, justify="left" if column in ("domain", "verdict") else "right", no_wrap=True)
     for config in bundle.domains.values():
         summary = domain_summary(config, layers)
-        measured, interval = summary["measured_speedup"], summary["measured_interval"] or (0.0, 0.0)
+        measured = summary["measured_speedup"]
+        interval = summary["measured_interval"] or (0.0, 0.0)
         table.add_row(
             config.name,
             f"{summary['attention_skipped']}+{summary['mlp_skipped']} of {2 * layers}",

@@ -33,7 +33,9 @@ class Workspace:
     def __init__(self, out: Path, settings: CompileSettings, resume: bool) -> None:
         """Prepare the workspace of a compile into the absolute path `out`."""
         self.folder = out.parent / f".{out.name}.compile"
-        self._out, self._settings, self._resume = out, settings, resume
+        self._out = out
+        self._settings = settings
+        self._resume = resume
         # A lock file has to persist, and would be litter beside the bundle; so it is in the user's cache.
         place = hashlib.sha256(str(out).encode()).hexdigest()[:16]
         self._lock = FileLock(cache_folder() / "locks" / f"{place}.lock")

@@ -35,7 +35,8 @@ class AcceptanceProfile:
         if not positions:
             raise ValueError("an acceptance profile needs at least one position")
         shape = (len(DRAFT_LENGTHS), len(THRESHOLDS))
-        tokens, steps = np.zeros(shape), np.zeros(shape)
+        tokens = np.zeros(shape)
+        steps = np.zeros(shape)
         for row, length in enumerate(DRAFT_LENGTHS):
             for column, threshold in enumerate(THRESHOLDS):
                 replays = [replay(trace, length, threshold) for trace in traces]
@@ -73,14 +74,20 @@ def replay(trace: Trace, draft_length: int, threshold: float) -> Replay:
     A draft ends at `draft_length` tokens, or after its first token below `threshold`. A cycle cut short by the end of
     the trace counts with what it drafted and yielded by then.
     """
-    matches, unsure = trace.matches, trace.confidence < threshold
-    position, cycles, steps, end = 0, 0, 0, len(matches)
+    matches = trace.matches
+    unsure = trace.confidence < threshold
+    position = 0
+    cycles = 0
+    steps = 0
+    end = len(matches)
     while position < end:
         limit = min(position + draft_length, end)
         low = np.flatnonzero(unsure[position:limit])
         drafted = int(low[0]) + 1 if low.size else limit - position
         wrong = np.flatnonzero(~matches[position : position + drafted])
         accepted = int(wrong[0]) if wrong.size else drafted
-        cycles, steps, position = cycles + 1, steps + drafted, position + accepted + 1
+        cycles = cycles + 1
+        steps = steps + drafted
+        position = position + accepted + 1
     # The last bonus token may lie past the end of the trace and counts all the same.
     return Replay(cycles, position, steps)

@@ -20,7 +20,8 @@ def speedup_interval(plain_seconds: Sequence[float], seconds: Sequence[float]) -
     R s, ÷ the mean of p, taken in logarithms so that the interval stays above 0. A bootstrap agrees at thirty prompts,
     but at two or three it ends at the worst of them, which is far too narrow.
     """
-    plain, other = np.asarray(plain_seconds, float), np.asarray(seconds, float)
+    plain = np.asarray(plain_seconds, float)
+    other = np.asarray(seconds, float)
     count = len(plain)
     if count < 2:
         return None

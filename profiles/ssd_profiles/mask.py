@@ -84,7 +84,8 @@ class SkipMask:
 
     def jaccard(self, other: SkipMask) -> float:
         """|A ∩ B| / |A ∪ B| of the skipped sets; 1 when both are empty."""
-        mine, theirs = set(self), set(other)
+        mine = set(self)
+        theirs = set(other)
         return len(mine & theirs) / len(mine | theirs) if mine | theirs else 1.0
 
     def __str__(self) -> str:

@@ -66,7 +66,8 @@ def is_text(text: str) -> bool:
 
 def _prompt(record: dict[str, Any], where: str, number: int, all_turns: bool) -> Prompt:
     identity = str(record.get("id", record.get("question_id", number)))
-    category, domain = record.get("category"), record.get("domain")
+    category = record.get("category")
+    domain = record.get("domain")
     for name, value in (("category", category), ("domain", domain)):
         if value is not None and not isinstance(value, str):
             raise UserError(f"{where}: {name} must be text, got {type(value).__name__}")

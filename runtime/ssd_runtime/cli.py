@@ -148,7 +148,8 @@ def run(
                 report(outcome)
             if answered.error is not None:
                 report_failure(answered.prompt, answered.error)
-        summary.seconds, summary.plain_seconds = together.seconds, together.plain_seconds
+        summary.seconds = together.seconds
+        summary.plain_seconds = together.plain_seconds
         _finish(summary, as_json, compare)
         return
     for request in requests:
@@ -219,7 +220,8 @@ def _explain(outcome: Outcome, steps: bool) -> None:
     cycles = outcome.generation.cycles
     by_reason = groupby(cycles, key=lambda cycle: cycle.plan.reason)
     for group in ([cycle] for cycle in cycles) if steps else (list(group) for _, group in by_reason):
-        drafted, tokens = sum(cycle.num_draft_tokens for cycle in group), sum(len(cycle.tokens) for cycle in group)
+        drafted = sum(cycle.num_draft_tokens for cycle in group)
+        tokens = sum(len(cycle.tokens) for cycle in group)
         plan = group[0].plan
         reason = f"{plan.reason}: {plan.detail}" if steps and plan.detail else plan.reason
         print(

@@ -15,7 +15,8 @@ from ssd_profiles.errors import UserError
 
 # Some versions of Typer bundle their own click, so the exceptions are found by their common base class.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT = 2
+INTERRUPTED = 130
 WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free."
 
 

@@ -49,7 +49,8 @@ def build_anchors(
     features, labels = _labelled(picked, len(known))
     others, other_labels = _labelled(rest, len(known))
     if base is not None:
-        features, labels = np.concatenate([base.features, features]), np.concatenate([base.labels, labels])
+        features = np.concatenate([base.features, features])
+        labels = np.concatenate([base.labels, labels])
         others = np.concatenate([base.others, others])
         other_labels = np.concatenate([base.other_labels, other_labels])
     anchors = AnchorSet(
@@ -78,7 +79,8 @@ def _labelled(groups: list[Any], first: int) -> tuple[Any, NDArray[np.int64]]:
 
 def similarities(anchors: AnchorSet, features: Rows) -> Rows:
     """Cosine of each feature [n, d] to the nearest anchor of each domain: [n, domains]."""
-    rows, columns = _directions(features - anchors.center), _directions(anchors.features - anchors.center)
+    rows = _directions(features - anchors.center)
+    columns = _directions(anchors.features - anchors.center)
     cosines = rows @ columns.T
     best = [cosines[:, anchors.labels == label].max(1) for label in range(len(anchors.domains))]
     return np.stack(best, axis=1)

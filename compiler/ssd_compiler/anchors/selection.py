@@ -62,7 +62,8 @@ def _joint_centres(centred: Features, seed: int) -> dict[str, Rows]:
         name = names[int(counts.argmax())]
         # When two clusters belong to one domain, the cluster with more of its prompts represents it.
         if counts.max() > held[name]:
-            centres[name], held[name] = means.cluster_centers_[cluster], int(counts.max())
+            centres[name] = means.cluster_centers_[cluster]
+            held[name] = int(counts.max())
     return centres
 
 

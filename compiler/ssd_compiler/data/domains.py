@@ -20,7 +20,8 @@ def packaged_prompts(definition: DomainDefinition, wanted: int, warn: Warn) -> l
         records, shots = _from_hub(definition, wanted)
     except _UnreachableError as error:
         starter = starter_set(definition.name)
-        records, shots = starter.records, starter.shots
+        records = starter.records
+        shots = starter.shots
         warn(
             f"domain {definition.name}: {definition.dataset.name} cannot be loaded ({error}); using the "
             f"{len(records)} starter prompts that come with the package"
@@ -39,7 +40,8 @@ def _from_hub(definition: DomainDefinition, wanted: int) -> tuple[list[Record], 
         raise _UnreachableError("pip install datasets brings what loads it") from None
     if not hub_reachable():
         raise _UnreachableError("no connection to the Hub")
-    source, own = definition.dataset, definition.shots if definition.dataset.worked_examples else 0
+    source = definition.dataset
+    own = definition.shots if definition.dataset.worked_examples else 0
     try:
         rows = datasets.load_dataset(
             source.name, source.config, split=source.split, revision=source.revision, streaming=True

@@ -81,7 +81,8 @@ def read_pool(name: str, settings: CompileSettings, loaded: LoadedModel, warn: W
     random.Random(f"{settings.seed} {name}").shuffle(prompts)
     fitting = fitting_prompts(name, prompts, loaded, new_tokens)
     third = len(fitting) // 3
-    search, validation = min(settings.search_prompts, third), min(settings.validation_prompts, third)
+    search = min(settings.search_prompts, third)
+    validation = min(settings.validation_prompts, third)
     used = fitting[: validation + search + settings.anchor_prompts]
     return PromptPool(
         name=name,
@@ -99,7 +100,8 @@ def split_pool(pool: PromptPool, settings: CompileSettings, survey: Survey | Non
     `survey` computes features of prompts. With it, the search gets the prompts that represent the others best, by
     K-means (KNN-SSD §5.1); without it, the first ones.
     """
-    rest, asked = pool.prompts[pool.validation :], pool.asked[pool.validation :]
+    rest = pool.prompts[pool.validation :]
+    asked = pool.asked[pool.validation :]
     features = survey(rest) if survey is not None else []
     picked = _representative(features, settings, pool.search) if features else list(range(pool.search))
     others = [place for place in range(len(rest)) if place not in picked]
@@ -124,7 +126,8 @@ def out_of_domain_prompts(known: Sequence[str], loaded: LoadedModel) -> list[lis
     found = list[list[int]]()
     for name in domain_names():
         if name not in known:
-            definition, records = load_domain(name), starter_set(name).records[:OUT_OF_DOMAIN_PROMPTS]
+            definition = load_domain(name)
+            records = starter_set(name).records[:OUT_OF_DOMAIN_PROMPTS]
             found += [loaded.encode(_user(definition.ask(record, way))) for way, record in enumerate(records)]
     return [ids for ids in found if len(ids) < max_context(loaded.model.config)]
 

@@ -78,7 +78,8 @@ class Regression:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add rows x and y [n, width]."""
-        left, right = torch.cat([x, torch.ones(len(x), 1)], 1).double(), (y - x).double()
+        left = torch.cat([x, torch.ones(len(x), 1)], 1).double()
+        right = (y - x).double()
         self._gram += left.T @ left
         self._cross += left.T @ right
 
@@ -104,7 +105,8 @@ def _wide(x: Tensor) -> Tensor:
 @torch.inference_mode()
 def chunked_states(decoder: Decoder, sample: Sample) -> Iterator[list[Tensor]]:
     """Run the full model over a sample and yield its 2L + 1 states [tokens, hidden], chunk by chunk."""
-    session, ids = Session(decoder), sample.prompt + sample.continuation[:-1]
+    session = Session(decoder)
+    ids = sample.prompt + sample.continuation[:-1]
     for begin in range(0, len(ids), PREFILL_CHUNK):
         chunk = ids[begin : begin + PREFILL_CHUNK]
         states = session.forward_states(chunk)

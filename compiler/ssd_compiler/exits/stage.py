@@ -32,8 +32,10 @@ class ExitStage:
 
     def fit(self, domains: Mapping[str, Sequence[Sample]], count: int, epochs: int) -> ExitSet:
         """Fit exit heads after `count` layers on most samples of all domains, then train them for `epochs`."""
-        decoder, total = self.decoder, self.decoder.shape.num_layers
-        layers, parts = exit_layers(total, count), [held_back(samples) for samples in domains.values()]
+        decoder = self.decoder
+        total = self.decoder.shape.num_layers
+        layers = exit_layers(total, count)
+        parts = [held_back(samples) for samples in domains.values()]
         samples = [sample for fitted, _ in parts for sample in fitted]
         held = [sample for _, kept in parts for sample in kept]
 
@@ -58,7 +60,8 @@ class ExitStage:
 
     def tune(self, name: str, samples: Sequence[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
         """Tune exits, width, annealing and threshold of a domain on samples that the heads were not fitted on."""
-        layers, total = exits.layers, self.decoder.shape.num_layers
+        layers = exits.layers
+        total = self.decoder.shape.num_layers
         _, held = held_back(samples)
         context = middle_context(samples)
 

@@ -19,8 +19,9 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.search.replay import HEAD_ROWS
 
-LEARNING_RATE, BATCH = 3e-5, 128
-"""SpecBound §3.1 trains with AdamW at this rate for 20 epochs; the batch size is ours."""
+LEARNING_RATE = 3e-5
+"""AdamW's rate in SpecBound §3.1, which trains for 20 epochs."""
+BATCH = 128
 TARGETS = "targets"
 
 Tick = Callable[[], None]
@@ -68,7 +69,8 @@ def train_exits(decoder: Decoder, fitted: ExitSet, features: CachedFeatures, epo
 
     The model's own head is frozen: a head here is the affine map in front of it.
     """
-    weights, biases = [], []
+    weights = []
+    biases = []
     for place, layer in enumerate(fitted.layers):
         weight = torch.from_numpy(fitted.weights[place].astype(np.float32)).requires_grad_()
         bias = torch.from_numpy(fitted.biases[place].astype(np.float32)).requires_grad_()

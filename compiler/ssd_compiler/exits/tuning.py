@@ -65,10 +65,12 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
     can be held out.
     """
     costs = _Costs.at(latency, context)
-    ways, totals = list[ExitChoice](), list[list[tuple[int, float]]]()
+    ways = list[ExitChoice]()
+    totals = list[list[tuple[int, float]]]()
     runs = [(first, last) for first in range(len(layers)) for last in range(first, len(layers))]
     for (first, last), annealing, threshold in product(runs, ANNEALINGS, THRESHOLDS):
-        columns, stops = slice(first, last + 1), list(layers[first : last + 1])
+        columns = slice(first, last + 1)
+        stops = list(layers[first : last + 1])
         chains = [_Chain.of(trace, columns, annealing, threshold) for trace in traces]
         for width in WIDTHS:
             ways.append(
@@ -84,7 +86,8 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
 def _held_out(tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:
     """Tokens/s when each trace uses the setting that is best on all others; both arrays are [settings, traces]."""
     others = (tokens.sum(1, keepdims=True) - tokens) / (seconds.sum(1, keepdims=True) - seconds)
-    chosen, each = others.argmax(0), np.arange(tokens.shape[1])
+    chosen = others.argmax(0)
+    each = np.arange(tokens.shape[1])
     return float(tokens[chosen, each].sum() / seconds[chosen, each].sum())
 
 
@@ -149,7 +152,9 @@ class _Chain:
 
 def _replay(chain: _Chain, stops: Sequence[int], width: int, costs: _Costs) -> tuple[int, float]:
     """Tokens and seconds of the draft-verify cycles along a chain."""
-    position, seconds, end = 0, 0.0, len(chain.stop)
+    position = 0
+    seconds = 0.0
+    end = len(chain.stop)
     while position < end:
         limit = min(position + width, end)
         leaving = chain.stop[position:limit]

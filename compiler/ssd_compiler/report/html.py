@@ -86,7 +86,8 @@ def _mask_picture(config: DomainConfig, num_layers: int) -> str:
     if config.choice is None:
         return ""
     mask = config.frontier[config.choice.entry].skip_mask(num_layers)
-    cell, colours = min(16, 960 // num_layers), ("#d1495b", "#2e6f9e")
+    cell = min(16, 960 // num_layers)
+    colours = ("#d1495b", "#2e6f9e")
     squares = [
         f'<rect x="{i // 2 * cell}" y="{i % 2 * (cell + 2)}" width="{cell - 1}" height="{cell}" '
         f'fill="{colours[i % 2] if skipped else "#e6eaf0"}"/>'
@@ -97,7 +98,9 @@ def _mask_picture(config: DomainConfig, num_layers: int) -> str:
 
 
 def _frontier_picture(config: DomainConfig) -> str:
-    width, height, chosen = 360, 200, config.choice.entry if config.choice else -1
+    width = 360
+    height = 200
+    chosen = config.choice.entry if config.choice else -1
     low = min((entry.token_agreement for entry in config.frontier), default=0.0)
     span = max(1.0 - low, 1e-6)
     dots = [
@@ -111,10 +114,13 @@ def _frontier_picture(config: DomainConfig) -> str:
 
 
 def _progress_picture(config: DomainConfig) -> str:
-    progress, whole = config.search.progress, max(config.search.seconds, 1e-6)
+    progress = config.search.progress
+    whole = max(config.search.seconds, 1e-6)
     if not progress:
         return ""
-    width, height, best = 360, 120, progress[-1][1]
+    width = 360
+    height = 120
+    best = progress[-1][1]
     low = min(1.0, progress[0][1])
     span = max(best - low, 1e-6)
     # The curve is a staircase: each value holds until the next improvement, the last one until the end.

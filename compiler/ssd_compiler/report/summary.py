@@ -15,7 +15,8 @@ from ssd_profiles.latency import LatencyTable
 
 def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
     """The main figures of a domain."""
-    choice, validation = config.choice, config.validation
+    choice = config.choice
+    validation = config.validation
     entry = config.frontier[choice.entry] if choice else None
     mask = entry.skip_mask(num_layers) if entry else None
     return {

@@ -57,7 +57,9 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
         random_state=seed,
         verbose=0,
     )
-    incumbent, picker, tried = evaluator.best(), random.Random(seed), set[frozenset[int]]()
+    incumbent = evaluator.best()
+    picker = random.Random(seed)
+    tried = set[frozenset[int]]()
     base = set(incumbent.mask) - set(undecided)
 
     def register(rated: Rated) -> None:
@@ -70,7 +72,8 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
     for rated in evaluator.rated.values():
         if set(rated.mask) - set(undecided) == base:
             register(rated)
-    found, vain = list[Rated](), 0
+    found = list[Rated]()
+    vain = 0
     while not evaluator.exhausted and vain < PATIENCE:
         point = process.suggest()
         skipped = {i for name, i in names.items() if point[name] >= 0.5}

@@ -125,7 +125,8 @@ def _rate_knapsack(evaluator: Evaluator, seconds: float) -> float:
 
     `seconds` is the time of the whole search. Returns the cost of the dynamic programme in forwards of all rows.
     """
-    reference, decoder = evaluator.reference, evaluator.decoder
+    reference = evaluator.reference
+    decoder = evaluator.decoder
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
     weights = Weights.of(evaluator.latency, evaluator.context)
     found = [candidate for candidate in search_knapsack(decoder, sampled, weights) if candidate.skipped_weight]
@@ -149,7 +150,8 @@ def _rate_knapsack(evaluator: Evaluator, seconds: float) -> float:
 
 def _promise(evaluator: Evaluator, candidate: Candidate) -> float:
     """TPT at four draft tokens, with the token agreement on the few rows of the dynamic programme."""
-    latency, context = evaluator.latency, evaluator.context
+    latency = evaluator.latency
+    context = evaluator.context
     draft = latency.step_seconds(context, 1, candidate.mask)
     return tokens_per_time(candidate.token_agreement, 4, draft, latency.step_seconds(context, 5))
 
@@ -159,8 +161,10 @@ def _oracle_speedup(evaluator: Evaluator) -> float:
 
     This bounds what these masks can reach with any draft length and confidence threshold.
     """
-    latency, context = evaluator.latency, evaluator.context
-    costs, best = StepCosts.at(latency, context), 1.0
+    latency = evaluator.latency
+    context = evaluator.context
+    costs = StepCosts.at(latency, context)
+    best = 1.0
     for rated in (each for each in evaluator.rated.values() if each.complete):
         draft = latency.step_seconds(context, 1, rated.mask)
         for length in rated.profile.draft_lengths:
@@ -188,7 +192,8 @@ def uniform_masks(num_layers: int) -> Iterator[SkipMask]:
 
 def random_masks(num_layers: int, like: SkipMask, seed: int) -> Iterator[SkipMask]:
     """Masks of random sub-layers, as many as the mask `like` skips."""
-    count, picker = len(list(like)), random.Random(seed)
+    count = len(list(like))
+    picker = random.Random(seed)
     for _ in range(RANDOM_MASKS):
         yield SkipMask.of(num_layers, picker.sample(range(2 * num_layers), count))
 

@@ -63,7 +63,8 @@ class SearchStage:
         return _config(MIXTURE, found, choice, None, pays=False)
 
     def _search(self, name: str, samples: Sequence[Sample]) -> SearchResult:
-        settings, context = self.settings, middle_context(samples)
+        settings = self.settings
+        context = middle_context(samples)
         timed = settings.budget_seconds is not None
         bounds = SearchBounds(
             evaluations=10_000 if timed else settings.evaluations,
@@ -111,7 +112,8 @@ class SearchStage:
         held_back = prompts.validation
         if not found.worthwhile:
             # Timing the single best mask is enough to confirm that skipping does not pay.
-            finalists, held_back = finalists[:1], held_back[: max(2, len(held_back) // 2)]
+            finalists = finalists[:1]
+            held_back = held_back[: max(2, len(held_back) // 2)]
         limits = Limits(prompts.max_new_tokens, self.eos_ids)
 
         def run() -> dict[str, Any]:
@@ -135,7 +137,8 @@ class SearchStage:
 
     def _finalists(self, found: SearchResult) -> list[tuple[int, Option]]:
         """Frontier index and best option of each finalist."""
-        layers, chosen = self.decoder.shape.num_layers, []
+        layers = self.decoder.shape.num_layers
+        chosen = []
         for index in found.finalists:
             entry = found.frontier[index]
             entries = [Entry(entry.mask, entry.skip_mask(layers), entry.profile())]

@@ -74,20 +74,24 @@ class Extended:
 
     def _worth_adding(self, rows: Sequence[Node], steps: int) -> int:
         """Number of best `rows` that maximises expected tokens minus the value of the time to verify them."""
-        best, gain, kept = 0.0, 0.0, 0
+        best = 0.0
+        gain = 0.0
+        kept = 0
         most = len(self.row_costs) - 1 - steps
         for count, node in enumerate(rows[: max(0, most)], start=1):
             gain += node.probability
             cost = self.row_costs[steps + count] - self.row_costs[steps]
             if cost <= self.most_cost and gain - self.speedup * cost > best:
-                best, kept = gain - self.speedup * cost, count
+                best = gain - self.speedup * cost
+                kept = count
         return kept
 
 
 def _joined(drafted: Draft, guesses: Sequence[Node], siblings: Sequence[Node]) -> Draft:
     """Join the chain of `drafted`, guesses after its last token and siblings of its tokens into one draft."""
     steps = drafted.steps
-    chain, parents = drafted.tokens[:steps], list(range(steps))
+    chain = drafted.tokens[:steps]
+    parents = list(range(steps))
     if not guesses and not siblings:
         return Draft(chain, probs=drafted.probs, steps=steps)
     grown = as_draft(guesses, steps + DEEPEST)

@@ -64,7 +64,8 @@ class Lookup:
     """Grows trees of guesses after one request's tokens."""
 
     def __init__(self, stats: LookupStats, recycle: bool = True) -> None:
-        self._stats, self._recycle = stats, recycle
+        self._stats = stats
+        self._recycle = recycle
         self._index = NgramIndex()
 
     @property
@@ -94,7 +95,8 @@ class Lookup:
 
     def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
         """Grow the most probable guesses after the tokens read and `path`: at most `rows`, best first."""
-        tree, order = list[Node](), count()
+        tree = list[Node]()
+        order = count()
         heap: list[tuple[float, int, int, int, tuple[int, ...]]] = []
 
         def expand(row: int, branch: tuple[int, ...], probability: float, level: int) -> None:
@@ -136,8 +138,10 @@ def as_draft(tree: Sequence[Node], depth: int) -> Draft:
     if not children:
         return NOTHING
     # Nodes are placed depth first, best child first, so that the main path comes before all others.
-    placed, stack = dict[int, int]({0: 0}), list(reversed(children[0]))
-    tokens, parents = list[int](), list[int]()
+    placed = dict[int, int]({0: 0})
+    stack = list(reversed(children[0]))
+    tokens = list[int]()
+    parents = list[int]()
     while stack:
         row = stack.pop()
         node = tree[row - 1]

@@ -23,7 +23,8 @@ class NgramIndex:
         """Append tokens to the sequence."""
         for token in tokens:
             self.tokens.append(token)
-            end, known = len(self.tokens), True
+            end = len(self.tokens)
+            known = True
             self._earlier = []
             for length in range(1, min(LONGEST, end) + 1):
                 run = tuple(self.tokens[end - length :])
@@ -43,12 +44,14 @@ class NgramIndex:
         if not path:
             return (len(self._earlier), self.tokens[self._earlier[-1]]) if self._earlier else (0, -1)
         recent = (*self.tokens[-LONGEST:], *path)[-LONGEST:]
-        found, end = 0, 0
+        found = 0
+        end = 0
         for length in range(1, len(recent) + 1):
             at = self._ends.get(recent[-length:])
             if at is None:
                 break
-            found, end = length, at
+            found = length
+            end = at
         if not found:
             return 0, -1
         return found, self.tokens[end] if end < len(self.tokens) else path[0]

@@ -147,7 +147,8 @@ class Sampler:
         """
         plain, scores = self._processed(logits, known, [])
         noise = self._noise_at(len(known), 0, scores)
-        choice, noisy = int(argmax((scores + noise)[None])), plain + noise * self._unit
+        choice = int(argmax((scores + noise)[None]))
+        noisy = plain + noise * self._unit
 
         def chooses(rise: float, fall: float) -> bool:
             moved = logits.float().clone()

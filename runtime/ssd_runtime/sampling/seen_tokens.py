@@ -21,7 +21,8 @@ class SeenTokens:
         self._begin([])
 
     def _begin(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._read = tokens, 0
+        self._tokens = tokens
+        self._read = 0
         self._known: set[int] = set()
         self._ids = torch.empty(0, dtype=torch.long, device=self._device)
 

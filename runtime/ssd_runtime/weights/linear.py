@@ -46,7 +46,8 @@ class Linear:
     __slots__ = ("_bias", "_last", "_memory", "_modules", "_names", "_packed", "_parent", "_serves", "_stamp")
 
     def __init__(self, parent: nn.Module, names: Sequence[str], memory: PackedMemory) -> None:
-        self._parent, self._names = parent, tuple(names)
+        self._parent = parent
+        self._names = tuple(names)
         self._memory = memory
         self._packed: Tensor | None = None
         self.serve(ALWAYS)
@@ -64,7 +65,8 @@ class Linear:
 
     def serve(self, rows: Sequence[bool]) -> None:
         """Let the packed copy serve n rows where `rows[n - 1]` is true. The last entry holds for all larger n."""
-        self._serves, self._last = tuple(rows), len(rows) - 1
+        self._serves = tuple(rows)
+        self._last = len(rows) - 1
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the projections to `x` [n, in]."""
