@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from ssd_artifacts.anchors import AnchorSet
 from ssd_compiler.anchors.selection import RULES, Features, Rows
 
-ALONE_QUANTILE, ALONE_MARGIN = 0.05, 0.2
-"""A bundle of one domain has no other to compare with. Its threshold is this quantile of its own prompts'
-similarities, minus this margin."""
+ALONE_QUANTILE = 0.05
+"""A bundle of one domain has no other to compare with: this quantile of its own prompts' similarities counts."""
+ALONE_MARGIN = 0.2
+"""The threshold of such a bundle lies this far below that quantile."""
 OTHERS = 24
 """Prompts per domain that are kept beside its anchors."""
 
