@@ -1,1 +1,1 @@
-"""What travels between machines: the bundle format, model fingerprints and integrity checks."""
+"""The bundle format, model fingerprints and integrity checks: everything that travels between machines."""

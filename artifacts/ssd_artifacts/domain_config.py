@@ -113,7 +113,7 @@ class Validation(BaseModel):
 
 
 class SearchCost(BaseModel):
-    """What the search for the frontier cost."""
+    """Cost of the search for the frontier."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

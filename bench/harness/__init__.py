@@ -1,1 +1,1 @@
-"""What all comparisons share: contenders in turn, rows on disk, intervals, tables and charts."""
+"""The common parts of comparisons: contenders in turn, rows on disk, intervals, tables and charts."""

@@ -1,9 +1,9 @@
 """Runs every strategy on every model and stream, and writes docs/papers.md: the five papers side by side.
 
-`python -m bench.papers` is the quick mode, an hour on two cores: 48 new tokens for 26 prompts of Spec-Bench, two per
-category, on one planted model and one mixed stream, with everything derived from these. `--only` selects parts; `all`
-of them take some four hours. `--full` runs all parts with all prompts and 128 tokens, and in streams 40 prompts per
-domain and 64 tokens; give it another --out.
+`python -m bench.papers` is the quick mode, an hour on two cores. It decodes 48 new tokens for 26 prompts of Spec-Bench,
+two per category, on one planted model and one mixed stream, and derives what follows from these. `--only` selects
+parts; `all` of them take some four hours. `--full` runs all parts with all prompts and 128 tokens, and in streams 40
+prompts per domain and 64 tokens; give it another --out.
 
 A killed run resumes. `build/bundle05`, `build/bundle02` and `build/bundle-domains` are required, and the commands that
 build them are printed where they are missing.

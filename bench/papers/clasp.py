@@ -2,9 +2,9 @@
 
 `python -m bench.papers.clasp --model demo --prompts ../shared/data/spec_bench/dev.jsonl`
 
-First, on tokens of generated answers, half of the middle layers are skipped (CLaSp's Figure 3b): the final state's
-cosine for the programme's choice, the best and random ones. Second, with all layers free, masks of neighbouring tokens
-are compared: Jaccard by distance (Figure 3a), and how often each layer is skipped.
+First, half of the middle layers are skipped on tokens of generated answers (CLaSp's Figure 3b). The final state's
+cosine is printed for the programme's choice, the best and random ones. Second, with all layers free, masks of
+neighbouring tokens are compared: Jaccard by distance (Figure 3a), and how often each layer is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What KnapSpec skips as the context grows, and the resulting speed (KnapSpec's Figure 3).
+"""KnapSpec's masks and their speed as the context grows (KnapSpec's Figure 3).
 
 `python -m bench.papers.context_sweep --model build/planted --prompts ../shared/data/spec_bench/dev.jsonl`
 

@@ -2,8 +2,8 @@
 
 `python -m bench.papers.pictures --artifact build/bundle-domains --stream build/papers/domains-0.3 --out docs/pictures`
 
-They show the domains' masks (KNN-SSD's Figure 9), how often frontiers skip each sub-layer, features in two dimensions
-with the anchors (KNN-SSD's Figure 5), and speed along a mixed stream.
+They show the domains' masks (KNN-SSD's Figure 9), how often frontiers skip each sub-layer, and speed along a mixed
+stream. Features are drawn in two dimensions with the anchors (KNN-SSD's Figure 5).
 """
 
 from __future__ import annotations

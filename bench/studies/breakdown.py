@@ -1,4 +1,4 @@
-"""Where the time of decoding goes: drafts, verification, choice, planning, routing; and what the profile explains.
+"""Time of decoding by part (drafts, verification, choice, planning, routing), and the share that the profile explains.
 
 `python -m bench.studies.breakdown --artifact build/planted-bundle --strategy knn --prompts
 ../shared/data/spec_bench/dev.jsonl`

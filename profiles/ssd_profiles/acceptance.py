@@ -17,7 +17,7 @@ class AcceptanceProfile:
     """Tokens and draft steps per draft-verify cycle, for every draft length and confidence threshold.
 
     `tokens` and `steps` are [lengths, thresholds]; tokens per cycle (M) include the bonus token. They are replayed from
-    traces rather than computed as powers of the token agreement: agreement comes in runs, and a threshold tends to end
+    traces, because powers of the token agreement would be wrong. Agreement comes in runs, and a threshold tends to end
     a draft just where it would have failed.
     """
 

@@ -8,8 +8,8 @@ import math
 def expected_tokens(token_agreement: float, draft_length: int) -> float:
     """Expected tokens per draft-verify cycle, the bonus token included (KnapSpec eq. 1).
 
-    Each draft token is assumed right with probability a = `token_agreement`, given that all before it were: (1 -
-    a^(g+1)) / (1 - a), with the limit g + 1 at a = 1.
+    Each draft token is assumed right with probability a = `token_agreement`, given that all before it were. The result
+    is (1 - a^(g+1)) / (1 - a), with the limit g + 1 at a = 1.
     """
     if token_agreement >= 1.0:
         return draft_length + 1.0
@@ -31,7 +31,7 @@ def expected_speedup(
     """E(Spd) = M a / ((M - 1) c + a v); with v = 1 this is SWIFT eq. 6 and KNN-SSD eq. 10.
 
     M is `mean_acceptance_length` and a is `acceptance_rate`, accepted ÷ drafted tokens. `draft_cost` c and
-    `verify_cost` v are a draft step and a verification ÷ a target forward of one token; the papers use c = 1 - r for a
+    `verify_cost` v are a draft step and a verification ÷ a target forward of one token. The papers use c = 1 - r for a
     share r of skipped layers. Returns NaN when nothing was accepted, because M and a then do not determine the number
     of drafts.
     """

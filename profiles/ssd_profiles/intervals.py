@@ -17,8 +17,8 @@ def speedup_interval(plain_seconds: Sequence[float], seconds: Sequence[float]) -
     """95% interval of `speedup` by Student's t, where entry i of both belongs to prompt i.
 
     Returns None for fewer than two prompts. The standard error of a ratio of totals R is about that of the mean of p -
-    R s, ÷ the mean of p, taken in logarithms so that the interval stays above 0. A bootstrap agrees at thirty prompts,
-    but at two or three it ends at the worst of them, which is far too narrow.
+    R s, ÷ the mean of p. It is taken in logarithms, so that the interval stays above 0. A bootstrap agrees at thirty
+    prompts, but at two or three it ends at the worst of them, which is far too narrow.
     """
     plain = np.asarray(plain_seconds, float)
     other = np.asarray(seconds, float)

@@ -46,8 +46,8 @@ def fit_exits(
     """Fit ridge regressions from states after `layers` to those after the last layer, all after the final norm.
 
     Rows are all tokens of the samples' prompts and continuations; the `held` samples select the ridge. The regression
-    target is the difference from the identity, because a residual stream changes slowly: without data, an exit applies
-    the model's head to the state as it is.
+    target is the difference from the identity, because a residual stream changes slowly. Without data, an exit
+    therefore applies the model's head to the state as it is.
     """
     fits = {layer: Regression(decoder.shape.hidden) for layer in layers}
     judges: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}

@@ -57,12 +57,12 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
     """Choose the exits, annealing, threshold and width with the most predicted tokens/s.
 
     Every run of neighbouring `layers` is tried as the set of exits; its last layer is the depth bound. A cycle costs
-    the depths of its tokens, with earlier tokens caught up to deeper layers, the head at each exit passed, and a
-    verification through the remaining layers. It yields the accepted tokens and one more.
+    its tokens' depths, catching up earlier tokens, the head at each exit passed, and a verification through the
+    remaining layers. It yields the accepted tokens and one more.
 
-    The reported speed-up is cross-validated: each trace is decoded with the setting that is best on the others, because
-    the best of many settings always looks better than it is. With two traces this is a low estimate; with one nothing
-    can be held out.
+    The reported speed-up is cross-validated, because the best of many settings always looks better than it is. Each
+    trace is decoded with the setting that is best on the others. With two traces this is a low estimate; with one
+    nothing can be held out.
     """
     costs = _Costs.at(latency, context)
     ways = list[ExitChoice]()

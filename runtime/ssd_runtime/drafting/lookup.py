@@ -37,7 +37,7 @@ def _successor_rates() -> dict[tuple[bool, bool], list[Rate]]:
 
 @dataclass(slots=True)
 class LookupStats:
-    """What a stream of requests has shown: the successor table, and how often each kind of guess was right.
+    """Statistics of a stream of requests: the successor table, and how often each kind of guess was right.
 
     Every new token is compared with every guess for it, drafted or not, so that nothing has to be tried out.
     """

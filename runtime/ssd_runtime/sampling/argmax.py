@@ -13,8 +13,8 @@ from torch import Tensor
 def argmax(logits: Tensor) -> Tensor:
     """Argmax [n] of `logits` [n, vocabulary]; the first of equal values wins.
 
-    On a CPU, torch scans a row one number at a time: 12 rows of 49k tokens take a fiftieth of a small model's step, and
-    numpy takes a tenth of that.
+    On a CPU, torch scans a row one number at a time. For 12 rows of 49k tokens that takes a fiftieth of a small model's
+    step, and numpy takes a tenth of it.
     """
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return logits.argmax(-1)
