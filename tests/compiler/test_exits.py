@@ -70,7 +70,7 @@ def test_a_fit_recovers_a_known_map() -> None:
     weight, bias = torch.randn(6, 6, generator=draws), torch.randn(6, generator=draws)
     regression = Regression(6)
     for part in x.split(100):
-        regression.add(part, part @ weight + bias)
+        regression.update(part, part @ weight + bias)
     found, offset = regression.best([(x[:50], x[:50] @ weight + bias)])
     torch.testing.assert_close(found, weight, atol=0.02, rtol=0.02)
     torch.testing.assert_close(offset, bias, atol=0.02, rtol=0.02)

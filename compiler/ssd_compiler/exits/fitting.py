@@ -57,7 +57,7 @@ def fit_exits(
             for layer in layers:
                 x = _wide(decoder.norm(states[2 * layer]))
                 if number < len(samples):
-                    fits[layer].add(x, last)
+                    fits[layer].update(x, last)
                 else:
                     judges[layer].append((x, last))
         tick()
@@ -76,7 +76,7 @@ class Regression:
         self._gram = torch.zeros(width + 1, width + 1, dtype=torch.float64)
         self._cross = torch.zeros(width + 1, width, dtype=torch.float64)
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    def update(self, x: Tensor, y: Tensor) -> None:
         """Add rows x and y [n, width]."""
         left = torch.cat([x, torch.ones(len(x), 1)], 1).double()
         right = (y - x).double()
