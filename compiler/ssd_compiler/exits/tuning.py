@@ -65,7 +65,7 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
     nothing can be held out.
     """
     costs = _Costs.at(latency, context)
-    ways = list[ExitChoice]()
+    choices = list[ExitChoice]()
     totals = list[list[tuple[int, float]]]()
     runs = [(first, last) for first in range(len(layers)) for last in range(first, len(layers))]
     for (first, last), annealing, threshold in product(runs, ANNEALINGS, THRESHOLDS):
@@ -73,14 +73,14 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
         stops = list(layers[first : last + 1])
         chains = [_Chain.of(trace, columns, annealing, threshold) for trace in traces]
         for width in WIDTHS:
-            ways.append(
+            choices.append(
                 ExitChoice(stops=stops, width=width, threshold=threshold, annealing=annealing, predicted_speedup=0.0)
             )
             totals.append([_replay(chain, stops, width, costs) for chain in chains])
     tokens, seconds = np.moveaxis(np.asarray(totals, float), -1, 0)
     best = int((tokens.sum(1) / seconds.sum(1)).argmax())
     speed = _held_out(tokens, seconds) if len(traces) > 1 else tokens[best].sum() / seconds[best].sum()
-    return ways[best].model_copy(update={"predicted_speedup": round(float(speed * costs.plain), 4)})
+    return choices[best].model_copy(update={"predicted_speedup": round(float(speed * costs.plain), 4)})
 
 
 def _held_out(tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:
@@ -126,8 +126,8 @@ class _Costs:
     def step(self, depths: list[int], depth: int) -> float:
         """Time of drafting one token to `depth`, with shallower tokens before it caught up. Appends to `depths`."""
         depths.append(0)
-        ways = catch_up_ranges(depths, depth)
-        return self.overhead + sum(self.layers(first, last, len(depths) - begin) for begin, first, last in ways)
+        ranges = catch_up_ranges(depths, depth)
+        return self.overhead + sum(self.layers(first, last, len(depths) - begin) for begin, first, last in ranges)
 
     def verification(self, depth: int, rows: int) -> float:
         """Time of verifying `rows` rows that have already passed `depth` layers."""
