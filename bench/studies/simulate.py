@@ -177,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--traces", type=Path, default=Path("build/traces/demo.json"))
     parser.add_argument(
-        "--artifact", "--bundle", type=Path, help="a bundle whose followers and latency table are taken"
+        "--artifact", "--bundle", type=Path, help="a bundle whose successors and latency table are used"
     )
     parser.add_argument("--latency", type=Path, help="a latency table instead, such as the user's cache keeps")
     parser.add_argument("--alone", action="store_true", help="every prompt is a stream of its own")
