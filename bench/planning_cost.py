@@ -18,6 +18,7 @@ from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.swift import SwiftSearch
 from ssd_runtime.planning.plan import PlainPlanner
@@ -42,7 +43,8 @@ def main() -> None:
     bundle, decoder, latency = engine.bundle, engine.decoder, engine.latency
     session, prompt, recent = behind_an_answer(engine)
     layers, context = decoder.shape.num_layers, session.committed
-    last, twenty, window = (recent.reference(session, rows) for rows in (1, 20, 32))
+    finish = ModelRunner(decoder).finish
+    last, twenty, window = (finish(recent.referencing(session, rows)) for rows in (1, 20, 32))
     swift, router = SwiftSearch(layers, SwiftSettings()), Router(bundle.anchors)
     for _ in range(30):
         swift.record(swift.suggest(), 0.5)

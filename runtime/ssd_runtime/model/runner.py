@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.model.batch import Batch, Segment
+from ssd_runtime.model.batch import Batch, Segment, Variants
 from ssd_runtime.model.decoder import Decoder
 
 T = TypeVar("T")
@@ -21,10 +21,11 @@ class Forward:
     """A request to take the rows of one sequence through sub-layers `first`, …, `last` - 1, without those of `mask`.
 
     It is answered with the states [rows, hidden] after the last of them. With `keep_states` the answer is a list:
-    the states before the first sub-layer, and those after each, skipped or not.
+    the states before the first sub-layer, and those after each, skipped or not. A search may take several `segments`
+    at once, of one cache or of several.
     """
 
-    segment: Segment
+    segments: Sequence[Segment | Variants]
     rows: Sequence[int] | Tensor
     """Tokens to embed, or states [rows, hidden] before sub-layer `first`."""
     mask: SkipMask | None = None
@@ -40,7 +41,7 @@ class Forward:
     @property
     def size(self) -> int:
         """How many rows it has."""
-        return self.segment.rows
+        return len(self.rows)
 
     @property
     def key(self) -> Hashable:
@@ -116,8 +117,8 @@ class ModelRunner:
             x = _packed([request.rows for request in requests if isinstance(request.rows, Tensor)])
         else:
             x = decoder.embed([token for request in requests for token in request.rows])
-        batch = Batch.of([request.segment for request in requests])
-        sizes = [segment.rows for segment in batch.segments]
+        batch = Batch.of([segment for request in requests for segment in request.segments])
+        sizes = [request.size for request in requests]
         if not one.keep_states:
             return _unpacked(decoder.run(x, batch, one.mask, one.first, one.last), sizes)
         states = [x]
