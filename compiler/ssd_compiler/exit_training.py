@@ -16,8 +16,8 @@ from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.exits import chunked_states
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import HEAD_ROWS
 from ssd_runtime.sampling.argmax import argmax
-from ssd_runtime.search.replay import HEAD_ROWS
 
 LEARNING_RATE, BATCH = 3e-5, 128
 """SpecBound §3.1 trains by AdamW at this rate, for 20 epochs."""

@@ -17,7 +17,7 @@ from ssd_runtime.engine.scheduler import Job, Scheduler
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.batch import Batch, Variants
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import Forward, Head, ModelRunner, Request, Work
+from ssd_runtime.model.runner import HEAD_ROWS, Forward, Head, ModelRunner, Request, Work
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.planning.papers.swift import SwiftPlanner, SwiftSearch
 from ssd_runtime.planning.plan import Plan, Planner
@@ -48,9 +48,9 @@ SEARCHES: dict[str, Callable[[Request], bool]] = {
     "swift": lambda asked: isinstance(asked, Forward) and asked.mask is not None and asked.first > 0,
     "clasp": has_variants,
     "knapsack": has_variants,
-    "del": lambda asked: isinstance(asked, Head) and asked.normed,
+    "del": lambda asked: isinstance(asked, Head) and asked.best,
 }
-"""How a strategy's searches are told from its drafts; DEL's looks, by their number alone."""
+"""Tells a strategy's searches from its drafts."""
 
 
 def strategy(name: str, decoder: Decoder) -> MakePlanner:
@@ -155,6 +155,19 @@ def test_searches_that_fall_due_together_share_their_forwards(name: str) -> None
         assert all(len(requests) == sequences for requests in searching)
         counts.append(len(searching))
     assert counts[0] == counts[1] > 0
+
+
+@torch.inference_mode()
+def test_best_tokens_take_no_more_logits_at_once_however_many_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, logits, rows = Decoder(tiny_model("granite", seed=3)), Decoder.logits, list[int]()
+    states = [torch.randn(n, decoder.shape.hidden) for n in (1, HEAD_ROWS, 30, 200)]
+    expected = [torch.softmax(decoder.logits(x), -1).max(-1) for x in states]
+    monkeypatch.setattr(Decoder, "logits", lambda self, x: (rows.append(len(x)), logits(self, x))[1])
+    found = ModelRunner(decoder).answer([Head(x, best=True) for x in states])
+    assert (max(rows), sum(rows)) == (HEAD_ROWS, sum(map(len, states)))
+    for (tokens, probabilities), best in zip(found, expected, strict=True):
+        assert torch.equal(tokens, best.indices)
+        torch.testing.assert_close(probabilities, best.values)
 
 
 def test_the_seconds_of_a_search_are_planning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import Forward, ModelRunner, Work
-from ssd_runtime.search.replay import ReferenceStates, predicting
+from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
+from ssd_runtime.search.replay import ReferenceStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ def _rating(
     decoder: Decoder, reference: ReferenceStates, weights: Weights, choices: list[dict[int, bool]], level: _Level
 ) -> Work[list[Candidate]]:
     """The masks that led to the last level, all their states through the head together."""
-    count = len(level.weights)
-    matches, _ = yield from predicting(level.x.flatten(0, 1), reference.targets.repeat_interleave(count))
-    agreements: list[float] = matches.float().view(-1, count).mean(0).tolist()
+    tokens, _ = yield Head(level.x.flatten(0, 1), best=True)
+    matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
+    agreements: list[float] = matches.float().mean(0).tolist()
     final, target = decoder.norm(level.x), decoder.norm(reference.states[-1])[:, None]
     cosines: list[float] = torch.cosine_similarity(final.float(), target.float(), -1).mean(0).tolist()
     return [

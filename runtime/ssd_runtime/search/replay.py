@@ -14,10 +14,6 @@ from ssd_runtime.model.batch import BatchBuilder, Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
-from ssd_runtime.sampling.argmax import argmax_with_logit
-
-HEAD_ROWS = 128
-"""Rows sent through the LM head at once: logits of a large vocabulary fill memory quickly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +85,9 @@ def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SkipMask,
     first = mask.first_skipped
     segments = [_block_segment(batches, group, block) for group in reference.groups]
     x = yield Forward(segments, reference.states[first], mask, first)
-    matches, confidence = yield from predicting(x, reference.targets)
-    return [Trace(matches[g.rows].numpy(), confidence[g.rows].double().numpy()) for g in reference.groups]
-
-
-def predicting(x: Tensor, targets: Tensor) -> Work[tuple[Tensor, Tensor]]:
-    """Whether states [R, hidden] behind the last sub-layer predict `targets` [R], and the predictions' probability."""
-    matches, confidence = list[Tensor](), list[Tensor]()
-    for rows, expected in zip(x.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
-        logits = (yield Head(rows)).float()
-        best, top = argmax_with_logit(logits)
-        matches.append((best == expected).cpu())
-        confidence.append((top - logits.logsumexp(-1)).exp().cpu())
-    return torch.cat(matches), torch.cat(confidence)
+    tokens, probabilities = yield Head(x, best=True)
+    matches, confidence = (tokens == reference.targets).cpu(), probabilities.double().cpu()
+    return [Trace(matches[g.rows].numpy(), confidence[g.rows].numpy()) for g in reference.groups]
 
 
 def _block_segment(batches: BatchBuilder, group: RowGroup, block: int) -> Segment:

@@ -10,7 +10,6 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import DelSettings
-from ssd_runtime.sampling.argmax import argmax
 
 FIRST_TOKENS = 8
 """Plain steps that every exit is looked at behind before one is chosen."""
@@ -46,11 +45,10 @@ class DelPlanner(BasePlanner):
             return
         keep, states = self._settings.memory, self._states
         self._states = None
-        targets = argmax((yield Head(self._heads.carried(self._layers, states[-1]), normed=True)))
+        targets, _ = yield Head(self._heads.carried(self._layers, states[-1]), normed=True, best=True)
         for layer, (looked, right) in self._seen.items():
-            logits = yield Head(self._heads.carried(layer, states[2 * layer]), normed=True)
-            same = int((argmax(logits) == targets).sum())
-            self._seen[layer] = keep * looked + len(targets), keep * right + same
+            tokens, _ = yield Head(self._heads.carried(layer, states[2 * layer]), normed=True, best=True)
+            self._seen[layer] = keep * looked + len(targets), keep * right + int((tokens == targets).sum())
 
     def plan(self, context: int, pending: int) -> Plan:
         """Draft from the best exit; a plain step until there is something to go by."""

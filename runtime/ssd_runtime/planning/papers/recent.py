@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.runner import Head, Work
-from ssd_runtime.sampling.argmax import argmax
-from ssd_runtime.search.replay import HEAD_ROWS, ReferenceStates, RowGroup
+from ssd_runtime.search.replay import ReferenceStates, RowGroup
 
 
 class RecentStates:
@@ -41,7 +40,6 @@ class RecentStates:
         states = [torch.cat(parts) for parts in zip(*self._kept, strict=True)]
         if rows is not None:
             states = [x[-rows:] for x in states]
-        n, targets = states[0].shape[0], list[Tensor]()
-        for x in states[-1].split(HEAD_ROWS):
-            targets.append(argmax((yield Head(x))))
-        return ReferenceStates(states, torch.cat(targets), [RowGroup(session.cache, session.committed - n, 0, n)])
+        n = states[0].shape[0]
+        targets, _ = yield Head(states[-1], best=True)
+        return ReferenceStates(states, targets, [RowGroup(session.cache, session.committed - n, 0, n)])
