@@ -22,9 +22,10 @@ from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.models import conversation, load_model
+from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.search.knapsack import Weights, branch_attention, search_knapsack
+from ssd_runtime.search.knapsack import Weights, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates, RowGroup
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
@@ -97,13 +98,17 @@ def _optimality(decoder: Decoder, token: ReferenceStates, free: range) -> tuple[
     weights = Weights(tuple(1 if layer in free else NEVER for layer in range(decoder.shape.num_layers)))
     programme = search_knapsack(decoder, token, weights, threshold=-1.0, exactly=count)[0].cosine
     choices = torch.tensor([[layer in some for layer in free] for some in combinations(free, count)])
-    x = token.states[2 * free[0]].expand(len(choices), 1, -1).clone()
+    [group] = token.groups
+    variant, x = (
+        decoder.batches.variants(group.cache, group.start, 1),
+        token.states[2 * free[0]].repeat(len(choices), 1),
+    )
     for layer in range(free[0], decoder.shape.num_layers):
         kept = ~choices[:, layer - free[0]] if layer in free else torch.ones(len(choices), dtype=torch.bool)
-        rows = branch_attention(decoder, layer, x[kept], token.groups[0])
-        x[kept] = decoder.mlp(layer, rows.flatten(0, 1)).view_as(rows)
+        batch = Batch.of([variant.times(int(kept.sum()))])
+        x[kept] = decoder.run(x[kept], batch, first=2 * layer, last=2 * layer + 2)
     target = decoder.norm(token.states[-1])
-    cosines = torch.cosine_similarity(decoder.norm(x[:, 0]), target, -1)
+    cosines = torch.cosine_similarity(decoder.norm(x), target, -1)
     beaten = float((cosines < programme - 1e-6).float().mean())
     return programme, float(cosines.max()), float(cosines.mean()), beaten
 

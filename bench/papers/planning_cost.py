@@ -19,6 +19,7 @@ from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.swift import SwiftSearch
 from ssd_runtime.planning.plan import PlainPlanner
@@ -46,7 +47,8 @@ def main() -> None:
     session, prompt, recent = behind_an_answer(engine)
     layers = decoder.shape.num_layers
     context = session.committed
-    last, twenty, window = (recent.reference(session, rows) for rows in (1, 20, 32))
+    finish = ModelRunner(decoder).finish
+    last, twenty, window = (finish(recent.referencing(session, rows)) for rows in (1, 20, 32))
     swift = SwiftSearch(layers, SwiftSettings())
     router = Router(bundle.anchors)
     for _ in range(30):

@@ -18,6 +18,7 @@ import torch
 from bench.papers.planning_cost import behind_an_answer
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.search import knapsack
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
@@ -33,7 +34,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
     session, _, recent = behind_an_answer(engine)
-    reference = recent.reference(session, arguments.tokens)
+    reference = ModelRunner(engine.decoder).finish(recent.referencing(session, arguments.tokens))
     weights = Weights.of(engine.latency, session.committed)
     state = reference.states[0].numel() * reference.states[0].element_size()
     print(f"{len(weights.items) // 2} layers, context {session.committed}, {arguments.tokens} tokens")

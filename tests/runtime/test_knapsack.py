@@ -8,11 +8,12 @@ from ssd_compiler.calibrate import continue_prompts, reference_states, samples_o
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.search.knapsack import Candidate, Weights, branch_attention, search_knapsack
+from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
 from tests.tables import latency_table
@@ -58,24 +59,11 @@ def test_similarity_threshold_prunes(reference: ReferenceStates) -> None:
 def test_a_states_cosine_is_that_of_running_its_mask(reference: ReferenceStates) -> None:
     """The state that the programme carries is the masked model's own, row by row."""
     rows = reference.every(3)
+    batch = Batch.of([DECODER.batches.variants(group.cache, group.start, len(group)) for group in rows.groups])
     for candidate in search_knapsack(DECODER, rows, Weights((1, 1) * 8)):
-        x = rows.states[0][None]
-        for index in range(16):
-            if not candidate.mask.bits[index]:
-                layer, is_mlp = divmod(index, 2)
-                parts = [branch_attention(DECODER, layer, x[:, g.rows], g) for g in rows.groups]
-                x = DECODER.mlp(layer, x[0])[None] if is_mlp else torch.cat(parts, 1)
-        final, target = DECODER.norm(x[0]), DECODER.norm(rows.states[-1])
+        x = DECODER.run(rows.states[0], batch, candidate.mask)
+        final, target = DECODER.norm(x), DECODER.norm(rows.states[-1])
         assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
-
-
-@torch.inference_mode()
-def test_branches_with_nothing_changed_are_the_full_model(reference: ReferenceStates) -> None:
-    for layer in range(8):
-        for group in reference.groups:
-            x = reference.states[2 * layer][group.rows]
-            got = branch_attention(DECODER, layer, torch.stack([x, x]), group)
-            torch.testing.assert_close(got[1], reference.states[2 * layer + 1][group.rows], atol=2e-4, rtol=1e-3)
 
 
 def test_weights_are_rounded_latency_ratios() -> None:

@@ -47,7 +47,7 @@ from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.sampler import Proposal
 from ssd_runtime.search.gaussian import most_promising
-from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack, searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
@@ -252,11 +252,11 @@ def test_a_former_name_of_a_parameter_is_accepted_with_a_note(capsys: pytest.Cap
 def test_a_knapsack_search_looks_at_as_many_tokens_as_its_share_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
-    def counting(decoder: Decoder, reference: ReferenceStates, *rest: Any) -> list[Candidate]:
+    def counting(decoder: Decoder, reference: ReferenceStates, *rest: Any, **named: Any) -> Work[list[Candidate]]:
         looked.append(len(reference))
-        return search_knapsack(decoder, reference, *rest)
+        return searching_knapsack(decoder, reference, *rest, **named)
 
-    monkeypatch.setattr("ssd_runtime.planning.papers.knapsack.search_knapsack", counting)
+    monkeypatch.setattr("ssd_runtime.planning.papers.knapsack.searching_knapsack", counting)
     for share in ("1e-9", "1"):
         make = strategy("knapsack", "window=6", "refresh=1000", f"share={share}")
         assert generate(Session(DECODER), [4, 4], make(), Limits(40)).token_ids == plainly([4, 4], 40)
@@ -329,7 +329,7 @@ def recent_reference(tokens: int) -> ReferenceStates:
     session.prefill(ids)
     recent.add(session.forward_states(plainly(ids, tokens)))
     session.commit(plainly(ids, tokens))
-    return recent.reference(session, 1)
+    return ModelRunner(DECODER).finish(recent.referencing(session, 1))
 
 
 @torch.inference_mode()
@@ -424,13 +424,13 @@ def test_swift_does_not_search_again_because_of_chance(share: float) -> None:
 
 
 def test_swift_looks_at_a_found_mask_once_in_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, matchness = [], SwiftPlanner._matchness
+    looks, matching = [], SwiftPlanner._matching
 
-    def counted(planner: SwiftPlanner, mask: SkipMask) -> float:
+    def counted(planner: SwiftPlanner, window: ReferenceStates, mask: SkipMask) -> Work[float]:
         looks.append(mask)
-        return matchness(planner, mask)
+        return matching(planner, window, mask)
 
-    monkeypatch.setattr(SwiftPlanner, "_matchness", counted)
+    monkeypatch.setattr(SwiftPlanner, "_matching", counted)
     make = strategy("swift", "window=16", "enough=0", "least_skip=0.5")  # any candidate ends the search
     answers = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(60)).token_ids for seed in range(1, 13)]
     tokens = sum(map(len, answers))
@@ -539,6 +539,7 @@ def test_del_drafts_from_the_first_exit_that_is_always_right(right: set[int]) ->
     last, other = torch.randn(8, DECODER.shape.hidden), torch.randn(8, DECODER.shape.hidden)
     states = [last if place // 2 in right else other for place in range(16)] + [last]
     planner.observe(SimpleNamespace(tokens=list(range(8))), states)  # type: ignore[arg-type]
+    ModelRunner(DECODER).finish(planner.searching(10))
     plan = planner.plan(10, 1)
     assert isinstance(plan.drafter, EarlyExit)
     assert (plan.drafter.stops, plan.draft_length) == ((min(right),), 6)

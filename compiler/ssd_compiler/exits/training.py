@@ -16,8 +16,8 @@ from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.exits.fitting import chunked_states
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import HEAD_ROWS
 from ssd_runtime.sampling.argmax import argmax
-from ssd_runtime.search.replay import HEAD_ROWS
 
 LEARNING_RATE = 3e-5
 """AdamW's rate in SpecBound §3.1, which trains for 20 epochs."""

@@ -15,8 +15,9 @@ from ssd_profiles.formulas import annealed_temperature
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.early_exit import catch_up_ranges
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import HEAD_ROWS
 from ssd_runtime.sampling.argmax import argmax_with_logit
-from ssd_runtime.search.replay import HEAD_ROWS, ReferenceStates
+from ssd_runtime.search.replay import ReferenceStates
 
 ANNEALINGS = (0.0, 0.2, 0.5)
 THRESHOLDS = (0.4, 0.55, 0.7, 0.8, 0.9, 0.95)

@@ -153,12 +153,13 @@ def decoding(
 def _cycle(
     session: Session, planner: Planner, output: _Output, watch: Stopwatch, observed: float
 ) -> Work[tuple[Cycle, float]]:
-    """Plan, draft, verify, accept, observe; `observed` are the seconds that the last cycle's observing took.
+    """Search, plan, draft, verify, accept, observe; `observed` are the seconds that the last cycle's observing took.
 
     Returns the cycle, and the seconds that observing it took.
     """
     watch.lap()  # what the receiver of the tokens took is nobody's
     context, pending = session.committed, output.tokens[-1]
+    yield from planner.searching(context)
     plan = planner.plan(context, pending)
     planning = observed + watch.lap()
     draft = yield from _drafting(session, pending, plan, output.remaining - 1)

@@ -137,7 +137,7 @@ class Session:
         start, n = self.committed + ahead, len(rows)
         self._make_room(start + n, start + n)
         segment = self.decoder.batches.consecutive(self.cache, start, n)
-        return Forward(segment, rows, mask, first, last, keep_states)
+        return Forward([segment], rows, mask, first, last, keep_states)
 
     def tree_request(self, ids: list[int], depths: Tensor, visible: Tensor, keep_states: bool = False) -> Forward:
         """A request to run the full model on `ids`, each `depths` [n] positions past the committed tokens.
@@ -151,7 +151,7 @@ class Session:
         known = torch.arange(start, device=positions.device)
         seen = torch.cat([visible.new_ones(n, start), visible], 1)
         segment = self.decoder.batches.tree(self.cache, positions, start, seen, torch.cat([known, positions]))
-        return Forward(segment, ids, keep_states=keep_states)
+        return Forward([segment], ids, keep_states=keep_states)
 
     def forward(
         self,

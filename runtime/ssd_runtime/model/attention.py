@@ -36,6 +36,30 @@ def attend(
     return (torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype) @ values).view(heads, n, width)
 
 
+def attend_apart(
+    queries: Tensor, own: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, cap: float | None
+) -> Tensor:
+    """Values mixed by the attention of variants of some rows, which do not see each other: [heads, n, head_dim].
+
+    Queries are [heads, n, head_dim], the variants of one row next to each other. `own` [2, kv_heads, n, head_dim] are
+    their own keys and values, each seen by its variant alone. `keys` and `values` [1, kv_heads, length, head_dim] are
+    shared; `bias` [rows, length], 0 or -inf, hides some of them from a row's variants.
+    """
+    heads, n, width = queries.shape
+    _, kv_heads, length, _ = keys.shape
+    # Keys and values have one head per group of query heads, broadcast over it.
+    own_keys, own_values = own[:, :, None]
+    queries = queries.reshape(kv_heads, -1, n, width)
+    scores = capped(queries.flatten(1, 2) @ keys[0].transpose(1, 2) * scale, cap)
+    if bias is not None:
+        scores = scores.view(kv_heads, -1, bias.shape[0], n // bias.shape[0], length) + bias[:, None]
+    scores = scores.view(*queries.shape[:3], length)
+    own_scores = capped((queries * own_keys).sum(-1, keepdim=True) * scale, cap)
+    weights = torch.softmax(torch.cat([scores, own_scores], -1), -1, dtype=torch.float32).to(values.dtype)
+    mixed = (weights[..., :-1].flatten(1, 2) @ values[0]).view_as(queries) + weights[..., -1:] * own_values
+    return mixed.view(heads, n, width)
+
+
 def bias_of(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """The bias of scores that hides keys where `visible` [n, keys] is false: 0 or -inf.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd_runtime.model.attention import bias_of
 from ssd_runtime.model.families import LayerKind
 from ssd_runtime.model.kv_cache import KVCache
-from ssd_runtime.model.rotary import RotaryTable, Rotation, joined
+from ssd_runtime.model.rotary import RotaryTable, Rotation, joined, repeated
 
 _Seen = tuple[int, int, Tensor | None]
 """The first slot seen, the one after the last, and the bias."""
@@ -53,19 +53,42 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Variants:
+    """Variants of consecutive rows of a sequence, equally many of each row, those of one row next to each other.
+
+    A variant sees the cache's keys before its position, and its own key. Nothing is written to the cache.
+    """
+
+    cache: KVCache
+    rows: int
+    """All variants together."""
+    views: tuple[LayerView, ...]
+    """One per layer kind; a `bias` has one row for all variants of a row."""
+
+    def times(self, count: int) -> Variants:
+        """Each variant `count` times."""
+        views = tuple(replace(view, rotation=repeated(view.rotation, count)) for view in self.views)
+        return Variants(self.cache, self.rows * count, views)
+
+    def on(self, device: torch.device) -> Variants:
+        """The same variants for layers on another device."""
+        return Variants(self.cache, self.rows, tuple(view.on(device) for view in self.views))
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed rows of any number of sequences, a segment each.
+    """Packed rows of any number of sequences, in segments.
 
     Norms, projections and MLPs do not care whose row it is: they take all rows at once. Only attention goes by segment.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment | Variants, ...]
     rotations: tuple[Rotation | None, ...]
     """Of all rows, one per layer kind."""
     _copies: dict[torch.device, Batch] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, segments: Sequence[Segment]) -> Batch:
+    def of(cls, segments: Sequence[Segment | Variants]) -> Batch:
         """The rows of some segments, one after the other."""
         kinds = zip(*(segment.views for segment in segments), strict=True)
         return cls(tuple(segments), tuple(joined([view.rotation for view in views]) for views in kinds))
@@ -98,7 +121,7 @@ class BatchBuilder:
         seen: dict[int | None, _Seen] = {}
         for window in self._windows():
             begin = max(0, start - window + 1) if window else 0
-            seen[window] = begin, end, self._causal(start, end, begin, window) if n > 1 else None
+            seen[window] = begin, end, self._bias(self._causal(start, end, begin, window)) if n > 1 else None
         return Segment(cache, start, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
 
     def tree(self, cache: KVCache, positions: Tensor, slot: int, visible: Tensor, key_positions: Tensor) -> Segment:
@@ -116,6 +139,16 @@ class BatchBuilder:
             seen[window] = begin, visible.shape[1], self._bias(inside[:, begin:])
         rotations = self._rotations(positions, int(positions.max()) + 1, cache.long)
         return Segment(cache, slot, len(positions), self._views(rotations, seen))
+
+    def variants(self, cache: KVCache, start: int, n: int) -> Variants:
+        """One variant of each of the rows at positions `start`, …, `start` + n - 1."""
+        end = start + n
+        seen: dict[int | None, _Seen] = {}
+        for window in self._windows():
+            begin = max(0, start - window + 1) if window else 0
+            before = self._causal(start, end, begin, window)[:, :-1].tril(start - begin - 1)
+            seen[window] = begin, end - 1, bias_of(before, 1, self.dtype) if n > 1 else None
+        return Variants(cache, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
 
     def _windows(self) -> set[int | None]:
         """Layers that differ in rotation alone see the same keys."""
@@ -138,10 +171,11 @@ class BatchBuilder:
         return found
 
     def _causal(self, start: int, end: int, begin: int, window: int | None) -> Tensor:
+        """Whether rows at positions `start`, … see keys at `begin`, …, `end` - 1, their own among them."""
         keys = torch.arange(begin, end, device=self.device)
         rows = torch.arange(start, end, device=self.device)[:, None]
         visible = keys <= rows
-        return self._bias(visible & (keys > rows - window) if window else visible)
+        return visible & (keys > rows - window) if window else visible
 
     def _bias(self, visible: Tensor) -> Tensor:
         return bias_of(visible.to(self.device), self.groups, self.dtype)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.model.attention import attend, capped
-from ssd_runtime.model.batch import Batch, BatchBuilder, LayerView, Segment
+from ssd_runtime.model.attention import attend, attend_apart, capped
+from ssd_runtime.model.batch import Batch, BatchBuilder, Segment, Variants
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.layer import Layer, Norm
@@ -181,14 +181,24 @@ class Decoder:
                 mixed = torch.cat([self._mixed(layer, *each) for each in parted])
             return parts.add_attention(x, mixed)
 
-    def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment) -> Tensor:
+    def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
         """Values mixed by the attention of one sequence's rows [n, heads * head_dim]; writes `new` into its cache."""
+        if isinstance(segment, Variants):
+            return self._mixed_apart(layer, queries, new, segment)
         parts = self.layers[layer]
         view = segment.views[parts.kind]
         segment.cache.write(layer, segment.slot, new)
         keys, values = segment.cache.read(layer, view.begin, view.end)
         mixed = attend(queries.transpose(0, 1), keys, values, view.bias, parts.scale, self._cap)
         return mixed.transpose(0, 1).reshape(segment.rows, -1)
+
+    def _mixed_apart(self, layer: int, queries: Tensor, new: Tensor, variants: Variants) -> Tensor:
+        """The same for variants of a sequence's rows; writes nothing."""
+        parts, shape = self.layers[layer], self.shape
+        view, own = variants.views[parts.kind], new.transpose(0, 1).view(2, shape.kv_heads, -1, shape.head_dim)
+        keys, values = variants.cache.read(layer, view.begin, view.end)
+        mixed = attend_apart(queries.transpose(0, 1), own, keys, values, view.bias, parts.scale, self._cap)
+        return mixed.transpose(0, 1).reshape(variants.rows, -1)
 
     def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""
@@ -204,16 +214,6 @@ class Decoder:
         """The MLP block of `layer` on `x` [n, hidden]."""
         with self.lock.inner:
             return self.layers[layer].add_mlp(self._brought(layer, x))
-
-    def view(self, layer: int, segment: Segment) -> LayerView:
-        """What the rows of `segment` see in `layer`, where that runs."""
-        parts = self.layers[layer]
-        view = segment.views[parts.kind]
-        return view.on(parts.device) if self._spread else view
-
-    def scores(self, layer: int, products: Tensor) -> Tensor:
-        """Attention scores from products of queries and keys."""
-        return capped(products * self.layers[layer].scale, self._cap)
 
     def run(
         self,

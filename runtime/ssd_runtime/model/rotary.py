@@ -69,8 +69,11 @@ def joined(rotations: Sequence[Rotation | None]) -> Rotation | None:
 
 
 def repeated(rotation: Rotation | None, times: int) -> Rotation | None:
-    """The rotation of the same rows several times over."""
-    return None if rotation is None else (rotation[0].repeat(times, 1, 1), rotation[1].repeat(times, 1, 1))
+    """The rotation of each row `times` times."""
+    if rotation is None:
+        return None
+    cos, sin = rotation
+    return cos.repeat_interleave(times, 0), sin.repeat_interleave(times, 0)
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:

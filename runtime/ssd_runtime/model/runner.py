@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.model.batch import Batch, Segment
+from ssd_runtime.model.batch import Batch, Segment, Variants
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.sampling.argmax import argmax_with_logit
 
 T = TypeVar("T")
+HEAD_ROWS = 128
+"""Rows whose logits are in memory at once where the best tokens are all that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,11 @@ class Forward:
     """A request to take the rows of one sequence through sub-layers `first`, …, `last` - 1, without those of `mask`.
 
     It is answered with the states [rows, hidden] after the last of them. With `keep_states` the answer is a list:
-    the states before the first sub-layer, and those after each, skipped or not.
+    the states before the first sub-layer, and those after each, skipped or not. A search may take several `segments`
+    at once, of one cache or of several.
     """
 
-    segment: Segment
+    segments: Sequence[Segment | Variants]
     rows: Sequence[int] | Tensor
     """Tokens to embed, or states [rows, hidden] before sub-layer `first`."""
     mask: SkipMask | None = None
@@ -40,7 +44,7 @@ class Forward:
     @property
     def size(self) -> int:
         """How many rows it has."""
-        return self.segment.rows
+        return len(self.rows)
 
     @property
     def key(self) -> Hashable:
@@ -51,10 +55,15 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], which are `normed` already or not."""
+    """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], which are `normed` already or not.
+
+    With `best` the answer is a pair: the most probable tokens [rows] and their probabilities [rows]. Searches look at
+    more rows than there is memory for the logits of.
+    """
 
     x: Tensor
     normed: bool = False
+    best: bool = False
     is_full = False
 
     @property
@@ -65,7 +74,7 @@ class Head:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one."""
-        return Head, self.normed
+        return Head, self.normed, self.best
 
 
 Request = Forward | Head
@@ -104,11 +113,17 @@ class ModelRunner:
             [answer] = self._together([request])
 
     def _together(self, requests: Sequence[Any]) -> Sequence[Any]:
-        if isinstance(requests[0], Head):
-            x = _packed([request.x for request in requests])
-            logits = self.decoder.head(x) if requests[0].normed else self.decoder.logits(x)
-            return _unpacked(logits, [request.x.shape[0] for request in requests])
-        return self._forward(requests)
+        return self._heads(requests) if isinstance(requests[0], Head) else self._forward(requests)
+
+    def _heads(self, requests: Sequence[Head]) -> Sequence[Any]:
+        one, x = requests[0], _packed([request.x for request in requests])
+        sizes = [request.size for request in requests]
+        logits = self.decoder.head if one.normed else self.decoder.logits
+        if not one.best:
+            return _unpacked(logits(x), sizes)
+        parts = [_best(logits(rows)) for rows in x.split(HEAD_ROWS)]
+        tokens, probabilities = (_unpacked(torch.cat(each), sizes) for each in zip(*parts, strict=True))
+        return list(zip(tokens, probabilities, strict=True))
 
     def _forward(self, requests: Sequence[Forward]) -> Sequence[Any]:
         one, decoder = requests[0], self.decoder
@@ -116,13 +131,20 @@ class ModelRunner:
             x = _packed([request.rows for request in requests if isinstance(request.rows, Tensor)])
         else:
             x = decoder.embed([token for request in requests for token in request.rows])
-        batch = Batch.of([request.segment for request in requests])
-        sizes = [segment.rows for segment in batch.segments]
+        batch = Batch.of([segment for request in requests for segment in request.segments])
+        sizes = [request.size for request in requests]
         if not one.keep_states:
             return _unpacked(decoder.run(x, batch, one.mask, one.first, one.last), sizes)
         states = [x]
         decoder.run(x, batch, one.mask, one.first, one.last, states)
         return [list(parts) for parts in zip(*(_unpacked(x, sizes) for x in states), strict=True)]
+
+
+def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable token of each row of `logits` [rows, vocabulary], and its probability."""
+    wide = logits.float()
+    tokens, top = argmax_with_logit(wide)
+    return tokens, (top - wide.logsumexp(-1)).exp()
 
 
 def _packed(rows: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import Drafter
 from ssd_runtime.engine.session import Load, Prefill, Session
+from ssd_runtime.model.runner import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,11 @@ class Cycle:
     steps: int = 0
     """Draft steps that the model made."""
     plan_seconds: float = 0.0
-    """Deciding on the plan, searches for masks and a look at the cycle before included."""
+    """Deciding on the plan, searches and the update after the last cycle included.
+
+    All seconds that pass meanwhile count, as in drafting: those of forwards that a search shares with other sequences,
+    and those of forwards that it waits for.
+    """
     load: Load | None = None
     """What shared the verification; None where the sequence was alone."""
     begun: bool = False
@@ -95,7 +100,10 @@ class Cycle:
 
 
 class Planner(Protocol):
-    """Decides cycle by cycle; one object serves one request."""
+    """Decides cycle by cycle; one object serves one request.
+
+    Every cycle asks `searching`, then `plan`, then `wants_states`, and hands what happened to `observe`.
+    """
 
     domain: str | None
     """Where the prompt was routed, if it was."""
@@ -111,6 +119,13 @@ class Planner(Protocol):
         """Called once, behind the prefill."""
         ...
 
+    def searching(self, context: int) -> Work[None]:
+        """Run what the next plan depends on, with `context` tokens in the cache: searches that are due.
+
+        The one place where a planner asks for forwards; nothing is run where nothing is due.
+        """
+        ...
+
     def plan(self, context: int, pending: int) -> Plan:
         """What to do next with `context` tokens in the cache, behind the token `pending`."""
         ...
@@ -121,14 +136,22 @@ class Planner(Protocol):
 
 
 class BasePlanner:
-    """A planner that needs no states and learns nothing."""
+    """A planner that searches for nothing, needs no states and learns nothing."""
 
     domain: str | None = None
     successors: Successors | None = None
-    wants_states = False
+
+    @property
+    def wants_states(self) -> bool:
+        """No."""
+        return False
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Nothing to prepare."""
+
+    def searching(self, context: int) -> Work[None]:
+        """Nothing to run."""
+        yield from ()
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Nothing to learn."""

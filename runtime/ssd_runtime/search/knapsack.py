@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.rotary import repeated
-from ssd_runtime.search.replay import ReferenceStates, RowGroup, predictions
+from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
+from ssd_runtime.search.replay import ReferenceStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,11 @@ class Candidate:
     mask: SkipMask
     skipped_weight: int
     cosine: float
-    """Mean cosine between its states and the full model's behind the final norm."""
+    """Mean cosine between its states and the full model's after the final norm."""
     token_agreement: float
     """Share of rows whose next token it predicts as the full model does (KnapSpec eq. 9)."""
 
 
-@torch.inference_mode()
 def search_knapsack(
     decoder: Decoder,
     reference: ReferenceStates,
@@ -50,35 +51,48 @@ def search_knapsack(
     budget: float = 0.5,
     exactly: int | None = None,
 ) -> list[Candidate]:
+    """`searching_knapsack`, run at once."""
+    work = searching_knapsack(decoder, reference, weights, threshold, budget, exactly)
+    return ModelRunner(decoder).finish(work)
+
+
+def searching_knapsack(
+    decoder: Decoder,
+    reference: ReferenceStates,
+    weights: Weights,
+    threshold: float = 0.5,
+    budget: float = 0.5,
+    exactly: int | None = None,
+) -> Work[list[Candidate]]:
     """A candidate for every reachable skipped weight up to `budget` of the whole (KnapSpec Algorithm 1).
 
     With `exactly`, one candidate that skips that weight (CLaSp Algorithm 1, where every layer weighs 1).
 
-    g[i, j] is the best state behind item i with weight j skipped: executing i keeps j, skipping it adds i's
+    g[i, j] is the best state after item i with weight j skipped: executing i keeps j, skipping it adds i's
     weight, and of two ways to the same j the one closer in cosine to the full model's X(i) stays. States whose
-    cosine falls below `threshold` are dropped. All j of a sub-layer run as one batch. Unlike the printed Algorithm 2,
+    cosine falls below `threshold` are dropped. All j of an item run as one forward. Unlike the printed Algorithm 2,
     which backtracks by comparing states and stops at j = 0, choices are kept as back-pointers.
     """
     most = math.floor(budget * sum(weights.items)) if exactly is None else exactly
     least, rest = exactly or 0, sum(weights.items)
     width = 2 * decoder.shape.num_layers // len(weights.items)
-    level = _Level([0], reference.states[0][None])
+    groups = [decoder.batches.variants(group.cache, group.start, len(group)) for group in reference.groups]
+    level = _Level([0], reference.states[0][:, None])
     choices: list[dict[int, bool]] = []
     for item, weight in enumerate(weights.items):
         rest -= weight
-        indices = range(item * width, (item + 1) * width)
-        target = reference.states[indices[-1] + 1]
-        stay = level.between(least - rest, most)
+        first, last = item * width, (item + 1) * width
+        target = reference.states[last][:, None]
         move = level.between(least - rest - weight, most - weight)
-        executed = _execute(decoder, reference, indices, stay)
+        executed = yield from _executing(groups, level.between(least - rest, most), target, first, last)
         level, choice = _better(executed, _Level([j + weight for j in move.weights], move.x), target, threshold)
         choices.append(choice)
-    return _candidates(decoder, reference, weights, choices, level)
+    return (yield from _rating(decoder, reference, weights, choices, level))
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """g[i, ·]: the states `x` [budgets, rows, hidden] behind one item, with the weights skipped so far, ascending."""
+    """g[i, ·]: the states `x` [rows, budgets, hidden] after one item, with the weights skipped so far, ascending."""
 
     weights: list[int]
     x: Tensor
@@ -87,78 +101,43 @@ class _Level:
         kept = [place for place, weight in enumerate(self.weights) if least <= weight <= most]
         if len(kept) == len(self.weights):
             return self
-        return _Level([self.weights[place] for place in kept], self.x[kept])
+        return _Level([self.weights[place] for place in kept], self.x[:, kept])
 
 
 def _better(executed: _Level, skipped: _Level, target: Tensor, threshold: float) -> tuple[_Level, dict[int, bool]]:
     """For each weight the state closer to the target, and whether it is the one that skipped."""
-    both = torch.cat([executed.x, skipped.x])
-    cosines: list[float] = torch.cosine_similarity(both.float(), target.float(), -1).mean(-1).tolist()
+    both = torch.cat([executed.x, skipped.x], 1)
+    cosines: list[float] = torch.cosine_similarity(both.float(), target.float(), -1).mean(0).tolist()
     ways: dict[int, tuple[float, int]] = {}
     for place, weight in enumerate(executed.weights + skipped.weights):
         if weight not in ways or cosines[place] > ways[weight][0]:
             ways[weight] = cosines[place], place
     kept = {weight: place for weight, (cosine, place) in sorted(ways.items()) if weight == 0 or cosine > threshold}
     choice = {weight: place >= len(executed.weights) for weight, place in kept.items()}
-    return _Level(list(kept), both[list(kept.values())]), choice
+    return _Level(list(kept), both[:, list(kept.values())]), choice
 
 
-def _execute(decoder: Decoder, reference: ReferenceStates, indices: range, level: _Level) -> _Level:
-    """Run the sub-layers on every state, all budgets in one batch; where nothing is skipped, it is known already."""
+def _executing(groups: Sequence[Variants], level: _Level, full: Tensor, first: int, last: int) -> Work[_Level]:
+    """Run an item's sub-layers on every state, all budgets together; where nothing is skipped, that is `full`."""
     known = level.weights[:1] == [0]
-    x = level.x[1:] if known else level.x
-    if x.shape[0]:
-        for index in indices:
-            layer, is_mlp = divmod(index, 2)
-            if is_mlp:
-                x = decoder.mlp(layer, x.flatten(0, 1)).to(x.device).view_as(x)
-            else:
-                with decoder.lock:
-                    x = torch.cat([branch_attention(decoder, layer, x[:, g.rows], g) for g in reference.groups], 1)
-    return _Level(level.weights, torch.cat([reference.states[indices[-1] + 1][None], x]) if known else x)
+    x = level.x[:, 1:] if known else level.x
+    count = x.shape[1]
+    if count:
+        segments = [variants.times(count) for variants in groups]
+        states = yield Forward(segments, x.flatten(0, 1), first=first, last=last)
+        x = states.view_as(x)
+    return _Level(level.weights, torch.cat([full, x], 1) if known else x)
 
 
-def branch_attention(decoder: Decoder, layer: int, x: Tensor, group: RowGroup) -> Tensor:
-    """The attention block on `x` [branches, rows, hidden], variants of a group's rows that do not see each other.
-
-    A row sees the full model's keys before its own position, and its own key. Nothing is written to the cache.
-    """
-    shape, parts = decoder.shape, decoder.layers[layer]
-    window = decoder.batches.kinds[parts.kind].window
-    branches, n, _ = x.shape
-    view = decoder.view(layer, decoder.batches.consecutive(group.cache, group.start, n))
-    flat = x.flatten(0, 1).to(parts.device)
-    queries, new = decoder.project(layer, flat, repeated(view.rotation, branches))
-    # [kv_heads, groups, branches * n, head_dim]; keys and values have one head a group, broadcast over it.
-    queries = queries.transpose(0, 1).reshape(shape.kv_heads, shape.groups, branches * n, shape.head_dim)
-    keys, values = (own.transpose(0, 1)[:, None] for own in new.chunk(2, 1))
-    last = group.start + n - 1
-    known_keys, known_values = (known[0] for known in group.cache.read(layer, view.begin, last))
-    scores = decoder.scores(layer, queries.flatten(1, 2) @ known_keys.transpose(1, 2))
-    scores = scores.view(shape.kv_heads, shape.groups * branches, n, -1)
-    if n > 1:
-        row = torch.arange(group.start, last + 1, device=parts.device)[:, None]
-        key = torch.arange(view.begin, last, device=parts.device)
-        hidden = key >= row if window is None else (key >= row) | (key <= row - window)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    scores = scores.view(shape.kv_heads, shape.groups, branches * n, -1)
-    own_scores = decoder.scores(layer, (queries * keys).sum(-1, keepdim=True))
-    weights = torch.softmax(torch.cat([scores, own_scores], -1), -1, dtype=torch.float32).to(x.dtype)
-    mixed = weights[..., :-1].flatten(1, 2) @ known_values
-    mixed = mixed.view_as(queries) + weights[..., -1:] * values
-    merged = mixed.view(shape.heads, branches * n, shape.head_dim).transpose(0, 1).reshape(branches * n, -1)
-    return parts.add_attention(flat, merged).to(x.device).view_as(x)
-
-
-def _candidates(
+def _rating(
     decoder: Decoder, reference: ReferenceStates, weights: Weights, choices: list[dict[int, bool]], level: _Level
-) -> list[Candidate]:
+) -> Work[list[Candidate]]:
     """The masks that led to the last level, all their states through the head together."""
-    count = len(level.weights)
-    matches, _ = predictions(decoder, level.x.flatten(0, 1), reference.targets.repeat(count))
-    agreements: list[float] = matches.float().view(count, -1).mean(-1).tolist()
-    final, target = decoder.norm(level.x), decoder.norm(reference.states[-1])
-    cosines: list[float] = torch.cosine_similarity(final.float(), target.float(), -1).mean(-1).tolist()
+    tokens, _ = yield Head(level.x.flatten(0, 1), best=True)
+    matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
+    agreements: list[float] = matches.float().mean(0).tolist()
+    final, target = decoder.norm(level.x), decoder.norm(reference.states[-1])[:, None]
+    cosines: list[float] = torch.cosine_similarity(final.float(), target.float(), -1).mean(0).tolist()
     return [
         Candidate(_mask(decoder.shape.num_layers, weights, choices, weight), weight, cosine, agreement)
         for weight, cosine, agreement in zip(level.weights, cosines, agreements, strict=True)

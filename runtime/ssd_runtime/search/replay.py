@@ -10,13 +10,10 @@ from torch import Tensor
 
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.model.batch import Batch, Segment
+from ssd_runtime.model.batch import BatchBuilder, Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import KVCache
-from ssd_runtime.sampling.argmax import argmax_with_logit
-
-HEAD_ROWS = 128
-"""Rows sent through the LM head at once: logits of a large vocabulary fill memory quickly."""
+from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +70,12 @@ class ReferenceStates:
         return ReferenceStates([x[rows] for x in self.states], self.targets[rows], groups)
 
 
-@torch.inference_mode()
 def replay_mask(decoder: Decoder, reference: ReferenceStates, mask: SkipMask, block: int) -> list[Trace]:
+    """`replaying`, run at once."""
+    return ModelRunner(decoder).finish(replaying(decoder.batches, reference, mask, block))
+
+
+def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SkipMask, block: int) -> Work[list[Trace]]:
     """How the masked model predicts each row's next token, for every group: right or wrong, and how sure.
 
     One parallel pass, with the keys that real drafting would see: every `block` tokens a draft is taken to begin;
@@ -82,26 +83,16 @@ def replay_mask(decoder: Decoder, reference: ReferenceStates, mask: SkipMask, bl
     the first skipped sub-layer is taken from the reference.
     """
     first = mask.first_skipped
-    batch = Batch.of([_block_segment(decoder, group, block) for group in reference.groups])
-    x = decoder.run(reference.states[first], batch, mask, first)
-    matches, confidence = predictions(decoder, x, reference.targets)
-    return [Trace(matches[g.rows].numpy(), confidence[g.rows].double().numpy()) for g in reference.groups]
+    segments = [_block_segment(batches, group, block) for group in reference.groups]
+    x = yield Forward(segments, reference.states[first], mask, first)
+    tokens, probabilities = yield Head(x, best=True)
+    matches, confidence = (tokens == reference.targets).cpu(), probabilities.double().cpu()
+    return [Trace(matches[g.rows].numpy(), confidence[g.rows].numpy()) for g in reference.groups]
 
 
-def predictions(decoder: Decoder, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether states [R, hidden] behind the last sub-layer predict `targets` [R], and the predictions' probability."""
-    matches, confidence = [], []
-    for begin in range(0, x.shape[0], HEAD_ROWS):
-        logits = decoder.logits(x[begin : begin + HEAD_ROWS]).float()
-        best, top = argmax_with_logit(logits)
-        matches.append((best == targets[begin : begin + HEAD_ROWS]).cpu())
-        confidence.append((top - logits.logsumexp(-1)).exp().cpu())
-    return torch.cat(matches), torch.cat(confidence)
-
-
-def _block_segment(decoder: Decoder, group: RowGroup, block: int) -> Segment:
+def _block_segment(batches: BatchBuilder, group: RowGroup, block: int) -> Segment:
     """Rows written to spare slots, seeing keys as a draft that began at their block would."""
-    n, device = len(group), decoder.device
+    n, device = len(group), batches.device
     slot = group.start + n if group.spare is None else group.spare
     group.cache.reserve(slot + n)
     row = torch.arange(n, device=device)[:, None]
@@ -111,4 +102,4 @@ def _block_segment(decoder: Decoder, group: RowGroup, block: int) -> Segment:
     drafted = (own >= block_start) & (own <= row)
     key_positions = torch.cat([torch.arange(slot, device=device), group.start + own[0]])
     visible = torch.cat([full, drafted], 1)
-    return decoder.batches.tree(group.cache, group.start + row[:, 0], slot, visible, key_positions)
+    return batches.tree(group.cache, group.start + row[:, 0], slot, visible, key_positions)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
 from ssd_runtime.planning.plan import Plan
 from ssd_runtime.planning.settings import ClaspSettings
-from ssd_runtime.search.knapsack import Weights, search_knapsack
+from ssd_runtime.search.knapsack import Weights, searching_knapsack
 
 
 class ClaspPlanner(RefreshedPlanner):
@@ -19,16 +20,16 @@ class ClaspPlanner(RefreshedPlanner):
         super().__init__(1, settings.refresh)
         self._settings = settings
 
-    def search(self, session: Session, context: int) -> Plan:
+    def replanning(self, session: Session, context: int) -> Work[Plan]:
         """The mask for the last accepted token."""
         settings, decoder = self._settings, session.decoder
         items = decoder.shape.num_layers * (2 if settings.sublayers else 1)
         count = round(min(settings.skip, 1.0) * items)
         if not count:
             return Plan("plain: there is nothing to skip")
-        found = search_knapsack(
-            decoder, self._recent.reference(session, 1), Weights((1,) * items), threshold=-1.0, exactly=count
-        )[0]
+        reference = yield from self._recent.referencing(session, 1)
+        weights = Weights((1,) * items)
+        [found] = yield from searching_knapsack(decoder, reference, weights, threshold=-1.0, exactly=count)
         kind = "sub-layers" if settings.sublayers else "layers"
         reason = f"clasp skips {count} of {items} {kind}, cosine {found.cosine:.3f}"
         return Plan.masked(reason, found.mask, settings.max_draft, settings.confidence, "clasp")

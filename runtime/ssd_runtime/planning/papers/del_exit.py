@@ -7,9 +7,9 @@ from torch import Tensor
 from ssd_profiles.formulas import tokens_per_layer
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import DelSettings
-from ssd_runtime.sampling.argmax import argmax
 
 FIRST_TOKENS = 8
 """Plain steps that every exit is looked at behind before one is chosen."""
@@ -31,7 +31,24 @@ class DelPlanner(BasePlanner):
         """Layer to (tokens looked at, tokens it had right), old ones counting less."""
         self._cycles = 0
         self._looked = 0
-        self.wants_states = True
+        self._states: list[Tensor] | None = None
+        """What the exits are to be looked at on."""
+
+    @property
+    def wants_states(self) -> bool:
+        """Every so many cycles, and until there is something to go by."""
+        return self._looked < FIRST_TOKENS or self._cycles % self._settings.refresh == 0
+
+    def searching(self, context: int) -> Work[None]:
+        """Look at what the exits would have said, where it is time to."""
+        if self._states is None:
+            return
+        keep, states = self._settings.memory, self._states
+        self._states = None
+        targets, _ = yield Head(self._heads.carried(self._layers, states[-1]), normed=True, best=True)
+        for layer, (looked, right) in self._seen.items():
+            tokens, _ = yield Head(self._heads.carried(layer, states[2 * layer]), normed=True, best=True)
+            self._seen[layer] = keep * looked + len(targets), keep * right + int((tokens == targets).sum())
 
     def plan(self, context: int, pending: int) -> Plan:
         """Draft from the best exit; a plain step until there is something to go by."""
@@ -48,13 +65,7 @@ class DelPlanner(BasePlanner):
         return Plan(reason, EarlyExit(self._heads, (layer,), self._settings.confidence), length)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Look at what the exits would have said, where it is time to."""
+        """Keep the states that the exits are to be looked at on."""
         self._cycles += 1
         self._looked += len(cycle.tokens) if states is not None else 0
-        self.wants_states = self._looked < FIRST_TOKENS or self._cycles % self._settings.refresh == 0
-        if states is None:
-            return
-        targets, keep = argmax(self._heads.logits(self._layers, states[-1])), self._settings.memory
-        for layer, (looked, right) in self._seen.items():
-            same = argmax(self._heads.logits(layer, states[2 * layer])) == targets
-            self._seen[layer] = keep * looked + len(targets), keep * right + int(same.sum())
+        self._states = states

@@ -7,10 +7,11 @@ from torch import Tensor
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.session import Session
+from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.search.knapsack import Candidate, Weights, searching_knapsack
 
 FEWEST_ROWS = 4
 """Tokens that a search looks at however little time it has: fewer tell right masks from lucky ones badly."""
@@ -35,16 +36,12 @@ class KnapsackPlanner(RefreshedPlanner):
         self._all_cycles += 1
         self._seconds += cycle.seconds
 
-    def search(self, session: Session, context: int) -> Plan:
+    def replanning(self, session: Session, context: int) -> Work[Plan]:
         """The best of all budgets' masks, by TPT."""
         weights, settings = Weights.of(self._latency, context), self._settings
-        rows = self._affordable(weights, context)
-        found = search_knapsack(
-            session.decoder,
-            self._recent.reference(session, rows),
-            weights,
-            settings.similarity,
-            settings.budget,
+        reference = yield from self._recent.referencing(session, self._affordable(weights, context))
+        found = yield from searching_knapsack(
+            session.decoder, reference, weights, threshold=settings.similarity, budget=settings.budget
         )
         return max((self._rated(candidate, context) for candidate in found), key=lambda rated: rated[0])[1]
 

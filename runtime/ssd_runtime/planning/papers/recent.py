@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.engine.session import Session
-from ssd_runtime.sampling.argmax import argmax
-from ssd_runtime.search.replay import HEAD_ROWS, ReferenceStates, RowGroup
+from ssd_runtime.model.runner import Head, Work
+from ssd_runtime.search.replay import ReferenceStates, RowGroup
 
 
 class RecentStates:
@@ -31,7 +31,7 @@ class RecentStates:
         """Keep the states that one cycle's committed tokens have: 2L + 1 tensors [tokens, hidden]."""
         self._kept.append(states)
 
-    def reference(self, session: Session, rows: int | None = None) -> ReferenceStates:
+    def referencing(self, session: Session, rows: int | None = None) -> Work[ReferenceStates]:
         """The states of all kept tokens, or of the last `rows`; the session must not have gone on since.
 
         Targets are the logits' own choices, also where sampling or a penalty has chosen others: a mask is judged by
@@ -41,5 +41,5 @@ class RecentStates:
         if rows is not None:
             states = [x[-rows:] for x in states]
         n = states[0].shape[0]
-        targets = torch.cat([argmax(session.decoder.logits(x)) for x in states[-1].split(HEAD_ROWS)])
+        targets, _ = yield Head(states[-1], best=True)
         return ReferenceStates(states, targets, [RowGroup(session.cache, session.committed - n, 0, n)])

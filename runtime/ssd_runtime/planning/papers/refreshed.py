@@ -6,22 +6,20 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
-from ssd_runtime.planning.plan import ConstantPlanner, Cycle, Plan, Planner
+from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, Plan, Planner
 
 COLLECTING = Plan("plain: collecting hidden states")
 
 
-class RefreshedPlanner(ABC):
+class RefreshedPlanner(BasePlanner, ABC):
     """The plan of the latest search: one every `refresh` cycles, on what the `window` cycles before it committed.
 
-    What `warm` plans stands for the first search; without it there are plain steps until there are states.
+    What `warm`, which does not search, plans stands for the first search; without it there are plain steps until there
+    are states.
     """
-
-    domain: str | None = None
-    successors: Successors | None = None
 
     def __init__(self, window: int, refresh: int, warm: Planner | None = None) -> None:
         self._window, self._refresh = window, refresh
@@ -43,11 +41,15 @@ class RefreshedPlanner(ABC):
         self._first.start(session, prompt)
         self.domain = self._first.domain
 
-    def plan(self, context: int, pending: int) -> Plan:
-        """The plan of the latest search; searches when one is due."""
+    def searching(self, context: int) -> Work[None]:
+        """Search again when it is time to."""
         if len(self._recent) >= self._window and (self._at_once or self._cycles >= self._refresh):
             assert self._session is not None, "start() comes first"
-            self._plan, self._cycles, self._at_once = self.search(self._session, context), 0, False
+            self._plan = yield from self.replanning(self._session, context)
+            self._cycles, self._at_once = 0, False
+
+    def plan(self, context: int, pending: int) -> Plan:
+        """The plan of the latest search."""
         return self._plan or self._first.plan(context, pending)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
@@ -57,5 +59,5 @@ class RefreshedPlanner(ABC):
         self._cycles += 1
 
     @abstractmethod
-    def search(self, session: Session, context: int) -> Plan:
+    def replanning(self, session: Session, context: int) -> Work[Plan]:
         """A new plan, from the states kept."""

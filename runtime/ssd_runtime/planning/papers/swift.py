@@ -11,11 +11,12 @@ from torch import Tensor
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching
 from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.search.gaussian import most_promising
-from ssd_runtime.search.replay import ReferenceStates, replay_mask
+from ssd_runtime.search.replay import ReferenceStates, replaying
 
 TREE: Branching = ((0.5, 10), (0.8, 5), (0.95, 3), (1.0, 1))
 """Candidates a place by the probability of its token (SWIFT §4.2)."""
@@ -49,6 +50,8 @@ class SwiftSearch:
     idle: int = 0
     finished_at: float | None = None
     """The best mask's matchness when the search ended; None while it goes on."""
+    searches: int = 0
+    """Searches begun so far, this one included."""
     _random: np.random.Generator = field(init=False)
     _seen: list[tuple[SkipMask, float]] = field(default_factory=list)
     _drafted: int = 0
@@ -124,6 +127,7 @@ class SwiftSearch:
             self._begin(self._uniform())
 
     def _begin(self, best: SkipMask, score: float = 0.0) -> None:
+        self.searches += 1
         self.best, self.score, self.tried, self.idle, self._seen = best, score, 0, 0, [(best, score)]
         self.finished_at = None if self.settings.steps else score
 
@@ -164,20 +168,47 @@ class SwiftPlanner(BasePlanner):
     def __init__(self, search: SwiftSearch) -> None:
         self._search = search
         self._recent = RecentStates(search.settings.window)
-        self.wants_states = search.due
-        self._context: ReferenceStates | None = None
+        self._window: ReferenceStates | None = None
+        """The tokens that masks are compared on in this request."""
+        self._outdated = False
+        """Whether another mask has become the best one without being scored on the window."""
         self._session: Session | None = None
+
+    @property
+    def wants_states(self) -> bool:
+        """Until a window is full, once one is due: another request may meanwhile have put the next one off."""
+        return self._window is None and (self._search.due or self._recent.tokens > 0)
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep hold of the session whose cache candidates are compared on."""
         self._session = session
 
+    def searching(self, context: int) -> Work[None]:
+        """Score the best mask where it has no score on this request, and try a candidate while the search goes on."""
+        assert self._session is not None, "start() comes first"
+        # Sequences that decode at once share the search: it may change while this one waits for a forward.
+        search = self._search
+        if self._window is None:
+            if self._recent.tokens < search.settings.window:
+                return
+            self._window = yield from self._recent.referencing(self._session)
+            self._recent = RecentStates(0)
+            self._outdated = True
+        if self._outdated:
+            best = search.best
+            score = yield from self._matching(self._window, best)
+            self._outdated = search.best is not best
+            if not self._outdated:
+                search.rescored(score)
+        if search.running:
+            number, candidate = search.searches, search.suggest()
+            score = yield from self._matching(self._window, candidate)
+            if search.running and search.searches == number:
+                search.record(candidate, score)
+
     def plan(self, context: int, pending: int) -> Plan:
-        """Draft with the best mask so far, tried against candidates while the search goes on."""
+        """Draft with the best mask so far."""
         search, settings = self._search, self._search.settings
-        if self._context is not None and search.running:
-            candidate = search.suggest()
-            search.record(candidate, self._matchness(candidate))
         if not any(search.best.bits):
             return Plan("plain: there is nothing to skip")
         stage = "still searching" if search.running else f"the best of {search.tried + 1} tried"
@@ -192,28 +223,17 @@ class SwiftPlanner(BasePlanner):
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Gather the window of tokens that masks are compared on in this request; then only count."""
-        search, before = self._search, self._search.best
-        search.drafted(cycle.drafted, cycle.accepted, len(cycle.tokens))
-        if self._context is None:
-            if states is not None:
-                self._gather(states)
-            self.wants_states = self._context is None and search.due
-        elif search.best is not before:
-            search.rescored(self._matchness(search.best))
+        before = self._search.best
+        self._search.drafted(cycle.drafted, cycle.accepted, len(cycle.tokens))
+        self._outdated |= self._search.best is not before
+        if states is not None:
+            self._recent.add(states)
 
-    def _gather(self, states: list[Tensor]) -> None:
+    def _matching(self, window: ReferenceStates, mask: SkipMask) -> Work[float]:
+        """Share of the window's tokens that the masked model predicts, each after the target's own keys (eq. 4)."""
         assert self._session is not None, "start() comes first"
-        self._recent.add(states)
-        if self._recent.tokens >= self._search.settings.window:
-            self._context = self._recent.reference(self._session)
-            self._recent = RecentStates(0)
-            self._search.rescored(self._matchness(self._search.best))
-
-    def _matchness(self, mask: SkipMask) -> float:
-        """Share of the window's tokens that the masked model predicts, each behind the target's own keys (eq. 4)."""
-        assert self._session is not None, "start() comes first"
-        assert self._context is not None, "the window comes first"
-        # The request has gone on since: the slots behind the window hold committed tokens.
-        groups = [replace(group, spare=self._session.committed) for group in self._context.groups]
-        trace = replay_mask(self._session.decoder, replace(self._context, groups=groups), mask, 1)[0]
+        # The request has gone on since: the slots after the window hold committed tokens.
+        groups = [replace(group, spare=self._session.committed) for group in window.groups]
+        batches = self._session.decoder.batches
+        [trace] = yield from replaying(batches, replace(window, groups=groups), mask, 1)
         return float(trace.matches.mean())

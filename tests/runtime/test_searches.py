@@ -1,0 +1,230 @@
+"""Sequences that search at once decode as each does alone, and all that they run is run by the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import sleep
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.engine.loop import Generation, Limits, generate, generating
+from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.batch import Batch, Variants
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import HEAD_ROWS, Forward, Head, ModelRunner, Request, Work
+from ssd_runtime.planning.papers.clasp import ClaspPlanner
+from ssd_runtime.planning.papers.swift import SwiftPlanner, SwiftSearch
+from ssd_runtime.planning.plan import Plan, Planner
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.settings import ClaspSettings, SwiftSettings
+from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.search.knapsack import Weights, search_knapsack
+from tests.models import tiny_model
+from tests.runtime.test_scheduler import assert_as_alone
+from tests.tables import latency_table
+
+PROMPTS = [list(range(3, 13)), [7, 8], list(range(1, 34)), [50, 40, 30, 20], list(range(60, 85))]
+LIMITS = [Limits(30), Limits(40), Limits(25), Limits(40), Limits(25)]
+SETTINGS = {
+    "swift": ["window=6", "steps=60", "bayes_interval=4", "enough=1"],
+    "clasp": ["refresh=3", "confidence=0.1"],
+    "knapsack": ["refresh=4", "window=2", "confidence=0.1"],
+    "del": ["every=1", "refresh=3", "confidence=0.1"],
+}
+
+
+def has_variants(request: Request) -> bool:
+    return isinstance(request, Forward) and any(isinstance(each, Variants) for each in request.segments)
+
+
+SEARCHES: dict[str, Callable[[Request], bool]] = {
+    "swift": lambda asked: isinstance(asked, Forward) and asked.mask is not None and asked.first > 0,
+    "clasp": has_variants,
+    "knapsack": has_variants,
+    "del": lambda asked: isinstance(asked, Head) and asked.best,
+}
+"""Tells a strategy's searches from its drafts."""
+
+
+def strategy(name: str, decoder: Decoder) -> MakePlanner:
+    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
+    return make_strategy(name, read_settings(name, SETTINGS[name]), decoder, None, table)
+
+
+@contextmanager
+def run_by_the_runner_alone() -> Iterator[list[list[Request]]]:
+    """Let nobody run the decoder outside of `ModelRunner.answer`; gives what that is asked."""
+    asked, entered, answer = list[list[Request]](), list[bool](), ModelRunner.answer
+
+    def noted(self: ModelRunner, requests: Sequence[Request]) -> list[Any]:
+        asked.append(list(requests))
+        entered.append(True)
+        try:
+            return answer(self, requests)
+        finally:
+            entered.pop()
+
+    def guarded(method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def checked(*given: Any, **named: Any) -> torch.Tensor:
+            assert entered, f"{method.__name__} was called by another than the runner"
+            return method(*given, **named)
+
+        return checked
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelRunner, "answer", noted)
+        for name in ("run", "attention", "mlp", "head", "logits"):
+            patch.setattr(Decoder, name, guarded(getattr(Decoder, name)))
+        yield asked
+
+
+def decoded_at_once(
+    decoder: Decoder, planners: Sequence[Planner], params: SamplingParams = GREEDY, most: int = 3
+) -> list[Generation]:
+    scheduler, jobs = Scheduler(decoder, most), list[Job[Generation]]()
+    for ids, limits, planner in zip(PROMPTS, LIMITS, planners, strict=False):
+        session = Session(decoder, params)
+        work = generating(session, ids, planner, limits)
+        jobs.append(scheduler.add(session, work, len(ids) + limits.max_new_tokens))
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+    return [job.ended() for job in jobs]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", ["qwen3", "mistral-sliding", "gemma3", "phi3-longrope"])
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_sequences_that_search_beside_each_other_decode_as_alone(name: str, variant: str, dtype: torch.dtype) -> None:
+    decoder = Decoder(tiny_model(variant, seed=3).to(dtype))
+    make = strategy(name, decoder)
+    with run_by_the_runner_alone() as asked:
+        found = decoded_at_once(decoder, [make() for _ in PROMPTS])
+    searches = [request for requests in asked for request in requests if SEARCHES[name](request)]
+    assert len(searches) >= 4 * len(PROMPTS), "they have searched"
+    for ids, limits, got in zip(PROMPTS, LIMITS, found, strict=True):
+        assert_as_alone(decoder, GREEDY, ids, limits, got.token_ids)
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_they_do_with_sampling(name: str) -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    make, params = strategy(name, decoder), SamplingParams(0.8, top_p=0.9, repetition_penalty=1.2, seed=5)
+    found = decoded_at_once(decoder, [make() for _ in PROMPTS], params)
+    for ids, limits, got in zip(PROMPTS, LIMITS, found, strict=True):
+        assert_as_alone(decoder, params, ids, limits, got.token_ids)
+
+
+class Direct(ClaspPlanner):
+    """A planner that runs the model itself."""
+
+    def replanning(self, session: Session, context: int) -> Work[Plan]:
+        reference = yield from self._recent.referencing(session, 1)
+        weights = Weights((1,) * session.decoder.shape.num_layers)
+        [found] = search_knapsack(session.decoder, reference, weights, threshold=-1.0, exactly=1)
+        return Plan.masked("test", found.mask, 4)
+
+
+def test_a_planner_that_runs_the_model_itself_is_noticed() -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    with run_by_the_runner_alone(), pytest.raises(AssertionError, match="run was called by another"):
+        decoded_at_once(decoder, [Direct(ClaspSettings()) for _ in PROMPTS])
+
+
+@pytest.mark.parametrize("name", ["clasp", "knapsack"])
+def test_searches_that_fall_due_together_share_their_forwards(name: str) -> None:
+    """Three sequences in step run no more forwards than one."""
+    decoder, counts = Decoder(tiny_model("qwen3", seed=3)), list[int]()
+    for sequences in (1, 3):
+        ids, limits = [5, 6, 7], Limits(8)
+        scheduler, make = Scheduler(decoder, 3), strategy(name, decoder)
+        for _ in range(sequences):
+            session = Session(decoder)
+            scheduler.add(session, generating(session, ids, make(), limits), len(ids) + 8)
+        with run_by_the_runner_alone() as asked:
+            while scheduler.running or scheduler.waiting:
+                scheduler.step()
+        searching = [requests for requests in asked if any(map(has_variants, requests))]
+        assert {len({request.key for request in requests}) for requests in searching} == {1}
+        assert all(len(requests) == sequences for requests in searching)
+        counts.append(len(searching))
+    assert counts[0] == counts[1] > 0
+
+
+@torch.inference_mode()
+def test_best_tokens_take_no_more_logits_at_once_however_many_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, logits, rows = Decoder(tiny_model("granite", seed=3)), Decoder.logits, list[int]()
+    states = [torch.randn(n, decoder.shape.hidden) for n in (1, HEAD_ROWS, 30, 200)]
+    expected = [torch.softmax(decoder.logits(x), -1).max(-1) for x in states]
+    monkeypatch.setattr(Decoder, "logits", lambda self, x: (rows.append(len(x)), logits(self, x))[1])
+    found = ModelRunner(decoder).answer([Head(x, best=True) for x in states])
+    assert (max(rows), sum(rows)) == (HEAD_ROWS, sum(map(len, states)))
+    for (tokens, probabilities), best in zip(found, expected, strict=True):
+        assert torch.equal(tokens, best.indices)
+        torch.testing.assert_close(probabilities, best.values)
+
+
+def test_the_seconds_of_a_search_are_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, searched = Decoder.run, list[Batch]()
+
+    def slow(self: Decoder, x: torch.Tensor, batch: Batch, *more: Any) -> torch.Tensor:
+        if isinstance(batch.segments[0], Variants):
+            searched.append(batch)
+            sleep(0.01)
+        return run(self, x, batch, *more)
+
+    monkeypatch.setattr(Decoder, "run", slow)
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    got = generate(Session(decoder), [5, 6, 7], ClaspPlanner(ClaspSettings(refresh=5)), Limits(20))
+    assert searched
+    assert sum(cycle.plan_seconds for cycle in got.cycles) >= 0.01 * len(searched)
+    assert sum(cycle.plan_seconds + cycle.seconds for cycle in got.cycles) <= got.decode_seconds
+
+
+def with_window(decoder: Decoder, search: SwiftSearch) -> tuple[SwiftPlanner, int]:
+    """A planner whose request has just filled its window, and how many tokens that has."""
+    session, planner = Session(decoder), SwiftPlanner(search)
+    session.prefill([1, 2, 3])
+    answer = [4, 5, 6, 7, 8, 9]
+    planner.start(session, None)  # type: ignore[arg-type]
+    assert planner.wants_states
+    states = session.forward_states(answer)
+    session.commit(answer)
+    planner.observe(SimpleNamespace(drafted=0, accepted=0, tokens=answer), states)  # type: ignore[arg-type]
+    return planner, session.committed
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_score_that_comes_after_its_search_has_ended_is_dropped(again: bool) -> None:
+    """Sequences that decode at once share a search: another one ends it, or begins the next, while a candidate runs."""
+    decoder, search = Decoder(tiny_model("qwen3", seed=3)), SwiftSearch(4, SwiftSettings(window=6, enough=0.9))
+    planner, context = with_window(decoder, search)
+    work, found, replays = planner.searching(context), SkipMask.of(4, {2, 3, 4, 5}), 0
+    runner, request = ModelRunner(decoder), next(work)
+    with pytest.raises(StopIteration):
+        while True:
+            replays += isinstance(request, Forward)
+            if replays == 2 and isinstance(request, Forward):
+                search.record(found, 0.95)
+                if again:
+                    search.rescored(0.0)
+            request = work.send(runner.answer([request])[0])
+    assert replays == 2, "the best mask's and a candidate's"
+    assert (search.running, search.tried) == (again, 0 if again else 1)
+    assert (search.best, search.score) == (found, 0.0 if again else 0.95)
+
+
+def test_a_window_that_has_begun_is_filled() -> None:
+    """Its tokens follow each other, whatever another sequence has the search do meanwhile."""
+    search = SwiftSearch(4, SwiftSettings(window=99, enough=0.9))
+    planner, _ = with_window(Decoder(tiny_model("qwen3", seed=3)), search)
+    search.record(search.suggest(), 0.95)
+    assert not search.due
+    assert planner.wants_states
+    assert not SwiftPlanner(search).wants_states
