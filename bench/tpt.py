@@ -30,7 +30,7 @@ from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.interleaved import in_turn
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.session import Session
-from ssd_runtime.planning.cost import StepCosts
+from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.search.replay import replay_mask
 
@@ -107,7 +107,7 @@ def predicted(
     profile: AcceptanceProfile, mask: SkipMask, length: int, latency: LatencyTable, context: float
 ) -> dict[str, float]:
     """Speed-ups by several formulas; agreement alone is no speed-up, but what others rank masks by."""
-    draft, costs = latency.step_seconds(context, 1, mask), StepCosts.at(latency, context)
+    draft, costs = latency.step_seconds(context, 1, mask), CostModel(latency).at(context)
     verification, row = float(costs.verification(length)), DRAFT_LENGTHS.index(length)
     tokens, steps = float(profile.tokens[row, 0]), float(profile.steps[row, 0])
     agreement = profile.token_agreement

@@ -17,7 +17,7 @@ from ssd_compiler.workspace import Workspace
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import Entry, Option, best_option
+from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.sampling.params import SamplingParams
 
 
@@ -133,7 +133,7 @@ class SearchStage:
         for index in found.finalists:
             entry = found.frontier[index]
             entries = [Entry(entry.mask, entry.skip_mask(layers), entry.profile())]
-            option = best_option(entries, self.latency, found.context)
+            option = CostModel(self.latency).best_option(entries, found.context)
             assert option is not None, "there is an entry"
             chosen.append((index, option))
         return chosen

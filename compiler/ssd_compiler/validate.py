@@ -16,7 +16,7 @@ from ssd_runtime.engine.interleaved import Contenders, in_turn
 from ssd_runtime.engine.loop import Generation, Limits
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import Entry, Option, best_option
+from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
@@ -59,7 +59,7 @@ def validate(
     """
     options: dict[int, Option] = {}
     for index, entry in finalists:
-        option = best_option([entry], latency, context)
+        option = CostModel(latency).best_option([entry], context)
         assert option is not None
         options[index] = option
     asked = len(prompts) // 3 if len(options) > 1 and len(prompts) >= ENOUGH else 0

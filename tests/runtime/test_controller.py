@@ -20,13 +20,12 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget
-from ssd_runtime.planning.auto.controller import Stream
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Source
-from ssd_runtime.planning.cost import Entry
-from ssd_runtime.planning.lookup import row_costs
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle
 from tests.tables import latency_table, profile
@@ -171,8 +170,9 @@ def test_nor_against_one_who_sees_the_credit(
     seed: int, bar: float, frontiers: Mapping[str, Frontier], exits: ExitChoice | None
 ) -> None:
     """Drafts stand until much may be lost, then all fail."""
-    stream = Stream()
-    done = run(story("mixed", seed), lambda place: stream.budget.credit < bar, frontiers, stream, exits)
+    stream, trace = Stream(), story("mixed", seed)
+    planner = controller(TABLE, stream, trace, frontiers, {DOMAIN: exits} if exits else {})
+    done = replay(planner, stream, trace, TABLE, lambda _, place: (planner.budget.credit < bar, 1.0))
     losses = done.losses()
     for first in range(len(losses)):
         assert sum(losses[first : first + 64]) <= BOUND
@@ -297,10 +297,10 @@ def test_an_empty_purse_says_nothing_against_a_mask() -> None:
     assert planner.plan(40, trace.answer[0]).mask is None, "nothing is known of the machine yet"
     for _ in range(3):
         stream.verify.update(1, 0.03, 1.0)
-    stream.budget.credit = 0.3
+    planner.budget.credit = 0.3
     for _ in range(5):
         assert planner.plan(40, trace.answer[0]).mask is None
-    stream.budget.credit = MOST
+    planner.budget.credit = MOST
     assert planner.plan(40, trace.answer[0]).mask is not None
 
 
@@ -319,7 +319,7 @@ def test_no_draft_is_promised_more_than_its_tokens_and_one(factor: float) -> Non
 
 @pytest.mark.parametrize("exiting", [False, True])
 def test_what_lies_behind_an_answers_end_says_nothing_of_drafts(exiting: bool) -> None:
-    record, costs = DraftStats(), row_costs(TABLE).at(100)
+    record, costs = DraftStats(), CostModel(TABLE).rows(100)
     source: Source = (
         ExitDrafts(None, EXITS[1], TABLE, record)  # type: ignore[arg-type]
         if exiting

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,14 +15,15 @@ from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
-from ssd_runtime.planning.auto.controller import Stream
-from ssd_runtime.planning.cost import Entry, best_option, cost_of, under_load
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.cost import CostModel, Entry, cost_of
 from ssd_runtime.planning.papers.knn import FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
 from ssd_runtime.planning.registry import read_settings
@@ -45,7 +48,7 @@ def prompt(axis: int, width: int = 32) -> Prefill:
 @pytest.mark.parametrize("context", [16, 1000, 4000])
 def test_better_agreement_is_faster(context: int) -> None:
     table = latency_table(LAYERS)
-    options = [best_option([Entry("", HALF, profile(a))], table, context) for a in (0.3, 0.5, 0.7, 0.9, 0.99)]
+    options = [CostModel(table).best_option([Entry("", HALF, profile(a))], context) for a in (0.3, 0.5, 0.7, 0.9, 0.99)]
     rates = [option.tokens_per_second for option in options if option is not None]
     assert rates == sorted(rates)
     assert len(rates) == 5
@@ -53,7 +56,7 @@ def test_better_agreement_is_faster(context: int) -> None:
 
 def test_the_option_is_the_best_of_the_grid() -> None:
     table, some = latency_table(LAYERS), profile(0.8)
-    option = best_option([Entry("", HALF, some)], table, 500)
+    option = CostModel(table).best_option([Entry("", HALF, some)], 500)
     assert option is not None
     rates = {
         (length, threshold): some.tokens[i, j]
@@ -67,8 +70,8 @@ def test_the_option_is_the_best_of_the_grid() -> None:
 
 def test_costlier_verification_shortens_drafts() -> None:
     some = profile(0.9)
-    cheap = best_option([Entry("", HALF, some)], latency_table(LAYERS, per_token=1e-7), 100)
-    dear = best_option([Entry("", HALF, some)], latency_table(LAYERS, per_token=1e-4), 100)
+    cheap = CostModel(latency_table(LAYERS, per_token=1e-7)).best_option([Entry("", HALF, some)], 100)
+    dear = CostModel(latency_table(LAYERS, per_token=1e-4)).best_option([Entry("", HALF, some)], 100)
     assert cheap is not None
     assert dear is not None
     assert dear.draft_length < cheap.draft_length
@@ -79,7 +82,7 @@ def test_masks_shift_to_attention_as_the_context_grows() -> None:
     attention, mlp = (SkipMask.of(LAYERS, skipped) for skipped in ({2, 4, 6}, {3, 5, 7}))
     entries = [Entry("attention", attention, profile(0.9)), Entry("mlp", mlp, profile(0.9))]
     table = latency_table(LAYERS, mlp=4e-4, per_context=1e-6)
-    names = [best_option(entries, table, context).entry.name for context in (16, 4000)]  # type: ignore[union-attr]
+    names = [CostModel(table).best_option(entries, context).entry.name for context in (16, 4000)]  # type: ignore[union-attr]
     assert names == ["mlp", "attention"]
 
 
@@ -216,13 +219,28 @@ def test_auto_uses_the_mixture_out_of_domain() -> None:
     assert auto(7, good=good).plan(100, 999).mask is None
 
 
+def stepped(costs: list[float]) -> LatencyTable:
+    """Forwards of 1, 2, … rows cost so much, in plain steps, whatever the context."""
+    table = latency_table(LAYERS, per_context=0.0, per_token=0.0)
+    rows = np.arange(1.0, len(costs) + 1)
+    parts = table.step_seconds(0) - 2e-4
+    return replace(
+        table,
+        queries=rows,
+        attention={"full": np.full((3, rows.size), table.attention_seconds(0, 1, "full"))},
+        mlp=np.full(rows.size, table.mlp_seconds(1)),
+        head=np.full(rows.size, table.head_seconds(1)),
+        overhead=parts * np.asarray(costs) - parts,
+    )
+
+
 @given(st.integers(1, 32), st.integers(0, 60), st.lists(st.floats(0.0, 0.2), min_size=32, max_size=32), st.data())
 def test_a_row_under_load_pays_where_all_together_get_faster(
     sequences: int, more: int, growth: list[float], data: st.DataObject
 ) -> None:
     """Tokens of all sequences per second rise with a row just where its own sequence's tokens exceed its cost."""
     costs, others = list(accumulate(growth, initial=1.0))[:32], sequences - 1 + more
-    loaded = under_load(costs, sequences, others)
+    loaded = CostModel(stepped(costs)).rows_under_load(100, sequences, others)
     assert loaded[0] == 1.0
     assert all(b >= a - 1e-12 for a, b in pairwise(loaded))
     if sequences == 1 and not others:

@@ -10,8 +10,7 @@ from torch import Tensor
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.engine.session import Prefill, Session
-from ssd_runtime.planning.by_context import ByContext
-from ssd_runtime.planning.cost import StepCosts
+from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import LookupSettings
 
@@ -54,16 +53,11 @@ def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: fl
     return worth_verifying(lookup.grow((), MOST_ROWS, depth), costs, most_cost)
 
 
-def row_costs(latency: LatencyTable) -> ByContext[list[float]]:
-    """What verifications of 1, 2, … rows cost, in plain steps."""
-    return ByContext(lambda context: StepCosts.at(latency, context).rows_in_plain_steps())
-
-
 class LookupPlanner(BasePlanner):
     """A tree of guesses each cycle; a plain step where none is worth its verification."""
 
     def __init__(self, latency: LatencyTable, settings: LookupSettings, record: LookupStats) -> None:
-        self._costs, self._settings = row_costs(latency), settings
+        self._costs, self._settings = CostModel(latency), settings
         self._lookup = Lookup(record, bool(settings.recycle))
         self.successors = record.successors if settings.recycle else None
 
@@ -75,7 +69,7 @@ class LookupPlanner(BasePlanner):
         """The best tree of guesses."""
         depth = self._settings.max_draft
         self._lookup.catch_up(context, pending)
-        guess = best_guess(self._lookup, self._costs.at(context), depth, float("inf"))
+        guess = best_guess(self._lookup, self._costs.rows(context), depth, float("inf"))
         if not guess.tree:
             return Plan("plain: no guess is worth its verification")
         return Plan("lookup", Ready(guess.tree), depth)

@@ -56,6 +56,10 @@ class RefreshedPlanner(ABC):
             self._recent.add(states)
         self._cycles += 1
 
+    def finish(self) -> None:
+        """Let go of the session."""
+        self._session = None
+
     @abstractmethod
     def search(self, session: Session, context: int) -> Plan:
         """A new plan, from the states kept."""
