@@ -47,11 +47,31 @@ def domain_summary(record: DomainConfig, num_layers: int) -> dict[str, Any]:
             if validation and entry and validation.draft_acceptance_rate > 0
             else None
         ),
+        "under_load": [each.model_dump(mode="json") for each in validation.under_load] if validation else [],
+        "pays_with": _paying_loads(record),
         "verdict": "not timed" if choice and not validation else "speculate" if record.pays else "plain",
         "search_seconds": record.search.seconds,
         "evaluations": record.search.evaluations,
         "target_forwards": record.search.target_forwards,
     }
+
+
+def load_text(record: DomainConfig) -> str:
+    """What masks bring where several sequences decode at once, in one sentence; empty where nobody timed it."""
+    if record.validation is None or not record.validation.under_load:
+        return ""
+    figures = [
+        f"{each.concurrency}: {each.speedup:.2f}x ({each.speedup_interval[0]:.2f}–{each.speedup_interval[1]:.2f})"
+        for each in record.validation.under_load
+    ]
+    paying = ", ".join(map(str, _paying_loads(record))) or "no load that was timed"
+    return f"{', '.join(figures)}; masks pay at {paying}"
+
+
+def _paying_loads(record: DomainConfig) -> list[int]:
+    """The numbers of sequences at once with which masks were faster than plain decoding, beyond doubt."""
+    timed = record.validation.under_load if record.validation is not None else ()
+    return [1] * record.pays + [each.concurrency for each in timed if each.speedup_interval[0] > 1.0]
 
 
 def json_report(
@@ -86,6 +106,7 @@ def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[st
             ("domain", "skipped", "α", "M", "predicted", "measured (95%)", "possible", "verdict", "search"),
             (_row(summary) for summary in summaries),
         ),
+        *(f"<p>{escape(name)} with several at once: {escape(told)}</p>" for name, told in _told_loads(records)),
         "<h2>Chosen masks</h2><p>Upper row attention, lower row MLP, layer 0 on the left; filled is skipped.</p>",
         *(_mask_picture(record, model.num_layers) for record in records.values()),
         "<h2>Frontiers</h2><p>Draft cost (left is cheaper) against token agreement (up is better).</p>",
@@ -96,6 +117,10 @@ def html_report(model: ModelFingerprint, latency: LatencyTable, records: dict[st
         _latency_table(latency),
     ]
     return f"{_HEAD}<body>{''.join(parts)}</body></html>\n"
+
+
+def _told_loads(records: dict[str, DomainConfig]) -> list[tuple[str, str]]:
+    return [(name, told) for name, record in records.items() if (told := load_text(record))]
 
 
 _HEAD = (

@@ -8,6 +8,7 @@ from typing import Any
 
 from ssd_artifacts.domain_config import MIXTURE, Choice, DomainConfig, FrontierEntry, SearchCost, Validation
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
+from ssd_compiler.load_validation import validate_under_load
 from ssd_compiler.progress import Reporter
 from ssd_compiler.prompts import DomainPrompts
 from ssd_compiler.search import SearchBounds, SearchResult, search
@@ -115,10 +116,14 @@ class SearchStage:
         limits = Limits(prompts.max_new_tokens, self.eos_ids)
 
         def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
+            loads = [sequences for sequences in self.settings.concurrency if sequences > 1]
+            with self.reporter.stage(f"{name}: validate", len(held_back) + len(loads)) as tick:
                 confirmed = validate(
                     *(self.decoder, held_back, finalists, self.latency, found.context, limits, tick),
                     sampling=self.sampling,
+                )
+                confirmed = validate_under_load(
+                    *(self.decoder, held_back, confirmed, loads, limits, tick), sampling=self.sampling
                 )
             return {
                 "choice": confirmed.choice.model_dump(mode="json"),

@@ -43,6 +43,8 @@ class CompileSettings:
     anchor_rule: str = "central"
     """Of `ANCHOR_RULES`."""
     feature: str = "last"
+    concurrency: tuple[int, ...] = (1,)
+    """Numbers of sequences at once with which the chosen masks are timed, ascending; one alone always is."""
     max_new_tokens: int = 128
     """Longer continuations, which some domains have, are cut to this: they would only repeat what these show."""
     exits: int = 0

@@ -20,7 +20,7 @@ from ssd_profiles.errors import UserError
 
 IDENTITY = "identity.json"
 """Says which model, options and version the stages are of."""
-STAGES = 5
+STAGES = 6
 """Version of what stages keep; raised whenever one keeps something else."""
 
 
