@@ -19,7 +19,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
-from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget
+from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
@@ -114,6 +114,69 @@ def test_it_bounds_the_loss_with_the_time_of_planning(cycles: list[tuple[int, fl
         lost = sum(cost for _, cost in taken[first:]) - tokens
         limit = MOST + MOST_PLANNING + planning + tokens * (PER_TOKEN + PLANNING_PER_TOKEN)
         assert lost <= limit + 1e-9
+
+
+requests = st.lists(st.lists(st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=12), max_size=25)
+"""Cycles of requests: tokens and cost."""
+
+
+@given(requests, st.floats(0.0, 0.3))
+def test_the_bound_holds_for_short_requests_one_after_the_other(
+    stream: list[list[tuple[int, float]]], planning: float
+) -> None:
+    """Over any run of cycles of one request after the other no more is lost than within a single long one."""
+    budgets, taken = Budgets(), list[tuple[int, float]]()
+    for cycles in stream:
+        budget = budgets.take()
+        for tokens, cost in cycles:
+            planned = budget.covers_planning
+            done = (tokens, cost) if planned and budget.allows(cost) else (1, 1.0)
+            budget.settle(*done, planning if planned else 0.0)
+            taken.append((done[0], done[1] + planning * planned))
+        budgets.give_back(budget)
+    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
+    tokens = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
+    for first, last in itertools.combinations(range(len(lost)), 2):
+        allowed = (tokens[last] - tokens[first]) * (PER_TOKEN + PLANNING_PER_TOKEN)
+        assert lost[last] - lost[first] <= MOST + MOST_PLANNING + planning + allowed + 1e-9
+
+
+@given(requests, st.integers(2, 5), st.integers(0, 99))
+def test_where_several_decode_at_once_the_bound_counts_for_each(
+    stream: list[list[tuple[int, float]]], most: int, seed: int
+) -> None:
+    """And what one of them does never changes what another may spend."""
+    draws, budgets, waiting = random.Random(seed), Budgets(), list(stream)
+    running, taken = list[tuple[Budget, list[tuple[int, float]]]](), list[tuple[int, float]]()
+    while running or waiting:
+        if waiting and len(running) < most:
+            running.append((budgets.take(), list(waiting.pop())))
+            continue
+        budget, cycles = running[draws.randrange(len(running))]
+        others = [replace(each) for each, _ in running if each is not budget]
+        if cycles:
+            tokens, cost = cycles.pop()
+            done = (tokens, cost) if budget.allows(cost) else (1, 1.0)
+            budget.settle(*done)
+            taken.append(done)
+        else:
+            running = [each for each in running if each[0] is not budget]
+            budgets.give_back(budget)
+        assert [each for each, _ in running if each is not budget] == others
+    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
+    tokens_so_far = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
+    for first, last in itertools.combinations(range(len(lost)), 2):
+        assert lost[last] - lost[first] <= most * MOST + (tokens_so_far[last] - tokens_so_far[first]) * PER_TOKEN + 1e-9
+
+
+def test_requests_that_fail_leave_little_to_those_that_follow() -> None:
+    """A stream of stories of a few tokens, of which every draft fails, loses as little as one long story."""
+    stream, runs = Stream(), list[Replay]()
+    for seed in range(40):
+        runs.append(run(story("random", seed, 25), lambda place: False, HALF, stream))
+    tokens, lost = sum(done.tokens for done in runs), sum(sum(done.losses()) for done in runs)
+    assert stream.budgets.waiting == 1
+    assert lost <= MOST + MOST_PLANNING + tokens * PER_TOKEN + 0.5
 
 
 @settings(max_examples=20, deadline=None)

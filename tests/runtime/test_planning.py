@@ -17,13 +17,16 @@ from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.lookup import Node
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.auto.verify_stats import VerifyStats
 from ssd_runtime.planning.cost import CostModel, Entry, cost_of
+from ssd_runtime.planning.lookup import worth_verifying
 from ssd_runtime.planning.papers.knn import FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
 from ssd_runtime.planning.registry import read_settings
@@ -32,7 +35,7 @@ from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import make_strategy
 from tests.bundles import LAYERS, bundle, record
 from tests.models import tiny_model
-from tests.tables import latency_table, profile
+from tests.tables import latency_table, profile, with_curve
 
 HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
 
@@ -250,3 +253,92 @@ def test_a_row_under_load_pays_where_all_together_get_faster(
     faster = (sequences + gain) / after - sequences / before
     if abs(faster) > 1e-9:
         assert (faster > 0) == (1.0 + gain > loaded[rows - 1])
+
+
+def reference_rows(table: LatencyTable, context: int) -> list[float]:
+    """What verifications of 1, 2, … rows cost by the table: linear between its points, never falling."""
+    at_points = [table.step_seconds(context, n) for n in table.queries]
+    rows = np.interp(np.arange(1, table.queries[-1] + 1), table.queries, at_points)
+    return list(accumulate((rows / at_points[0]).tolist(), max))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> LatencyTable:
+    """Tables whose rows cost anything between nothing and a plain step, in any steps."""
+    growth = draw(st.lists(st.floats(0.0, 1.0), min_size=32, max_size=32))
+    table = stepped(list(accumulate(growth[1:], initial=1.0)))
+    return with_curve(table, draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 1e-3))) if draw(st.booleans()) else table
+
+
+@given(
+    tables(),
+    st.lists(st.tuples(st.floats(0.01, 1.0), st.booleans()), max_size=24),
+    st.floats(0.0, 5.0),
+    st.integers(16, 3000),
+)
+def test_alone_a_curve_changes_no_choice(
+    table: LatencyTable, guesses: list[tuple[float, bool]], credit: float, context: int
+) -> None:
+    """The tree of guesses is the one that was chosen before tables knew shared steps."""
+    chances = list(accumulate((chance for chance, _ in guesses), lambda a, b: a * max(b, 0.5)))
+    tree = [Node(7, row, chance, row + 1) for row, chance in enumerate(chances)]
+    costs = CostModel(table).rows(context)
+    assert costs == pytest.approx(reference_rows(table, context))
+    assert CostModel(table, VerifyStats()).rows(context) == pytest.approx(costs)
+    best, tokens = ((), 1.0), 1.0
+    for length, node in enumerate(tree, start=1):
+        tokens += node.probability
+        if costs[length] <= 1.0 + credit and tokens / costs[length] > best[1]:
+            best = tuple(tree[:length]), tokens / costs[length]
+    assert worth_verifying(tree, costs, 1.0 + credit).tree == best[0]
+
+
+@given(
+    st.floats(0.0, 1e-3),
+    st.floats(0.0, 2.0),
+    st.floats(0.0, 1e-3),
+    st.lists(st.integers(1, 32), min_size=2, max_size=2),
+)
+def test_the_price_of_a_row_never_falls_as_sequences_grow(
+    per_token: float, row: float, sequence: float, counts: list[int]
+) -> None:
+    """Where rows take as long each, and sequences too; on a curve in steps, rows up to the next step are cheap for all.
+
+    Beyond the table's grid a step grows in proportion to its rows, or faster.
+    """
+    model = CostModel(with_curve(latency_table(LAYERS, per_token=per_token), max(1.0, row), sequence))
+    few, many = sorted(counts)
+    # The whole load within the grid: beyond it the growth changes.
+    rows = max(1, 32 - many)
+    before = model.rows_under_load(100, few, few - 1)[:rows]
+    after = model.rows_under_load(100, many, many - 1)[:rows]
+    assert all(b >= a - 1e-9 for a, b in zip(before, after, strict=True))
+
+
+@given(st.integers(2, 32), st.floats(0.0, 1e-4))
+def test_a_row_costs_all_who_wait_for_it(sequences: int, sequence: float) -> None:
+    table = with_curve(latency_table(LAYERS), 1.5, sequence)
+    prices = CostModel(table).rows_under_load(100, sequences, sequences + 9)
+    base = table.step_seconds(100, sequences + 10, None, sequences)
+    for rows in (1, 5, 20):
+        added = table.step_seconds(100, sequences + 9 + rows, None, sequences) - base
+        assert prices[rows - 1] == pytest.approx(1.0 + sequences * added / base, rel=1e-6)
+
+
+def test_what_is_never_used_alone_is_never_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning for one sequence prices 32 rows, however far the curve goes."""
+    asked, step = list[float](), LatencyTable.step_seconds
+
+    def seconds(self: LatencyTable, context: float, queries: float = 1, *more: Any) -> float:
+        asked.append(queries)
+        return step(self, context, queries, *more)
+
+    monkeypatch.setattr(LatencyTable, "step_seconds", seconds)
+    model = CostModel(with_curve(latency_table(LAYERS)))
+    assert len(model.rows(100)) == 32
+    assert max(asked) == 32
+    count = len(asked)
+    assert model.rows(101) is model.rows(100)
+    assert len(asked) == count
+    assert len(model.rows_under_load(101, 4, 3)) == 32
+    assert max(asked) == 256
