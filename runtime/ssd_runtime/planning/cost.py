@@ -80,13 +80,15 @@ class CostModel:
     def __init__(self, latency: LatencyTable, corrections: Corrections | None = None) -> None:
         self.latency, self._corrections = latency, corrections
         self._plain = ByContext(latency.step_seconds)
+        self._joint = dict[int, float]()
+        """By sequences, in seconds."""
         self._alone = ByContext(lambda context: self._curve(context, MOST_ROWS))
         # Only where sequences share steps: it takes longer.
         self._shared = ByContext(lambda context: self._curve(context, latency.most_queries))
 
     def at(self, context: float) -> StepCosts:
-        """Seconds of full forwards at a context length."""
-        return self._at(context, self._queries(self.latency.most_queries))
+        """Seconds of full forwards of a sequence that is alone, at any context length."""
+        return self._at(context, MOST_ROWS)
 
     def tokens_per_second(self, context: float, tokens: float, steps: float, mask: SkipMask | None = None) -> float:
         """What a cycle of so many tokens brings that takes `steps` draft steps with `mask` and a verification.
@@ -140,14 +142,14 @@ class CostModel:
         costs = [cost_of(curve, others + n) for n in range(1, count + 1)]
         if self._corrections is not None:
             costs = self._corrections.priced(costs, others + 1)
-        extra = self.latency.joint_seconds(sequences) / self._plain.at(context)
+        extra = self._extra(context, sequences)
         return [cost + extra for cost in costs]
 
     def shared_step(self, context: int, rows: int, sequences: int = 1) -> float:
         """What a forward of so many rows in all costs, by the table alone."""
         if sequences == 1:
             return cost_of(self._alone.at(context), rows)
-        return cost_of(self._shared.at(context), rows) + self.latency.joint_seconds(sequences) / self._plain.at(context)
+        return cost_of(self._shared.at(context), rows) + self._extra(context, sequences)
 
     def draft_step(self, context: int, mask: SkipMask, sequences: int) -> float:
         """What one step of the masked model for so many sequences costs, a row each."""
@@ -165,17 +167,22 @@ class CostModel:
         table = self.latency
         return (count * table.head_seconds(1) + max(0.0, table.overhead_seconds(1))) / self._plain.at(context)
 
-    def _queries(self, most: int) -> NDArray[np.float64]:
-        known = np.concatenate([self.latency.queries, self.latency.wide_queries])
-        return known[: int(np.searchsorted(known, most)) + 1]
+    def _extra(self, context: int, sequences: int) -> float:
+        """What so many sequences add beside their rows."""
+        if sequences not in self._joint:
+            self._joint[sequences] = self.latency.joint_seconds(sequences)
+        return self._joint[sequences] / self._plain.at(context)
 
-    def _at(self, context: float, queries: NDArray[np.float64]) -> StepCosts:
+    def _at(self, context: float, most: int) -> StepCosts:
+        """At the rows that were measured, up to `most` or the next more."""
+        known = np.concatenate([self.latency.queries, self.latency.wide_queries])
+        queries = known[: int(np.searchsorted(known, most)) + 1]
         curve = np.asarray([self.latency.step_seconds(context, n) for n in queries])
         return StepCosts(float(curve[0]), queries, curve)
 
     def _curve(self, context: float, most: int) -> list[float]:
         """What forwards of 1, 2, … rows cost by the table, as far as it was measured, up to `most`."""
-        costs = self._at(context, self._queries(most))
+        costs = self._at(context, most)
         drafted = np.arange(min(most, self.latency.most_queries), dtype=np.float64)
         # More rows never cost less: what looks like it is noise of the measurement.
         curve: list[float] = np.maximum.accumulate(costs.verification(drafted) / costs.plain).tolist()

@@ -50,7 +50,10 @@ def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: flo
 
 def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: float) -> Guess:
     """The guesses that are worth verifying after the tokens that `lookup` has."""
-    return worth_verifying(lookup.grow((), MOST_ROWS, depth), costs, most_cost)
+    # Of rows that could not pay if all of them were right, none is grown: that takes the most time of planning.
+    lengths = range(1, min(MOST_ROWS + 1, len(costs)))
+    most = max((n for n in lengths if costs[n] <= most_cost and costs[n] < (1.0 + n) * costs[0]), default=0)
+    return worth_verifying(lookup.grow((), most, depth) if most else (), costs, most_cost)
 
 
 class LookupPlanner(BasePlanner):

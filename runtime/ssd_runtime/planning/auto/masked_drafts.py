@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
@@ -85,7 +85,9 @@ class MaskedDrafts:
         option = self._refreshed(context) if self._frontier.pays_at(sequences) else None
         if option is None:
             return None
-        corrected = (replace(each, tokens=each.tokens * self._correction) for each in self._yields(option))
+        corrected = [
+            ChainYield(each.length, each.steps, each.tokens * self._correction) for each in self._yields(option)
+        ]
         return option.entry.mask, tuple(corrected)
 
     def take_part(self, share: Share, costs: Sequence[float], most_cost: float) -> Offer | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN
 from ssd_runtime.planning.cost import CostModel
 
 
-@dataclass(frozen=True, slots=True)
-class ChainYield:
+class ChainYield(NamedTuple):
     """What a chain of up to `length` masked tokens yields on average."""
 
     length: int
