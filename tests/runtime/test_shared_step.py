@@ -131,7 +131,8 @@ def test_who_comes_first_decides_for_a_step() -> None:
     steps.decide(7, costs, CONTEXT, 3)
     assert [steps.share(number) for number in numbers] == first
     steps.decide(8, costs, CONTEXT, 3)
-    assert not steps.drafting
+    assert not any(steps.share(number) for number in numbers)
+    assert [steps.drafted_after(step) for step in (6, 7, 8, None)] == [False, True, False, False]
     steps.leave(numbers[0])
     assert sorted(steps.members) == numbers[1:]
 

@@ -53,33 +53,33 @@ class Controller:
         self._costs: list[float] = []
         self._rows = 1
         """This request's in the latest forward."""
-        self._steps_shared = False
-        """Whether somebody drafts by masks before the next verification, which then waits for that, too."""
+        self._after: int | None = None
+        """The number of the shared step that the latest plan follows; None where this request is alone."""
         self.planned = False
         """Whether the latest plan was decided on, and did not just fill in for one."""
 
     def plan(self, context: int, pending: int, load: Load | None = None) -> Plan:
         """What to do after `context` committed tokens and the pending one, where a forward is shared as `load` says."""
-        stream, shared = self._stream, load is not None and load.sequences > 1
-        first = self._lookup.known == context
+        stream, first = self._stream, self._lookup.known == context
         self._lookup.catch_up(context, pending)
-        if load is not None and load.sequences > 1:
-            others = max(load.rows - self._rows, load.sequences - 1)
-            costs = self._prices.rows_under_load(context, load.sequences, others)
+        shared = load if load is not None and load.sequences > 1 else None
+        if shared is not None:
+            others = max(shared.rows - self._rows, shared.sequences - 1)
+            self._costs = self._prices.rows_under_load(context, shared.sequences, others)
         else:
-            costs = self._prices.rows(context)
-        self._chosen, self._costs, self.planned = None, costs, self.budget.covers_planning
-        self._steps_shared = shared and stream.steps.drafting
+            self._costs = self._prices.rows(context)
+        self._after = shared.step if shared is not None else None
+        self._chosen, self.planned = None, self.budget.covers_planning
         if not self.planned or not stream.verify.settled:
             stream.steps.members[self._number] = Member()
             return UNSETTLED if self.planned else UNPLANNED
         if load is None and first and len(stream.steps.members) > 1:
             return UNKNOWN_LOAD
-        guess = best_guess(self._lookup, costs, MOST_ROWS, self.budget.most_cost)
-        self._chosen = self._shared_offer(context, load, guess) if load is not None and shared else self._own(context)
-        if self._chosen is not None and self._chosen.plan is not None and self._chosen.speedup >= guess.speedup:
-            return self._chosen.plan
-        self._chosen = None
+        guess = best_guess(self._lookup, self._costs, MOST_ROWS, self.budget.most_cost)
+        offer = self._own(context) if shared is None else self._part(context, shared, guess)
+        if offer is not None and offer.plan is not None and offer.speedup >= guess.speedup:
+            self._chosen = offer
+            return offer.plan
         if guess.tree:
             detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
             return Plan("lookup", Ready(guess.tree), MOST_ROWS, detail=detail)
@@ -96,7 +96,7 @@ class Controller:
         # What the budget does not cover yet is saved for: spent on the second best, it would never come together.
         return max(offers, key=lambda offer: offer.source.record.discounted(offer.best), default=None)
 
-    def _shared_offer(self, context: int, load: Load, guess: Guess) -> Offer | None:
+    def _part(self, context: int, load: Load, guess: Guess) -> Offer | None:
         """This request's part in what the requests of the stream draft together; None where it has none."""
         steps, most_cost = self._stream.steps, self.budget.most_cost
         found = [each for source in self._common if (each := source.yields(context, load.sequences)) is not None]
@@ -107,7 +107,6 @@ class Controller:
             tokens=guess.tokens, rows=1 + len(guess.tree), most_cost=most_cost, masks=masks
         )
         steps.decide(load.step, self._prices, context, load.sequences)
-        self._steps_shared = steps.drafting
         share = steps.share(self._number)
         if share is None:
             return None
@@ -134,7 +133,8 @@ class Controller:
             else:
                 source.record.settle(tokens, cost)
         self._rows = cycle.verified
-        if not cycle.begun and not self._steps_shared:
+        # A verification that had to wait for drafts of others tells nothing of its rows.
+        if not cycle.begun and not self._stream.steps.drafted_after(self._after):
             verify.update(rows, cycle.verify_seconds, self._prices.shared_step(cycle.context, rows, sequences))
         planning = self._stream.planning.update(cycle.plan_seconds) if self.planned else 0.0
         # Every sequence waits while one is planned.

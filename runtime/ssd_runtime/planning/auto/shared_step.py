@@ -167,7 +167,10 @@ class SharedSteps:
     members: dict[int, Member] = field(default_factory=dict)
     _numbers: int = 0
     _step: int | None = None
+    """What the latest decision follows."""
     _shares: dict[int, Share] = field(default_factory=dict)
+    _drafted: tuple[int, ...] = ()
+    """The latest steps, two at most, that masked drafts follow: some still verify these when others plan again."""
 
     def join(self) -> int:
         """A number for a sequence that begins; it can do nothing yet but decode plainly."""
@@ -182,14 +185,16 @@ class SharedSteps:
 
     def decide(self, step: int, costs: CostModel, context: int, sequences: int) -> None:
         """Decide on what comes after the step of that number; who comes first decides for all."""
-        if step != self._step:
-            self._step, self._shares = step, shares(self.members, costs, context, sequences)
+        if step == self._step:
+            return
+        self._step, self._shares = step, shares(self.members, costs, context, sequences)
+        if self._shares:
+            self._drafted = (*self._drafted[-1:], step)
 
     def share(self, number: int) -> Share | None:
         """A sequence's part in the latest decision; None where it drafts by itself or not at all."""
         return self._shares.get(number)
 
-    @property
-    def drafting(self) -> bool:
-        """Whether anybody drafts by masked steps after the latest decision."""
-        return bool(self._shares)
+    def drafted_after(self, step: int | None) -> bool:
+        """Whether anybody drafted by masked steps after the step of that number, one of the latest two."""
+        return step is not None and step in self._drafted
