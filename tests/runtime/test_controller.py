@@ -116,21 +116,28 @@ def test_it_bounds_the_loss_with_the_time_of_planning(cycles: list[tuple[int, fl
         assert lost <= limit + 1e-9
 
 
-requests = st.lists(st.lists(st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=12), max_size=25)
-"""Cycles of requests: tokens and cost."""
+cycles_of_one = st.lists(st.none() | st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=8)
+requests = st.lists(cycles_of_one, max_size=25)
+"""Cycles of requests: tokens and cost; None for one that loses all that may be lost."""
+
+
+def spent(budget: Budget, cycle: tuple[int, float] | None) -> tuple[int, float]:
+    """Tokens and cost of a cycle; a plain step where it is not allowed."""
+    tokens, cost = cycle or (1, budget.most_cost)
+    return (tokens, cost) if budget.allows(cost) else (1, 1.0)
 
 
 @given(requests, st.floats(0.0, 0.3))
 def test_the_bound_holds_for_short_requests_one_after_the_other(
-    stream: list[list[tuple[int, float]]], planning: float
+    stream: list[list[tuple[int, float] | None]], planning: float
 ) -> None:
     """Over any run of cycles of one request after the other no more is lost than within a single long one."""
     budgets, taken = Budgets(), list[tuple[int, float]]()
     for cycles in stream:
         budget = budgets.take()
-        for tokens, cost in cycles:
+        for cycle in cycles:
             planned = budget.covers_planning
-            done = (tokens, cost) if planned and budget.allows(cost) else (1, 1.0)
+            done = spent(budget, cycle) if planned else (1, 1.0)
             budget.settle(*done, planning if planned else 0.0)
             taken.append((done[0], done[1] + planning * planned))
         budgets.give_back(budget)
@@ -143,11 +150,11 @@ def test_the_bound_holds_for_short_requests_one_after_the_other(
 
 @given(requests, st.integers(2, 5), st.integers(0, 99))
 def test_where_several_decode_at_once_the_bound_counts_for_each(
-    stream: list[list[tuple[int, float]]], most: int, seed: int
+    stream: list[list[tuple[int, float] | None]], most: int, seed: int
 ) -> None:
     """And what one of them does never changes what another may spend."""
     draws, budgets, waiting = random.Random(seed), Budgets(), list(stream)
-    running, taken = list[tuple[Budget, list[tuple[int, float]]]](), list[tuple[int, float]]()
+    running, taken = list[tuple[Budget, list[tuple[int, float] | None]]](), list[tuple[int, float]]()
     while running or waiting:
         if waiting and len(running) < most:
             running.append((budgets.take(), list(waiting.pop())))
@@ -155,8 +162,7 @@ def test_where_several_decode_at_once_the_bound_counts_for_each(
         budget, cycles = running[draws.randrange(len(running))]
         others = [replace(each) for each, _ in running if each is not budget]
         if cycles:
-            tokens, cost = cycles.pop()
-            done = (tokens, cost) if budget.allows(cost) else (1, 1.0)
+            done = spent(budget, cycles.pop())
             budget.settle(*done)
             taken.append(done)
         else:

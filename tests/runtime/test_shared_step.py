@@ -69,6 +69,10 @@ def test_those_without_a_common_mask_draft_with_masks_of_their_own() -> None:
     assert {number: share.mask for number, share in found.items()} == {
         number: CHEAP if number < 3 else OTHER for number in range(6)
     }
+    costs = CostModel(FLAT)
+    for share in found.values():
+        step = costs.draft_step(CONTEXT, share.mask, 3) / costs.shared_step(CONTEXT, 6, 6)
+        assert share.step_cost == pytest.approx(2 * step), "three pay for the six that wait"
 
 
 def test_who_cannot_afford_a_failure_takes_no_part() -> None:
