@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -27,6 +28,21 @@ def latency_table(
         1e-3 + per_token * queries,
         np.full(queries.shape, 2e-4),
         {},
+    )
+
+
+def with_curve(table: LatencyTable, row: float = 1.0, sequence: float = 1e-4) -> LatencyTable:
+    """The table with forwards of up to 256 rows, and steps of up to 32 sequences.
+
+    Beyond 32 rows a step grows in proportion to its rows, `row` times as fast; a sequence adds `sequence` seconds.
+    """
+    wide, sequences = np.array([48.0, 64.0, 96.0, 128.0, 192.0, 256.0]), np.array([2.0, 4.0, 8.0, 16.0, 32.0])
+    return replace(
+        table,
+        wide_queries=wide,
+        growth=1.0 + row * (wide / 32 - 1.0),
+        sequences=sequences,
+        joint=sequence * (sequences - 1.0),
     )
 
 

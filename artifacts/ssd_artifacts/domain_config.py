@@ -15,6 +15,7 @@ from ssd_profiles.mask import SkipMask
 MIXTURE = "mix"
 """Name of the domain that stands for all domains together."""
 MAX_FRONTIER, MAX_PROGRESS = 256, 4096
+MAX_CONCURRENCY = 256
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 # The bound is far above anything measurable, so that planning with such numbers cannot overflow.
@@ -97,6 +98,19 @@ class Choice(BaseModel):
     predicted_speedup: Speedup
 
 
+class LoadValidation(BaseModel):
+    """Timed decoding with several sequences at once, speculative and plain in turn."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    concurrency: int = Field(ge=2, le=MAX_CONCURRENCY)
+    speedup: Speedup
+    """Tokens per second of all sequences together ÷ those of plain decoding with as many."""
+    speedup_interval: tuple[Finite, Finite]
+    """95% interval over rounds, by Student's t."""
+    identical: bool
+
+
 class Validation(BaseModel):
     """Timed decoding of prompts that the search never saw, speculative and plain interleaved."""
 
@@ -110,6 +124,15 @@ class Validation(BaseModel):
     mean_acceptance_length: Annotated[float, Field(ge=0.0, le=1e3)]
     draft_acceptance_rate: Share
     identical: bool
+    under_load: tuple[LoadValidation, ...] = Field(default=(), max_length=MAX_CONCURRENCY)
+    """By ascending concurrency; empty where only one sequence at a time was timed."""
+
+    @model_validator(mode="after")
+    def _loads_ascend(self) -> Validation:
+        loads = [each.concurrency for each in self.under_load]
+        if any(after <= before for before, after in pairwise(loads)):
+            raise ValueError("under_load: expected ascending concurrency")
+        return self
 
 
 class SearchCost(BaseModel):

@@ -32,7 +32,7 @@ from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.interleaved import in_turn
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.session import Session
-from ssd_runtime.planning.cost import StepCosts
+from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.search.replay import replay_mask
 
@@ -115,7 +115,7 @@ def predicted(
 ) -> dict[str, float]:
     """Predict the speed-up by several formulas. Agreement alone is included because others rank masks by it."""
     draft = latency.step_seconds(context, 1, mask)
-    costs = StepCosts.at(latency, context)
+    costs = CostModel(latency).at(context)
     verification = float(costs.verification(length))
     row = DRAFT_LENGTHS.index(length)
     tokens = float(profile.tokens[row, 0])

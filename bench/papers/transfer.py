@@ -23,7 +23,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import Option, StepCosts, best_option
+from ssd_runtime.planning.cost import CostModel, Option
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 
@@ -50,7 +50,7 @@ def main() -> None:
         reference = reference_states(decoder, samples)
         row = []
         for frontier in frontiers.values():
-            option = best_option(frontier.entries, latency, context)
+            option = CostModel(latency).best_option(frontier.entries, context)
             row.append(float("nan") if option is None else _speed(decoder, reference, option, latency, context))
         table.append(row)
         print(f"{name:12}" + "".join(f"{speed:10.3f}" for speed in row), flush=True)
@@ -68,7 +68,7 @@ def _speed(decoder: Decoder, reference: ReferenceStates, option: Option, latency
     traces = replay_mask(decoder, reference, option.entry.mask, option.draft_length)
     runs = [replay(trace, option.draft_length, option.threshold) for trace in traces]
     cycles, tokens, steps = (sum(getattr(run, part) for run in runs) for part in ("cycles", "tokens", "steps"))
-    costs = StepCosts.at(latency, context)
+    costs = CostModel(latency).at(context)
     draft = latency.step_seconds(context, 1, option.entry.mask)
     return float(costs.rate(tokens / cycles, steps / cycles, draft)) * costs.plain
 

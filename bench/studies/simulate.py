@@ -32,7 +32,8 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import draft_sources
-from ssd_runtime.planning.auto.controller import Controller, Stream
+from ssd_runtime.planning.auto.controller import Controller
+from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
 
@@ -77,8 +78,8 @@ def controller(
     lookup = Lookup(stream.lookup)
     lookup.open(trace.prompt)
     heads: ExitHeads = None  # type: ignore[assignment] # that nobody asks: drafts are made by `_Oracle`
-    sources = draft_sources(trace.domain, frontiers, exits, heads, latency, stream, lookup)
-    return Controller(latency=latency, stream=stream, lookup=lookup, sources=sources)
+    sources, common = draft_sources(trace.domain, frontiers, exits, heads, latency, stream, lookup)
+    return Controller(latency=latency, stream=stream, lookup=lookup, sources=sources, common=common)
 
 
 def replay(
@@ -132,6 +133,7 @@ def replay(
         done.cycles.append(cycle)
         done.costs.append((cycle.plan_seconds + cycle.seconds) / latency.step_seconds(context))
         place += len(tokens)
+    controller.finish()
     return done
 
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
-from ssd_artifacts.domain_config import MIXTURE
+from ssd_artifacts.domain_config import MAX_CONCURRENCY, MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.progress import Reporter
-from ssd_compiler.report.summary import domain_summary
+from ssd_compiler.report.summary import domain_summary, load_text
 from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
@@ -58,6 +58,9 @@ def compile_(
     anchor_rule: Annotated[
         str, typer.Option(help=f"How they are chosen: {', '.join(ANCHOR_RULES)} (K-means in the latter two).")
     ] = "central",
+    concurrency: Annotated[
+        str, typer.Option(help="With how many sequences at once the chosen masks are timed, e.g. 1,4,8.")
+    ] = "1",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
     ] = False,
@@ -88,6 +91,7 @@ def compile_(
         exit_epochs=exit_epochs,
         anchors=anchors,
         anchor_rule=anchor_rule,
+        concurrency=_loads(concurrency),
     )
     _check(settings, joined, out)
 
@@ -160,6 +164,14 @@ def _named_file(text: str) -> tuple[str, str]:
     return name, path
 
 
+def _loads(text: str) -> tuple[int, ...]:
+    """The numbers of `--concurrency`, ascending."""
+    parts = text.split(",")
+    if not all(re.fullmatch(r"[0-9]{1,3}", part) and 1 <= int(part) <= MAX_CONCURRENCY for part in parts):
+        raise UserError(f"--concurrency: expected numbers from 1 to {MAX_CONCURRENCY} such as 1,4,8, got {text!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not match or float(match[1]) <= 0:
@@ -194,4 +206,6 @@ def _show(bundle: Bundle, out: Path) -> None:
         if config.choice is not None:
             mask = config.frontier[config.choice.entry].skip_mask(layers)
             console.print(f"{config.name} skips {mask}", soft_wrap=True)
+        if told := load_text(config):
+            console.print(f"{config.name} with several at once: {told}", soft_wrap=True)
     console.print(f"bundle: {out} · report: {out / 'report.html'}", soft_wrap=True)

@@ -44,6 +44,8 @@ class CompileSettings:
     anchor_rule: str = "central"
     """One of `ANCHOR_RULES`."""
     feature: str = "last"
+    concurrency: tuple[int, ...] = (1,)
+    """Numbers of sequences at once with which the chosen masks are timed, ascending; one alone always is."""
     max_new_tokens: int = 128
     """Longest continuation. Some domains define longer ones, which would only repeat what these show."""
     exits: int = 0

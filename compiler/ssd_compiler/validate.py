@@ -16,7 +16,7 @@ from ssd_runtime.engine.interleaved import Contenders, in_turn
 from ssd_runtime.engine.loop import Generation, Limits
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import Entry, Option, best_option
+from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
@@ -36,6 +36,8 @@ class Confirmed:
 
     choice: Choice
     validation: Validation
+    option: Option
+    """What the choice is to draft with."""
 
 
 def validate(
@@ -59,11 +61,11 @@ def validate(
     """
     options: dict[int, Option] = {}
     for index, entry in finalists:
-        option = best_option([entry], latency, context)
+        option = CostModel(latency).best_option([entry], context)
         assert option is not None
         options[index] = option
     asked = len(prompts) // 3 if len(options) > 1 and len(prompts) >= ENOUGH else 0
-    contenders: dict[str, Callable[[], Planner]] = {str(i): _constant(option) for i, option in options.items()}
+    contenders: dict[str, Callable[[], Planner]] = {str(i): constant(option) for i, option in options.items()}
     timed = partial(_timed, sampling=sampling)
     trial = timed(decoder, prompts[:asked], contenders, limits, tick) if asked else {}
     pace = {name: _seconds_a_token(runs) for name, runs in trial.items()}
@@ -77,7 +79,8 @@ def validate(
         runs = {name: _quickest(runs[name], again[name]) for name in runs}
         if _seconds(runs) > SETTLED * before:
             break
-    return Confirmed(_choice(int(best), options[int(best)]), _figures(runs["plain"], runs["masked"]))
+    figures = _figures(runs["plain"], runs["masked"])
+    return Confirmed(_choice(int(best), options[int(best)]), figures, options[int(best)])
 
 
 def _is_narrow(found: Validation) -> bool:
@@ -89,7 +92,8 @@ def _seconds(runs: Mapping[str, Sequence[Generation]]) -> float:
     return sum(run.decode_seconds for each in runs.values() for run in each)
 
 
-def _constant(option: Option) -> Callable[[], Planner]:
+def constant(option: Option) -> Callable[[], Planner]:
+    """What makes planners that always draft with an option."""
     plan = Plan.masked("validation", option.entry.mask, option.draft_length, option.threshold, option.entry.name)
     return lambda: ConstantPlanner(plan)
 
@@ -112,7 +116,7 @@ def _timed(
         done = in_turn(session, prompt, contenders, limits, turn)
         outputs = [generation.token_ids for generation in done.values()]
         for other in outputs[1:]:
-            _require_same(session, ids, outputs[0], other)
+            require_same(session, ids, outputs[0], other)
         for name, generation in done.items():
             runs[name].append(generation)
         tick()
@@ -133,7 +137,8 @@ def _seconds_a_token(runs: Sequence[Generation]) -> float:
     return sum(run.decode_seconds for run in runs) / sum(_decoded(run) for run in runs)
 
 
-def _require_same(session: Session, ids: list[int], expected: list[int], got: list[int]) -> None:
+def require_same(session: Session, ids: list[int], expected: list[int], got: list[int]) -> None:
+    """Raise RuntimeError where outputs differ by more than a rounding tie."""
     found = compare(session, ids, expected, got)
     if found.kind is Kind.ERROR:
         raise RuntimeError(f"outputs differ at new token {found.position} (logit gap {found.gap}); please report it")

@@ -1,10 +1,10 @@
-"""How long each kind of sub-layer takes on one device, against context length and number of query tokens."""
+"""How long each kind of sub-layer, and a step of several sequences, takes on one device."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -51,6 +51,9 @@ class LatencyTable:
     beyond the sum of its parts. Between grid points latencies are linear; beyond the grid they go on as
     between the last two points, or stay where these fall. `spread` holds (p75 - p25) ÷ median of each figure,
     shaped alike.
+
+    Forwards of more rows than `queries` has, and those of several sequences, were measured as whole steps at a short
+    context. Tables of earlier versions have neither: their steps go on linearly, and sequences add nothing.
     """
 
     device: DeviceKey
@@ -62,6 +65,19 @@ class LatencyTable:
     head: Array
     overhead: Array
     spread: dict[str, Array]
+    wide_queries: Array = field(default_factory=lambda: np.empty(0))
+    """Numbers of rows beyond those of `queries`, ascending."""
+    growth: Array = field(default_factory=lambda: np.empty(0))
+    """Seconds of a step of each of `wide_queries` rows ÷ those of the last of `queries`; never falls."""
+    sequences: Array = field(default_factory=lambda: np.empty(0))
+    """Numbers of sequences, ascending from 2 or more."""
+    joint: Array = field(default_factory=lambda: np.empty(0))
+    """Seconds that a step of each of `sequences` takes beyond one of as many rows of one sequence; never falls."""
+
+    @property
+    def most_queries(self) -> int:
+        """The largest number of rows that was measured."""
+        return int((self.wide_queries if self.wide_queries.size else self.queries)[-1])
 
     def attention_seconds(self, context: float, queries: float, kind: str) -> float:
         """One attention block: `queries` new tokens over `context` cached ones."""
@@ -87,11 +103,13 @@ class LatencyTable:
         """What a step of `queries` tokens takes beside its sub-layers and the head, however deep it goes."""
         return _interpolate(queries, self.queries, self.overhead)
 
-    def step_seconds(self, context: float, queries: float = 1, mask: SkipMask | None = None) -> float:
+    def step_seconds(
+        self, context: float, queries: float = 1, mask: SkipMask | None = None, sequences: float = 1
+    ) -> float:
         """A whole forward of `queries` tokens over `context` cached ones, without the sub-layers of `mask`.
 
         One query without a mask is a plain step, one with a mask a draft step, several without one a
-        verification.
+        verification. The queries are those of all `sequences` together, each with so many cached tokens.
         """
         kept_mlp, kept_attention = len(self.layer_kinds), dict.fromkeys(self.attention, 0)
         for layer, kind in enumerate(self.layer_kinds):
@@ -99,11 +117,23 @@ class LatencyTable:
                 kept_attention[kind] += 1
             if mask is not None and mask.bits[2 * layer + 1]:
                 kept_mlp -= 1
+        rows, growth = queries, 1.0
+        if self.wide_queries.size and queries > self.queries[-1]:
+            rows = float(self.queries[-1])
+            growth = _interpolate(queries, np.append(rows, self.wide_queries), np.append(1.0, self.growth))
         attention = sum(
-            count * self.attention_seconds(context, queries, kind) for kind, count in kept_attention.items() if count
+            count * self.attention_seconds(context, rows, kind) for kind, count in kept_attention.items() if count
         )
-        parts = attention + kept_mlp * self.mlp_seconds(queries) + self.head_seconds(queries)
-        return max(parts + self.overhead_seconds(queries), LEAST_SHARE * parts)
+        parts = attention + kept_mlp * self.mlp_seconds(rows) + self.head_seconds(rows)
+        step = growth * max(parts + self.overhead_seconds(rows), LEAST_SHARE * parts)
+        # Sequences differ in attention alone.
+        return step + sum(kept_attention.values()) / len(self.layer_kinds) * self.joint_seconds(sequences)
+
+    def joint_seconds(self, sequences: float) -> float:
+        """What a step of so many sequences takes beyond one of as many rows of one sequence."""
+        if sequences <= 1 or not self.sequences.size:
+            return 0.0
+        return _interpolate(sequences, np.append(1.0, self.sequences), np.append(0.0, self.joint))
 
     def draft_cost(self, mask: SkipMask, context: float) -> float:
         """c of E(Spd): a draft step ÷ a plain step at `context` cached tokens."""
@@ -122,6 +152,10 @@ class LatencyTable:
                 "head": _rounded(self.head),
                 "overhead": _rounded(self.overhead),
                 "spread": {name: _rounded(values, 3) for name, values in self.spread.items()},
+                "wide_queries": [int(n) for n in self.wide_queries],
+                "growth": _rounded(self.growth),
+                "sequences": [int(n) for n in self.sequences],
+                "joint": _rounded(self.joint),
             },
             indent=1,
         )
@@ -143,21 +177,33 @@ class LatencyTable:
             head=np.asarray(data.head, float),
             overhead=np.asarray(data.overhead, float),
             spread={name: _array(name, values) for name, values in data.spread.items()},
+            wide_queries=np.asarray(data.wide_queries, float),
+            growth=np.asarray(data.growth, float),
+            sequences=np.asarray(data.sequences, float),
+            joint=np.asarray(data.joint, float),
         )
         table.check()
         return table
 
     def check(self) -> None:
-        """Raise ValueError unless both grids ascend and the shapes agree."""
+        """Raise ValueError unless all grids ascend, the shapes agree, and more rows or sequences never take less."""
         if self.queries[0] != 1 or np.any(np.diff(self.queries) <= 0):
             raise ValueError("queries: expected ascending numbers from 1")
         if np.any(np.diff(self.contexts) <= 0):
             raise ValueError("contexts: expected ascending numbers")
         if set(self.layer_kinds) != set(self.attention):
             raise ValueError("attention: expected one entry for each of layer_kinds")
+        if np.any(np.diff(self.wide_queries, prepend=self.queries[-1]) <= 0):
+            raise ValueError(f"wide_queries: expected ascending numbers above {self.queries[-1]:.0f}")
+        if np.any(np.diff(self.sequences, prepend=1) <= 0):
+            raise ValueError("sequences: expected ascending numbers from 2")
+        for name, values, least in (("growth", self.growth, 1.0), ("joint", self.joint, 0.0)):
+            if np.any(np.diff(values, prepend=least) < 0):
+                raise ValueError(f"{name}: expected numbers from {least:.0f} that never fall")
         points, grid = self.queries.shape, (*self.contexts.shape, *self.queries.shape)
         figures = [(kind, values, grid) for kind, values in self.attention.items()]
         figures += [("mlp", self.mlp, points), ("head", self.head, points), ("overhead", self.overhead, points)]
+        figures += [("growth", self.growth, self.wide_queries.shape), ("joint", self.joint, self.sequences.shape)]
         figures += [(name, values, grid if name in self.attention else points) for name, values in self.spread.items()]
         for name, values, shape in figures:
             if values.shape != shape:
@@ -171,6 +217,8 @@ _Queries = Annotated[int, Field(ge=1, le=4096)]
 _Context = Annotated[int, Field(ge=0, le=1 << 30)]
 _Seconds = Annotated[float, Field(ge=1e-9, le=1e4)]
 _Overhead = Annotated[float, Field(ge=-1e4, le=1e4)]
+_Growth = Annotated[float, Field(ge=1.0, le=1e4)]
+_Joint = Annotated[float, Field(ge=0.0, le=1e4)]
 _Spread = Annotated[float, Field(ge=0.0, le=1e9)]
 
 
@@ -186,6 +234,11 @@ class _TableFile(BaseModel):
     head: list[_Seconds]
     overhead: list[_Overhead]
     spread: dict[_Name, list[_Spread] | list[list[_Spread]]]
+    # Files of earlier versions have none of these.
+    wide_queries: list[_Queries] = Field(default=[], max_length=MAX_POINTS)
+    growth: list[_Growth] = Field(default=[], max_length=MAX_POINTS)
+    sequences: list[_Queries] = Field(default=[], max_length=MAX_POINTS)
+    joint: list[_Joint] = Field(default=[], max_length=MAX_POINTS)
 
 
 def _interpolate(x: float, grid: Array, values: Array) -> float:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from ssd_artifacts.manifest import tool_version
 from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
-from tests.damage import contents, edit_manifest, replace_text, rewrite, swap
+from tests.damage import contents, edit_manifest, edit_yaml, replace_text, rewrite, swap
 
 
 @pytest.fixture
@@ -54,6 +56,20 @@ def test_a_field_under_both_names_is_refused(saved: Path) -> None:
 def test_a_bundle_need_not_know_followers(tmp_path: Path) -> None:
     replace(bundle(), successors=None).save(tmp_path / "older")
     assert Bundle.load(tmp_path / "older").successors is None
+
+
+def test_a_bundle_of_before_several_sequences_were_timed_loads(saved: Path) -> None:
+    def forget(data: dict[str, Any]) -> None:
+        del data["validation"]["under_load"]
+
+    edit_yaml(saved, "domains/one.yaml", forget)
+    name = next(saved.glob("latency/*")).relative_to(saved).as_posix()
+    table = json.loads((saved / name).read_text())
+    new = {"wide_queries", "growth", "sequences", "joint"}
+    rewrite(saved, name, json.dumps({key: value for key, value in table.items() if key not in new}))
+    loaded = Bundle.load(saved)
+    assert loaded.domains == bundle().domains
+    assert next(iter(loaded.latency.values())).step_seconds(50, 64, None, 8) > 0
 
 
 def test_a_bundle_may_be_moved_and_accompanied(saved: Path, tmp_path: Path) -> None:

@@ -67,6 +67,12 @@ def entry(**changed: Any) -> Change:
     return domain(lambda data: data["frontier"][0].update(changed))
 
 
+def loads(*counts: int, speedup: float = 1.1) -> Change:
+    figures = {"speedup": speedup, "speedup_interval": [1.0, 1.2], "identical": True}
+    measured = [{"concurrency": count, **figures} for count in counts]
+    return domain(lambda data: data["validation"].update(under_load=measured))
+
+
 def table(**changed: Any) -> Change:
     def change(folder: Path) -> None:
         rewrite(folder, LATENCY, json.dumps(json.loads((folder / LATENCY).read_text()) | changed))
@@ -157,6 +163,12 @@ CASES: dict[str, tuple[Change, str]] = {
     "a table of a million contexts": (table(contexts=list(range(300_000))), "contexts"),
     "a table of a million queries": (table(queries=list(range(1, 300_000))), "queries"),
     "a table that is larger than a table": (lambda folder: rewrite(folder, LATENCY, " " * (5 << 20)), "larger than"),
+    "a table of endlessly many rows": (table(wide_queries=[10**15], growth=[2.0]), "wide_queries"),
+    "a table whose curve falls": (table(wide_queries=[48, 64], growth=[2.0, 1.5]), "growth"),
+    "a table whose curve has no numbers": (table(wide_queries=[48], growth=[float("nan")]), "growth"),
+    "a table of a million sequences": (table(sequences=list(range(2, 300_000))), "sequences"),
+    "a table of sequences in less than no time": (table(sequences=[2], joint=[-1.0]), "joint"),
+    "a table of endless sequences": (table(sequences=[2], joint=[1e300]), "joint"),
     "a table of endless queries": (table(queries=[1, 2, 4, 8, 16, 10**15]), "queries"),
     # Domains and names.
     "another name in the record": (domain(lambda data: data.update(name="two")), "one.yaml: name: expected one"),
@@ -187,6 +199,12 @@ CASES: dict[str, tuple[Change, str]] = {
         domain(lambda data: data["validation"].update(mean_acceptance_length=1e308)),
         "mean_acceptance_length",
     ),
+    "no sequence at once": (loads(1), "under_load.0.concurrency"),
+    "endlessly many sequences at once": (loads(10**9), "under_load.0.concurrency"),
+    "loads unsorted": (loads(8, 4), "under_load: expected ascending"),
+    "loads twice": (loads(4, 4), "under_load: expected ascending"),
+    "an endless speed-up at a load": (loads(4, speedup=1e308), "under_load.0.speedup"),
+    "thousands of loads": (loads(*range(2, 3000)), "under_load"),
 }
 
 

@@ -19,7 +19,7 @@ from ssd_profiles.acceptance import Trace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import Entry, best_option
+from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
 from tests.tables import latency_table
@@ -63,7 +63,7 @@ def test_progress_rises_to_what_was_found(reference: ReferenceStates) -> None:
     assert 0 <= seconds[0] <= seconds[-1] <= result.cost.seconds
     assert all(later > earlier for earlier, later in pairwise(speedups))
     entry = result.frontier[result.finalists[0]]
-    found = best_option([Entry(entry.mask, entry.skip_mask(8), entry.profile())], TABLE, 60)
+    found = CostModel(TABLE).best_option([Entry(entry.mask, entry.skip_mask(8), entry.profile())], 60)
     assert found is not None
     assert speedups[-1] == pytest.approx(found.speedup, rel=2e-3)
 

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from bench.fixtures.planted import plant
+from ssd_compiler.load_validation import validate_under_load
 from ssd_compiler.validate import validate
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.accept import Accepted
 from ssd_runtime.engine.interleaved import Contenders
 from ssd_runtime.engine.loop import Generation, Limits
+from ssd_runtime.engine.scheduler import Job, Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry
+from ssd_runtime.planning.plan import ConstantPlanner
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
@@ -120,3 +126,56 @@ def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = Entry("all", SkipMask.of(8, range(16)), profile(0.9))
     with pytest.raises(RuntimeError, match="differ"):
         validate(DECODER, PROMPTS, [(0, bad)], latency_table(8), 50, Limits(20), lambda: None)
+
+
+def test_under_load_both_ways_decode_as_many_prompts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, ticks, step = list[tuple[int, bool]](), list[int](), Scheduler.step
+
+    def watched(self: Scheduler) -> list[Job[Generation]]:
+        done = step(self)
+        at_once.append(
+            (self.running, any(job.work.gi_frame.f_locals["planner"].plan(9, 1).mask for job in self._running))
+        )
+        return done
+
+    monkeypatch.setattr(Scheduler, "step", watched)
+    weak = [(0, Entry("weak", WEAK, profile(0.95)))]
+    alone = validate(DECODER, PROMPTS, weak, latency_table(8), 50, Limits(20), lambda: None)
+    assert not at_once
+    found = validate_under_load(DECODER, PROMPTS, alone, [2, 6], Limits(20), lambda: ticks.append(1))
+    assert replace(found, validation=found.validation.model_copy(update={"under_load": ()})) == alone
+    assert [each.concurrency for each in found.validation.under_load] == [2, 6]
+    for each in found.validation.under_load:
+        assert each.identical
+        assert each.speedup_interval[0] <= each.speedup <= each.speedup_interval[1]
+        assert {(each.concurrency, masked) for masked in (False, True)} <= set(at_once)
+    assert len(ticks) == 2
+    assert validate_under_load(DECODER, PROMPTS, alone, [], Limits(20), lambda: None) == alone
+
+
+def test_masks_are_timed_against_plain_decoding_of_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token takes a second, by masks half of that with two sequences and twice that with four."""
+
+    def decoded(_: object, held: list[object], make: Any, sequences: int, __: object) -> tuple[list[list[int]], float]:
+        masked = isinstance(make(), ConstantPlanner)
+        return [[1, 2, 3]] * len(held), (0.5 if sequences == 2 else 2.0) if masked else 1.0
+
+    monkeypatch.setattr("ssd_compiler.load_validation._decoded", decoded)
+    weak = [(0, Entry("weak", WEAK, profile(0.95)))]
+    alone = validate(DECODER, PROMPTS, weak, latency_table(8), 50, Limits(20), lambda: None)
+    found = validate_under_load(DECODER, PROMPTS, alone, [2, 4], Limits(20), lambda: None).validation.under_load
+    assert [each.speedup for each in found] == [2.0, 0.5]
+    assert [each.speedup_interval for each in found] == [(2.0, 2.0), (0.5, 0.5)]
+
+
+def test_a_wrong_output_under_load_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = [(0, Entry("all", SkipMask.of(8, range(16)), profile(0.9)))]
+    alone = validate(DECODER, PROMPTS, bad, latency_table(8), 50, Limits(20), lambda: None)
+    monkeypatch.setattr(
+        "ssd_runtime.engine.loop.accept",
+        lambda draft, choose: Accepted(
+            list(range(len(draft.tokens) + 1)), choose(len(draft.tokens)), len(draft.tokens)
+        ),
+    )
+    with pytest.raises(RuntimeError, match="differ"):
+        validate_under_load(DECODER, PROMPTS, alone, [3], Limits(20), lambda: None)

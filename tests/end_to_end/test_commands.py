@@ -54,7 +54,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compile_options(out: str) -> list[str]:
     files = [f"--domain-file={name}={name}.jsonl" for name in ("rivers", "apples")]
-    return ["--model", "model", *files, "--out", out, "--evaluations", "24", "--device", "cpu", "--exits", "3"]
+    searched = ["--evaluations", "24", "--device", "cpu", "--exits", "3", "--concurrency", "3,1"]
+    return ["--model", "model", *files, "--out", out, *searched]
 
 
 def command(folder: Path, program: list[str], *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -99,6 +100,7 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
         assert record.choice is not None
         assert record.validation is not None
         assert record.validation.identical
+        assert [(each.concurrency, each.identical) for each in record.validation.under_load] == [(3, True)]
         assert record.search.evaluations <= 24
     assert bundle.anchors.domains == ("rivers", "apples")
     assert len(bundle.latency) == 1
@@ -364,6 +366,9 @@ BAD_COMPILES = {
         "give --dtype",
     ),
     "not a model": (["--model", "empty", "--domains", "cnn"], "config.json"),
+    "no load": (["--model", "model", "--domains", "cnn", "--concurrency", "1,,4"], "--concurrency: expected numbers"),
+    "load of nobody": (["--model", "model", "--domains", "cnn", "--concurrency", "0"], "from 1 to 256"),
+    "absurd load": (["--model", "model", "--domains", "cnn", "--concurrency", "999999"], "from 1 to 256"),
     "unknown rule": (["--model", "model", "--domains", "cnn", "--anchor-rule", "any"], "central, joint"),
 }
 

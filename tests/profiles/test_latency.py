@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
-from tests.tables import latency_table
+from tests.tables import latency_table, with_curve
 
 
 @given(st.floats(0, 5000), st.floats(1, 64), st.sets(st.integers(0, 7)))
@@ -33,9 +33,57 @@ def test_linear_between_and_beyond_the_grid() -> None:
             )
 
 
-def test_json_round_trip_is_stable() -> None:
-    text = latency_table(4).to_json()
+@given(
+    st.floats(0, 5000),
+    st.lists(st.floats(1, 600), min_size=2, max_size=2),
+    st.lists(st.floats(1, 60), min_size=2, max_size=2),
+    st.sets(st.integers(0, 7)),
+    st.floats(0.0, 3.0),
+)
+def test_more_rows_or_sequences_never_take_less(
+    context: float, rows: list[float], sequences: list[float], skipped: set[int], row: float
+) -> None:
+    table, mask = with_curve(latency_table(4), row), SkipMask.of(4, skipped)
+    few, many = sorted(rows)
+    alone, together = sorted(sequences)
+    less = table.step_seconds(context, few, mask, alone)
+    assert less <= table.step_seconds(context, many, mask, alone) * (1 + 1e-12)
+    assert less <= table.step_seconds(context, few, mask, together) * (1 + 1e-12)
+    assert less <= table.step_seconds(context, few, None, alone) * (1 + 1e-12)
+
+
+def test_beyond_the_grid_a_step_grows_as_it_was_measured_to() -> None:
+    table, mask = with_curve(latency_table(4)), SkipMask.of(4, {2, 5})
+    for context, skipped in ((16.0, None), (1000.0, None), (300.0, mask)):
+        last = table.step_seconds(context, 32, skipped)
+        for rows in (32, 48, 56, 256, 400):
+            assert table.step_seconds(context, rows, skipped) == pytest.approx(last * rows / 32)
+    assert table.most_queries == 256
+    assert latency_table(4).most_queries == 32
+
+
+def test_sequences_add_what_they_were_measured_to_in_the_attention_that_is_kept() -> None:
+    table = with_curve(latency_table(4))
+    for sequences in (1, 2, 3, 8, 20, 40):
+        for skipped, share in (((), 1.0), ({0, 1, 5}, 0.75), (range(8), 0.0)):
+            mask = SkipMask.of(4, skipped)
+            extra = table.step_seconds(50, 8, mask, sequences) - table.step_seconds(50, 8, mask)
+            assert extra == pytest.approx(share * 1e-4 * (sequences - 1), abs=1e-12)
+
+
+@pytest.mark.parametrize("table", [latency_table(4), with_curve(latency_table(4))], ids=["plain", "with a curve"])
+def test_json_round_trip_is_stable(table: LatencyTable) -> None:
+    text = table.to_json()
     assert LatencyTable.from_json(text).to_json() == text
+
+
+def test_tables_of_earlier_versions_go_on_linearly_and_know_no_sequences() -> None:
+    data = json.loads(with_curve(latency_table(4), row=2.0).to_json())
+    for name in ("wide_queries", "growth", "sequences", "joint"):
+        del data[name]
+    old = LatencyTable.from_json(json.dumps(data))
+    assert old.step_seconds(50, 64) == pytest.approx(latency_table(4).step_seconds(50, 64))
+    assert old.step_seconds(50, 64, None, 16) == old.step_seconds(50, 64)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +120,28 @@ def test_damaged_tables_are_refused(old: str, new: str) -> None:
         ("contexts", 16, "contexts"),
         ("layer_kinds", "full", "layer_kinds"),
         ("device", {"device": ["cpu"]}, "device.device"),
+        ("wide_queries", [32, 64, 96, 128, 192, 256], "wide_queries: expected ascending numbers above 32"),
+        ("wide_queries", [48, 64, 96, 128, 256, 192], "wide_queries: expected ascending"),
+        ("wide_queries", [48, 64, 96, 128, 192], "growth: expected shape"),
+        ("wide_queries", [48, 64, 96, 128, 192, 10**9], "wide_queries.5"),
+        ("wide_queries", [], "growth: expected shape"),
+        ("wide_queries", list(range(33, 10**5)), "wide_queries"),
+        ("growth", [0.5, 1.0, 2.0, 3.0, 4.0, 5.0], "growth.0"),
+        ("growth", [1.0, 1.5, 1.2, 3.0, 4.0, 5.0], "growth: expected numbers from 1 that never fall"),
+        ("growth", [1.0, 1.5, 2.0, 3.0, 4.0, 1e300], "growth.5"),
+        ("growth", [float("nan")] * 6, "growth.0"),
+        ("sequences", [1, 2, 4, 8, 16], "sequences: expected ascending numbers from 2"),
+        ("sequences", [2, 4, 4, 8, 16], "sequences: expected ascending"),
+        ("sequences", [0, 2, 4, 8, 16], "sequences.0"),
+        ("joint", [-1e-3, 0.0, 0.0, 0.0, 0.0], "joint.0"),
+        ("joint", [2e-3, 1e-3, 3e-3, 4e-3, 5e-3], "joint: expected numbers from 0 that never fall"),
+        ("joint", [1e300] * 5, "joint.0"),
+        ("joint", [1e-3] * 4, "joint: expected shape"),
+        ("joint", "none", "joint"),
     ],
 )
 def test_impossible_tables_are_refused_in_one_line(part: str, values: object, says: str) -> None:
-    data = json.loads(latency_table(4).to_json())
+    data = json.loads(with_curve(latency_table(4)).to_json())
     with pytest.raises(ValueError, match=says) as error:
         LatencyTable.from_json(json.dumps(data | {part: values}))
     assert "\n" not in str(error.value)

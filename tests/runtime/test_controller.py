@@ -19,14 +19,13 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
-from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget
-from ssd_runtime.planning.auto.controller import Stream
+from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Source
-from ssd_runtime.planning.cost import Entry
-from ssd_runtime.planning.lookup import row_costs
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle
 from tests.tables import latency_table, profile
@@ -117,6 +116,75 @@ def test_it_bounds_the_loss_with_the_time_of_planning(cycles: list[tuple[int, fl
         assert lost <= limit + 1e-9
 
 
+cycles_of_one = st.lists(st.none() | st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=8)
+requests = st.lists(cycles_of_one, max_size=25)
+"""Cycles of requests: tokens and cost; None for one that loses all that may be lost."""
+
+
+def spent(budget: Budget, cycle: tuple[int, float] | None) -> tuple[int, float]:
+    """Tokens and cost of a cycle; a plain step where it is not allowed."""
+    tokens, cost = cycle or (1, budget.most_cost)
+    return (tokens, cost) if budget.allows(cost) else (1, 1.0)
+
+
+@given(requests, st.floats(0.0, 0.3))
+def test_the_bound_holds_for_short_requests_one_after_the_other(
+    stream: list[list[tuple[int, float] | None]], planning: float
+) -> None:
+    """Over any run of cycles of one request after the other no more is lost than within a single long one."""
+    budgets, taken = Budgets(), list[tuple[int, float]]()
+    for cycles in stream:
+        budget = budgets.take()
+        for cycle in cycles:
+            planned = budget.covers_planning
+            done = spent(budget, cycle) if planned else (1, 1.0)
+            budget.settle(*done, planning if planned else 0.0)
+            taken.append((done[0], done[1] + planning * planned))
+        budgets.give_back(budget)
+    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
+    tokens = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
+    for first, last in itertools.combinations(range(len(lost)), 2):
+        allowed = (tokens[last] - tokens[first]) * (PER_TOKEN + PLANNING_PER_TOKEN)
+        assert lost[last] - lost[first] <= MOST + MOST_PLANNING + planning + allowed + 1e-9
+
+
+@given(requests, st.integers(2, 5), st.integers(0, 99))
+def test_where_several_decode_at_once_the_bound_counts_for_each(
+    stream: list[list[tuple[int, float] | None]], most: int, seed: int
+) -> None:
+    """And what one of them does never changes what another may spend."""
+    draws, budgets, waiting = random.Random(seed), Budgets(), list(stream)
+    running, taken = list[tuple[Budget, list[tuple[int, float] | None]]](), list[tuple[int, float]]()
+    while running or waiting:
+        if waiting and len(running) < most:
+            running.append((budgets.take(), list(waiting.pop())))
+            continue
+        budget, cycles = running[draws.randrange(len(running))]
+        others = [replace(each) for each, _ in running if each is not budget]
+        if cycles:
+            done = spent(budget, cycles.pop())
+            budget.settle(*done)
+            taken.append(done)
+        else:
+            running = [each for each in running if each[0] is not budget]
+            budgets.give_back(budget)
+        assert [each for each, _ in running if each is not budget] == others
+    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
+    tokens_so_far = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
+    for first, last in itertools.combinations(range(len(lost)), 2):
+        assert lost[last] - lost[first] <= most * MOST + (tokens_so_far[last] - tokens_so_far[first]) * PER_TOKEN + 1e-9
+
+
+def test_requests_that_fail_leave_little_to_those_that_follow() -> None:
+    """A stream of stories of a few tokens, of which every draft fails, loses as little as one long story."""
+    stream, runs = Stream(), list[Replay]()
+    for seed in range(40):
+        runs.append(run(story("random", seed, 25), lambda place: False, HALF, stream))
+    tokens, lost = sum(done.tokens for done in runs), sum(sum(done.losses()) for done in runs)
+    assert stream.budgets.waiting == 1
+    assert lost <= MOST + MOST_PLANNING + tokens * PER_TOKEN + 0.5
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([{}, HALF]))
 def test_where_planning_brings_nothing_a_fast_device_plans_less_often(
@@ -171,8 +239,9 @@ def test_nor_against_one_who_sees_the_credit(
     seed: int, bar: float, frontiers: Mapping[str, Frontier], exits: ExitChoice | None
 ) -> None:
     """Drafts stand until much may be lost, then all fail."""
-    stream = Stream()
-    done = run(story("mixed", seed), lambda place: stream.budget.credit < bar, frontiers, stream, exits)
+    stream, trace = Stream(), story("mixed", seed)
+    planner = controller(TABLE, stream, trace, frontiers, {DOMAIN: exits} if exits else {})
+    done = replay(planner, stream, trace, TABLE, lambda _, place: (planner.budget.credit < bar, 1.0))
     losses = done.losses()
     for first in range(len(losses)):
         assert sum(losses[first : first + 64]) <= BOUND
@@ -297,10 +366,10 @@ def test_an_empty_purse_says_nothing_against_a_mask() -> None:
     assert planner.plan(40, trace.answer[0]).mask is None, "nothing is known of the machine yet"
     for _ in range(3):
         stream.verify.update(1, 0.03, 1.0)
-    stream.budget.credit = 0.3
+    planner.budget.credit = 0.3
     for _ in range(5):
         assert planner.plan(40, trace.answer[0]).mask is None
-    stream.budget.credit = MOST
+    planner.budget.credit = MOST
     assert planner.plan(40, trace.answer[0]).mask is not None
 
 
@@ -319,7 +388,7 @@ def test_no_draft_is_promised_more_than_its_tokens_and_one(factor: float) -> Non
 
 @pytest.mark.parametrize("exiting", [False, True])
 def test_what_lies_behind_an_answers_end_says_nothing_of_drafts(exiting: bool) -> None:
-    record, costs = DraftStats(), row_costs(TABLE).at(100)
+    record, costs = DraftStats(), CostModel(TABLE).rows(100)
     source: Source = (
         ExitDrafts(None, EXITS[1], TABLE, record)  # type: ignore[arg-type]
         if exiting

@@ -14,6 +14,7 @@ from sklearn.isotonic import IsotonicRegression
 from torch import nn
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.sources import find_model
@@ -21,7 +22,9 @@ from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import SPARE_SLOTS, KVCache
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.profiling.latency import device_key, measure_latency, rising
+from ssd_runtime.profiling.latency import device_key, measure_latency
+from ssd_runtime.profiling.rising import rising
+from ssd_runtime.profiling.shared_steps import CONTEXT, measure_shared_steps
 from ssd_runtime.weights.kernel_choice import ROWS, choice, fitted_decoder, measured
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.models import SharedScale, tiny_model
@@ -245,10 +248,26 @@ def test_a_latency_table_is_measured_within_its_model() -> None:
     assert table.contexts[-1] == 128 - 32
     assert table.layer_kinds == ("full",) * 4
     assert table.step_seconds(50) > 0
+    assert table.most_queries > table.queries[-1]
+    assert table.sequences.size
+    assert LatencyTable.from_json(table.to_json()).to_json() == table.to_json()
     assert seen[-1] == 1.0
     base = table.contexts[min(1, len(table.contexts) - 1)]
     steps = [table.step_seconds(base, n) for n in table.queries]
     assert all(b >= a * (1 - 1e-9) for a, b in pairwise(steps)), "more tokens never take less time"
+
+
+def test_shared_steps_are_measured_as_far_as_model_memory_and_time_allow() -> None:
+    decoder = Decoder(tiny_model("llama"))
+    slots = 5 * (CONTEXT + 1 + SPARE_SLOTS) * decoder.new_cache().bytes_per_slot
+    found = measure_shared_steps(decoder, 32, 10.0, slots)
+    assert found.wide_queries.tolist() == [48.0, 64.0, 96.0], "a context of 128 holds no more beside 16 cached tokens"
+    assert found.sequences.tolist() == [2.0, 4.0], "memory holds the caches of five"
+    for values, least in ((found.growth, 1.0), (found.joint, 0.0)):
+        assert values[0] >= least
+        assert np.all(np.diff(values) >= 0.0)
+    nothing = measure_shared_steps(decoder, 32, 0.0, slots)
+    assert nothing.wide_queries.size == nothing.growth.size == nothing.sequences.size == nothing.joint.size == 0
 
 
 def test_where_time_is_short_two_contexts_tell_what_a_longer_one_costs() -> None:

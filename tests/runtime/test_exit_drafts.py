@@ -7,13 +7,13 @@ import pytest
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
-from ssd_runtime.planning.lookup import row_costs
+from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import Cycle
 from tests.tables import latency_table
 
 LAYERS, CONTEXT = 8, 100
 TABLE = latency_table(LAYERS)
-COSTS = row_costs(TABLE).at(CONTEXT)
+COSTS = CostModel(TABLE).rows(CONTEXT)
 PLAIN = 0.03
 """Seconds of a plain step on this machine."""
 

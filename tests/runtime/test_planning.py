@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,14 +15,18 @@ from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.lookup import Node
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
-from ssd_runtime.planning.auto.controller import Stream
-from ssd_runtime.planning.cost import Entry, best_option, cost_of, under_load
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.auto.verify_stats import VerifyStats
+from ssd_runtime.planning.cost import CostModel, Entry, cost_of
+from ssd_runtime.planning.lookup import worth_verifying
 from ssd_runtime.planning.papers.knn import FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
 from ssd_runtime.planning.registry import read_settings
@@ -29,7 +35,7 @@ from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import make_strategy
 from tests.bundles import LAYERS, bundle, record
 from tests.models import tiny_model
-from tests.tables import latency_table, profile
+from tests.tables import latency_table, profile, with_curve
 
 HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
 
@@ -45,7 +51,7 @@ def prompt(axis: int, width: int = 32) -> Prefill:
 @pytest.mark.parametrize("context", [16, 1000, 4000])
 def test_better_agreement_is_faster(context: int) -> None:
     table = latency_table(LAYERS)
-    options = [best_option([Entry("", HALF, profile(a))], table, context) for a in (0.3, 0.5, 0.7, 0.9, 0.99)]
+    options = [CostModel(table).best_option([Entry("", HALF, profile(a))], context) for a in (0.3, 0.5, 0.7, 0.9, 0.99)]
     rates = [option.tokens_per_second for option in options if option is not None]
     assert rates == sorted(rates)
     assert len(rates) == 5
@@ -53,7 +59,7 @@ def test_better_agreement_is_faster(context: int) -> None:
 
 def test_the_option_is_the_best_of_the_grid() -> None:
     table, some = latency_table(LAYERS), profile(0.8)
-    option = best_option([Entry("", HALF, some)], table, 500)
+    option = CostModel(table).best_option([Entry("", HALF, some)], 500)
     assert option is not None
     rates = {
         (length, threshold): some.tokens[i, j]
@@ -67,8 +73,8 @@ def test_the_option_is_the_best_of_the_grid() -> None:
 
 def test_costlier_verification_shortens_drafts() -> None:
     some = profile(0.9)
-    cheap = best_option([Entry("", HALF, some)], latency_table(LAYERS, per_token=1e-7), 100)
-    dear = best_option([Entry("", HALF, some)], latency_table(LAYERS, per_token=1e-4), 100)
+    cheap = CostModel(latency_table(LAYERS, per_token=1e-7)).best_option([Entry("", HALF, some)], 100)
+    dear = CostModel(latency_table(LAYERS, per_token=1e-4)).best_option([Entry("", HALF, some)], 100)
     assert cheap is not None
     assert dear is not None
     assert dear.draft_length < cheap.draft_length
@@ -79,7 +85,7 @@ def test_masks_shift_to_attention_as_the_context_grows() -> None:
     attention, mlp = (SkipMask.of(LAYERS, skipped) for skipped in ({2, 4, 6}, {3, 5, 7}))
     entries = [Entry("attention", attention, profile(0.9)), Entry("mlp", mlp, profile(0.9))]
     table = latency_table(LAYERS, mlp=4e-4, per_context=1e-6)
-    names = [best_option(entries, table, context).entry.name for context in (16, 4000)]  # type: ignore[union-attr]
+    names = [CostModel(table).best_option(entries, context).entry.name for context in (16, 4000)]  # type: ignore[union-attr]
     assert names == ["mlp", "attention"]
 
 
@@ -218,13 +224,28 @@ def test_auto_uses_the_mixture_out_of_domain() -> None:
     assert auto(7, good=good).plan(100, 999).mask is None
 
 
+def stepped(costs: list[float]) -> LatencyTable:
+    """Forwards of 1, 2, … rows cost so much, in plain steps, whatever the context."""
+    table = latency_table(LAYERS, per_context=0.0, per_token=0.0)
+    rows = np.arange(1.0, len(costs) + 1)
+    parts = table.step_seconds(0) - 2e-4
+    return replace(
+        table,
+        queries=rows,
+        attention={"full": np.full((3, rows.size), table.attention_seconds(0, 1, "full"))},
+        mlp=np.full(rows.size, table.mlp_seconds(1)),
+        head=np.full(rows.size, table.head_seconds(1)),
+        overhead=parts * np.asarray(costs) - parts,
+    )
+
+
 @given(st.integers(1, 32), st.integers(0, 60), st.lists(st.floats(0.0, 0.2), min_size=32, max_size=32), st.data())
 def test_a_row_under_load_pays_where_all_together_get_faster(
     sequences: int, more: int, growth: list[float], data: st.DataObject
 ) -> None:
     """Tokens of all sequences per second rise with a row just where its own sequence's tokens exceed its cost."""
     costs, others = list(accumulate(growth, initial=1.0))[:32], sequences - 1 + more
-    loaded = under_load(costs, sequences, others)
+    loaded = CostModel(stepped(costs)).rows_under_load(100, sequences, others)
     assert loaded[0] == 1.0
     assert all(b >= a - 1e-12 for a, b in pairwise(loaded))
     if sequences == 1 and not others:
@@ -234,3 +255,92 @@ def test_a_row_under_load_pays_where_all_together_get_faster(
     faster = (sequences + gain) / after - sequences / before
     if abs(faster) > 1e-9:
         assert (faster > 0) == (1.0 + gain > loaded[rows - 1])
+
+
+def reference_rows(table: LatencyTable, context: int) -> list[float]:
+    """What verifications of 1, 2, … rows cost by the table: linear between its points, never falling."""
+    at_points = [table.step_seconds(context, n) for n in table.queries]
+    rows = np.interp(np.arange(1, table.queries[-1] + 1), table.queries, at_points)
+    return list(accumulate((rows / at_points[0]).tolist(), max))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> LatencyTable:
+    """Tables whose rows cost anything between nothing and a plain step, in any steps."""
+    growth = draw(st.lists(st.floats(0.0, 1.0), min_size=32, max_size=32))
+    table = stepped(list(accumulate(growth[1:], initial=1.0)))
+    return with_curve(table, draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 1e-3))) if draw(st.booleans()) else table
+
+
+@given(
+    tables(),
+    st.lists(st.tuples(st.floats(0.01, 1.0), st.booleans()), max_size=24),
+    st.floats(0.0, 5.0),
+    st.integers(16, 3000),
+)
+def test_alone_a_curve_changes_no_choice(
+    table: LatencyTable, guesses: list[tuple[float, bool]], credit: float, context: int
+) -> None:
+    """The tree of guesses is the one that was chosen before tables knew shared steps."""
+    chances = list(accumulate((chance for chance, _ in guesses), lambda a, b: a * max(b, 0.5)))
+    tree = [Node(7, row, chance, row + 1) for row, chance in enumerate(chances)]
+    costs = CostModel(table).rows(context)
+    assert costs == pytest.approx(reference_rows(table, context))
+    assert CostModel(table, VerifyStats()).rows(context) == pytest.approx(costs)
+    best, tokens = ((), 1.0), 1.0
+    for length, node in enumerate(tree, start=1):
+        tokens += node.probability
+        if costs[length] <= 1.0 + credit and tokens / costs[length] > best[1]:
+            best = tuple(tree[:length]), tokens / costs[length]
+    assert worth_verifying(tree, costs, 1.0 + credit).tree == best[0]
+
+
+@given(
+    st.floats(0.0, 1e-3),
+    st.floats(0.0, 2.0),
+    st.floats(0.0, 1e-3),
+    st.lists(st.integers(1, 32), min_size=2, max_size=2),
+)
+def test_the_price_of_a_row_never_falls_as_sequences_grow(
+    per_token: float, row: float, sequence: float, counts: list[int]
+) -> None:
+    """Where rows take as long each, and sequences too; on a curve in steps, rows up to the next step are cheap for all.
+
+    Beyond the table's grid a step grows in proportion to its rows, or faster.
+    """
+    model = CostModel(with_curve(latency_table(LAYERS, per_token=per_token), max(1.0, row), sequence))
+    few, many = sorted(counts)
+    # The whole load within the grid: beyond it the growth changes.
+    rows = max(1, 32 - many)
+    before = model.rows_under_load(100, few, few - 1)[:rows]
+    after = model.rows_under_load(100, many, many - 1)[:rows]
+    assert all(b >= a - 1e-9 for a, b in zip(before, after, strict=True))
+
+
+@given(st.integers(2, 32), st.floats(0.0, 1e-4))
+def test_a_row_costs_all_who_wait_for_it(sequences: int, sequence: float) -> None:
+    table = with_curve(latency_table(LAYERS), 1.5, sequence)
+    prices = CostModel(table).rows_under_load(100, sequences, sequences + 9)
+    base = table.step_seconds(100, sequences + 10, None, sequences)
+    for rows in (1, 5, 20):
+        added = table.step_seconds(100, sequences + 9 + rows, None, sequences) - base
+        assert prices[rows - 1] == pytest.approx(1.0 + sequences * added / base, rel=1e-6)
+
+
+def test_what_is_never_used_alone_is_never_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning for one sequence prices 32 rows, however far the curve goes."""
+    asked, step = list[float](), LatencyTable.step_seconds
+
+    def seconds(self: LatencyTable, context: float, queries: float = 1, *more: Any) -> float:
+        asked.append(queries)
+        return step(self, context, queries, *more)
+
+    monkeypatch.setattr(LatencyTable, "step_seconds", seconds)
+    model = CostModel(with_curve(latency_table(LAYERS)))
+    assert len(model.rows(100)) == 32
+    assert max(asked) == 32
+    count = len(asked)
+    assert model.rows(101) is model.rows(100)
+    assert len(asked) == count
+    assert len(model.rows_under_load(101, 4, 3)) == 32
+    assert max(asked) == 256

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from bench.planted import plant
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.divergence import Kind, compare
@@ -21,19 +24,31 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.model.batch import Batch, Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.cost import Entry
+from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from tests.models import VARIANTS, tiny_model
+from tests.streams import stream_by_the_table
+from tests.tables import latency_table, profile
+
+FLAT, STEEP = latency_table(4, per_token=1e-7), latency_table(4, per_token=1e-3)
+"""Rows that cost nothing, and rows that each cost as much as a plain step's."""
 
 
-def planners(decoder: Decoder) -> list[Planner]:
+def planners(decoder: Decoder, stream: Stream | None = None) -> list[Planner]:
     mask = SkipMask.of(4, {2, 5})
+    masks = {"mix": Frontier((Entry("mask", mask, profile(0.95)),))}
+    stream = stream or stream_by_the_table()
     return [
         PlainPlanner(),
         ConstantPlanner(Plan.masked("chain", mask, 4)),
         ConstantPlanner(Plan.masked("tree", SkipMask.of(4, {1, 4}), 3, branching=((1.0, 3),))),
         ConstantPlanner(Plan("exit", EarlyExit(ExitHeads(decoder), (1, 2, 3), 0.1), 4)),
         ConstantPlanner(Plan.masked("same chain", mask, 2)),
+        AutoPlanner(masks, {}, ExitHeads(decoder), None, FLAT, stream),
     ]
 
 
@@ -60,8 +75,8 @@ def rounding(decoder: Decoder) -> float:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_sequences_beside_each_other_decode_as_alone(variant: str, dtype: torch.dtype) -> None:
     decoder = Decoder(tiny_model(variant, seed=3).to(dtype))
-    prompts = [list(range(3, 13)), [7, 8], list(range(1, 40)), [50, 40, 30, 20], list(range(60, 85))]
-    limits = [Limits(30), Limits(40), Limits(12), Limits(1), Limits(25)]
+    prompts = [list(range(3, 13)), [7, 8], list(range(1, 40)), [50, 40, 30, 20], list(range(60, 85)), [9, 9, 4] * 3]
+    limits = [Limits(30), Limits(40), Limits(12), Limits(1), Limits(25), Limits(40)]
     scheduler, jobs = Scheduler(decoder, 4), list[Job[Generation]]()
     for ids, limit, planner in zip(prompts, limits, planners(decoder), strict=True):
         session = Session(decoder)
@@ -151,20 +166,20 @@ class Crowd(RuleBasedStateMachine):
     @initialize(model=st.sampled_from(sorted(MODELS, key=str)), most=st.integers(1, 5))
     def begin(self, model: tuple[str, torch.dtype], most: int) -> None:
         self.decoder = MODELS[model]
-        self.scheduler = Scheduler(self.decoder, most)
+        self.scheduler, self.stream = Scheduler(self.decoder, most), stream_by_the_table()
         self.asked: list[tuple[Job[Generation], list[int], Limits, SamplingParams]] = []
 
     @rule(
         ids=st.lists(st.integers(1, 90), min_size=1, max_size=45),
         new=st.integers(1, 20),
-        kind=st.integers(0, 4),
+        kind=st.integers(0, 8),
         sampling=st.sampled_from(SAMPLINGS),
         seed=st.integers(0, 9),
     )
     def add(self, ids: list[int], new: int, kind: int, sampling: SamplingParams, seed: int) -> None:
         params, limits = replace(sampling, seed=seed), Limits(new)
         session = Session(self.decoder, params)
-        work = generating(session, ids, planners(self.decoder)[kind], limits)
+        work = generating(session, ids, planners(self.decoder, self.stream)[min(kind, 5)], limits)
         self.asked.append((self.scheduler.add(session, work, len(ids) + new), ids, limits, params))
 
     @rule(times=st.integers(1, 6))
@@ -183,6 +198,7 @@ class Crowd(RuleBasedStateMachine):
             return
         while self.scheduler.running or self.scheduler.waiting:
             self.scheduler.step()
+        assert not self.stream.steps.members
         for job, ids, limits, params in self.asked:
             assert_as_alone(self.decoder, params, ids, limits, job.ended().token_ids)
 
@@ -207,3 +223,62 @@ def test_a_row_that_leaks_between_sequences_is_noticed(dtype: torch.dtype, monke
     monkeypatch.setattr(Decoder, "_mixed", leaking)
     with pytest.raises(AssertionError):
         test_sequences_beside_each_other_decode_as_alone("qwen3", dtype)
+
+
+PLANTED, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.01, 12)
+DECODER = Decoder(PLANTED)
+PROMPTS = [[7, 7, 9], [1, 2, 3, 4], [5, 6] * 9, [50, 40, 30], [8], list(range(20, 60))]
+
+
+@pytest.fixture
+def drafts() -> Iterator[list[int]]:
+    """The numbers of sequences that shared each draft step."""
+    run, seen = DECODER.run, list[int]()
+
+    def counted(x: torch.Tensor, batch: Batch, mask: SkipMask | None = None, *more: Any) -> torch.Tensor:
+        if mask is not None:
+            seen.append(len(batch.segments))
+        return run(x, batch, mask, *more)
+
+    DECODER.run = counted  # type: ignore[method-assign]
+    yield seen
+    DECODER.run = run  # type: ignore[method-assign]
+
+
+def together(table: LatencyTable, sampling: SamplingParams, new_tokens: int = 60) -> list[Generation]:
+    """All prompts at once in one stream, with masks that are nearly always right."""
+    table = replace(table, layer_kinds=("full",) * DECODER.shape.num_layers, head=table.head / 10)
+    masks, heads = {"mix": Frontier((Entry("weak", WEAK, profile(0.95)),))}, ExitHeads(DECODER)
+    stream, scheduler, jobs = stream_by_the_table(), Scheduler(DECODER, len(PROMPTS)), list[Job[Generation]]()
+    for ids in PROMPTS:
+        session, planner = Session(DECODER, sampling), AutoPlanner(masks, {}, heads, None, table, stream)
+        jobs.append(
+            scheduler.add(session, generating(session, ids, planner, Limits(new_tokens)), len(ids) + new_tokens)
+        )
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+    assert stream.steps.members == {}
+    assert stream.budgets.waiting == len(PROMPTS)
+    return [job.ended() for job in jobs]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
+def test_auto_drafts_together_and_every_output_is_what_it_is_alone(sampling: SamplingParams, drafts: list[int]) -> None:
+    found = together(FLAT, sampling)
+    for ids, generation in zip(PROMPTS, found, strict=True):
+        alone = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(60))
+        assert generation.token_ids == alone.token_ids
+    shared = [count for count in drafts if count > 1]
+    assert max(drafts) >= len(PROMPTS) - 1, "one draft step of all, but for one with guesses"
+    assert len(shared) > 0.8 * len(drafts), "hardly anyone drafts alone"
+    joint = [cycle for generation in found for cycle in generation.cycles if "with others" in cycle.plan.detail]
+    assert sum(cycle.accepted for cycle in joint) > 100
+    assert sum(len(generation.cycles) for generation in found) < 0.6 * 60 * len(PROMPTS)
+
+
+def test_where_rows_are_dear_auto_decodes_plainly_beside_others(drafts: list[int]) -> None:
+    found = together(STEEP, GREEDY)
+    crowded = [cycle for each in found for cycle in each.cycles if cycle.load is not None and cycle.load.sequences > 1]
+    assert crowded
+    assert all(cycle.drafted == 0 for cycle in crowded)
+    assert not [count for count in drafts if count > 1]

@@ -30,9 +30,9 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import AutoPlanner
-from ssd_runtime.planning.auto.controller import Stream
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
+from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.papers.del_exit import DelPlanner
 from ssd_runtime.planning.papers.knapsack import FEWEST_ROWS

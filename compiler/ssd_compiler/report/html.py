@@ -8,7 +8,7 @@ from typing import Any
 
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_compiler.report.summary import domain_summary
+from ssd_compiler.report.summary import domain_summary, load_text
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 
@@ -27,6 +27,7 @@ def html_report(model: ModelFingerprint, latency: LatencyTable, domains: dict[st
             ("domain", "skipped", "α", "M", "predicted", "measured (95%)", "possible", "verdict", "search"),
             (_row(summary) for summary in summaries),
         ),
+        *(f"<p>{escape(name)} with several at once: {escape(told)}</p>" for name, told in _told_loads(domains)),
         "<h2>Chosen masks</h2><p>Upper row attention, lower row MLP, layer 0 on the left; filled is skipped.</p>",
         *(_mask_picture(config, model.num_layers) for config in domains.values()),
         "<h2>Frontiers</h2><p>Draft cost (left is cheaper) against token agreement (up is better).</p>",
@@ -37,6 +38,10 @@ def html_report(model: ModelFingerprint, latency: LatencyTable, domains: dict[st
         _latency_table(latency),
     ]
     return f"{_HEAD}<body>{''.join(parts)}</body></html>\n"
+
+
+def _told_loads(domains: dict[str, DomainConfig]) -> list[tuple[str, str]]:
+    return [(name, told) for name, config in domains.items() if (told := load_text(config))]
 
 
 _HEAD = (

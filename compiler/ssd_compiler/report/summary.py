@@ -43,11 +43,31 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
             if validation and entry and validation.draft_acceptance_rate > 0
             else None
         ),
+        "under_load": [each.model_dump(mode="json") for each in validation.under_load] if validation else [],
+        "pays_with": _paying_loads(config),
         "verdict": "not timed" if choice and not validation else "speculate" if config.pays else "plain",
         "search_seconds": config.search.seconds,
         "evaluations": config.search.evaluations,
         "target_forwards": config.search.target_forwards,
     }
+
+
+def load_text(config: DomainConfig) -> str:
+    """One sentence on the speed-up of masks with several sequences at once; empty where nobody timed it."""
+    if config.validation is None or not config.validation.under_load:
+        return ""
+    figures = [
+        f"{each.concurrency}: {each.speedup:.2f}x ({each.speedup_interval[0]:.2f}–{each.speedup_interval[1]:.2f})"
+        for each in config.validation.under_load
+    ]
+    paying = ", ".join(map(str, _paying_loads(config))) or "no load that was timed"
+    return f"{', '.join(figures)}; masks pay at {paying}"
+
+
+def _paying_loads(config: DomainConfig) -> list[int]:
+    """Numbers of sequences at once with which masks were faster than plain decoding, beyond doubt."""
+    timed = config.validation.under_load if config.validation is not None else ()
+    return [1] * config.pays + [each.concurrency for each in timed if each.speedup_interval[0] > 1.0]
 
 
 def json_report(

@@ -10,7 +10,7 @@ from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import Entry, Option, best_option
+from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 
 FAR_BEHIND = 0.9
@@ -97,7 +97,7 @@ class Evaluator:
     def _option(self, mask: SkipMask, traces: Sequence[Trace]) -> Option:
         """The best way to draft with a mask, by what it drafted."""
         entry = Entry(mask.hex(), mask, AcceptanceProfile.of_traces(traces))
-        option = best_option([entry], self.latency, self.context)
+        option = CostModel(self.latency).best_option([entry], self.context)
         assert option is not None
         return option
 

@@ -6,7 +6,7 @@ from itertools import chain
 
 from ssd_compiler.search.evaluate import Rated
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.planning.cost import Entry, best_option
+from ssd_runtime.planning.cost import CostModel, Entry
 
 FRONTIER_ENTRIES = 24
 FRONTIER_CONTEXTS = (128, 512, 2048, 8192, 32768)
@@ -46,7 +46,7 @@ def select_finalists(frontier: list[Rated]) -> list[int]:
 
 
 def _speed_at(rated: Rated, latency: LatencyTable, context: int) -> float:
-    option = best_option([Entry("", rated.mask, rated.profile)], latency, context)
+    option = CostModel(latency).best_option([Entry("", rated.mask, rated.profile)], context)
     return option.tokens_per_second if option is not None else 0.0
 
 

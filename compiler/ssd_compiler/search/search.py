@@ -14,11 +14,11 @@ from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.frontier import select_finalists, select_frontier
 from ssd_profiles.acceptance import Trace
-from ssd_profiles.formulas import tokens_per_time
+from ssd_profiles.formulas import expected_tokens
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import StepCosts
+from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 
@@ -150,10 +150,8 @@ def _rate_knapsack(evaluator: Evaluator, seconds: float) -> float:
 
 def _promise(evaluator: Evaluator, candidate: Candidate) -> float:
     """TPT at four draft tokens, with the token agreement on the few rows of the dynamic programme."""
-    latency = evaluator.latency
-    context = evaluator.context
-    draft = latency.step_seconds(context, 1, candidate.mask)
-    return tokens_per_time(candidate.token_agreement, 4, draft, latency.step_seconds(context, 5))
+    tokens = expected_tokens(candidate.token_agreement, 4)
+    return CostModel(evaluator.latency).tokens_per_second(evaluator.context, tokens, 4, candidate.mask)
 
 
 def _oracle_speedup(evaluator: Evaluator) -> float:
@@ -163,7 +161,7 @@ def _oracle_speedup(evaluator: Evaluator) -> float:
     """
     latency = evaluator.latency
     context = evaluator.context
-    costs = StepCosts.at(latency, context)
+    costs = CostModel(latency).at(context)
     best = 1.0
     for rated in (each for each in evaluator.rated.values() if each.complete):
         draft = latency.step_seconds(context, 1, rated.mask)

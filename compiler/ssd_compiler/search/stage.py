@@ -9,6 +9,7 @@ from typing import Any
 from ssd_artifacts.domain_config import MIXTURE, Choice, DomainConfig, FrontierEntry, SearchCost, Validation
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.data.prompts import DomainPrompts
+from ssd_compiler.load_validation import validate_under_load
 from ssd_compiler.progress import Reporter
 from ssd_compiler.search.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import CompileSettings
@@ -17,7 +18,7 @@ from ssd_compiler.workspace import Workspace
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import Entry, Option, best_option
+from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.sampling.params import SamplingParams
 
 
@@ -117,7 +118,8 @@ class SearchStage:
         limits = Limits(prompts.max_new_tokens, self.eos_ids)
 
         def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: validate", len(held_back)) as tick:
+            loads = [sequences for sequences in self.settings.concurrency if sequences > 1]
+            with self.reporter.stage(f"{name}: validate", len(held_back) + len(loads)) as tick:
                 confirmed = validate(
                     decoder=self.decoder,
                     prompts=held_back,
@@ -127,6 +129,9 @@ class SearchStage:
                     limits=limits,
                     tick=tick,
                     sampling=self.sampling,
+                )
+                confirmed = validate_under_load(
+                    *(self.decoder, held_back, confirmed, loads, limits, tick), sampling=self.sampling
                 )
             return {
                 "choice": confirmed.choice.model_dump(mode="json"),
@@ -142,7 +147,7 @@ class SearchStage:
         for index in found.finalists:
             entry = found.frontier[index]
             entries = [Entry(entry.mask, entry.skip_mask(layers), entry.profile())]
-            option = best_option(entries, self.latency, found.context)
+            option = CostModel(self.latency).best_option(entries, found.context)
             assert option is not None, "there is an entry"
             chosen.append((index, option))
         return chosen

@@ -138,13 +138,16 @@ def decoding(
         most=min(limits.max_new_tokens, room),
         finish_reason="context" if room < limits.max_new_tokens else "length",
     )
-    logits = yield Head(prompt.last[None], normed=True)
-    _deliver(output.take([session.choose(logits, lambda: [[]])(0)]), on_tokens)
-    watch, observing = Stopwatch(session.decoder.lock), 0.0
-    while not output.done:
-        cycle, observing = yield from _cycle(session, planner, output, watch, observing)
-        result.cycles.append(cycle)
-        _deliver(cycle.tokens, on_tokens)
+    try:
+        logits = yield Head(prompt.last[None], normed=True)
+        _deliver(output.take([session.choose(logits, lambda: [[]])(0)]), on_tokens)
+        watch, observing = Stopwatch(session.decoder.lock), 0.0
+        while not output.done:
+            cycle, observing = yield from _cycle(session, planner, output, watch, observing)
+            result.cycles.append(cycle)
+            _deliver(cycle.tokens, on_tokens)
+    finally:
+        planner.finish()
     result.decode_seconds = perf_counter() - began
     result.finish_reason = output.finish_reason
     return result

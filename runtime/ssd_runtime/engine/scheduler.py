@@ -76,6 +76,7 @@ class Scheduler:
         self._runner = ModelRunner(decoder)
         self._waiting: deque[Job[Any]] = deque()
         self._running: list[Job[Any]] = []
+        self._steps = 0
 
     @property
     def running(self) -> int:
@@ -108,7 +109,7 @@ class Scheduler:
         Every running job waits for the full model when a step begins. After it come heads, then drafts by masks and
         exits, each shared by the jobs that ask for the same, until all wait for the full model again.
         """
-        ended = self._admit()
+        ended, self._steps = self._admit(), self._steps + 1
         self._answer(self._joint())
         while drafting := [job for job in self._running if not (job.done or waits_for_all(job.request))]:
             self._answer(drafting)
@@ -148,7 +149,7 @@ class Scheduler:
         """Answer what the jobs ask for; where memory runs out, all of them fail."""
         if not jobs:
             return
-        load = Load(len(jobs), sum(rows_of(job.request) for job in jobs))
+        load = Load(sequences=len(jobs), rows=sum(rows_of(job.request) for job in jobs), step=self._steps)
         try:
             with guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
                 answers = self._runner.answer([job.request for job in jobs if job.request is not None])

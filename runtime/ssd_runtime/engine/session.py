@@ -31,6 +31,8 @@ class Load:
     sequences: int = 1
     rows: int = 1
     """Of all sequences together."""
+    step: int = 0
+    """The scheduler's number of the forward: equal for all that shared it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from torch import Tensor
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.engine.session import Prefill, Session
-from ssd_runtime.planning.by_context import ByContext
-from ssd_runtime.planning.cost import StepCosts
+from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import LookupSettings
 
@@ -51,19 +50,17 @@ def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: flo
 
 def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: float) -> Guess:
     """The guesses that are worth verifying after the tokens that `lookup` has."""
-    return worth_verifying(lookup.grow((), MOST_ROWS, depth), costs, most_cost)
-
-
-def row_costs(latency: LatencyTable) -> ByContext[list[float]]:
-    """What verifications of 1, 2, … rows cost, in plain steps."""
-    return ByContext(lambda context: StepCosts.at(latency, context).rows_in_plain_steps())
+    # Of rows that could not pay if all of them were right, none is grown: that takes the most time of planning.
+    lengths = range(1, min(MOST_ROWS + 1, len(costs)))
+    most = max((n for n in lengths if costs[n] <= most_cost and costs[n] < (1.0 + n) * costs[0]), default=0)
+    return worth_verifying(lookup.grow((), most, depth) if most else (), costs, most_cost)
 
 
 class LookupPlanner(BasePlanner):
     """A tree of guesses each cycle; a plain step where none is worth its verification."""
 
     def __init__(self, latency: LatencyTable, settings: LookupSettings, record: LookupStats) -> None:
-        self._costs, self._settings = row_costs(latency), settings
+        self._costs, self._settings = CostModel(latency), settings
         self._lookup = Lookup(record, bool(settings.recycle))
         self.successors = record.successors if settings.recycle else None
 
@@ -75,7 +72,7 @@ class LookupPlanner(BasePlanner):
         """The best tree of guesses."""
         depth = self._settings.max_draft
         self._lookup.catch_up(context, pending)
-        guess = best_guess(self._lookup, self._costs.at(context), depth, float("inf"))
+        guess = best_guess(self._lookup, self._costs.rows(context), depth, float("inf"))
         if not guess.tree:
             return Plan("plain: no guess is worth its verification")
         return Plan("lookup", Ready(guess.tree), depth)

@@ -134,6 +134,10 @@ class Planner(Protocol):
         """What came of it; `states` are 2L + 1 tensors [committed tokens, hidden] when they were wanted."""
         ...
 
+    def finish(self) -> None:
+        """Called once, when the request has ended, was cancelled or has failed."""
+        ...
+
 
 class BasePlanner:
     """A planner that searches for nothing, needs no states and learns nothing."""
@@ -155,6 +159,9 @@ class BasePlanner:
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Nothing to learn."""
+
+    def finish(self) -> None:
+        """Nothing to give back."""
 
 
 class PlainPlanner(BasePlanner):

@@ -14,7 +14,7 @@ from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
-from ssd_runtime.planning.auto.controller import Stream
+from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.lookup import LookupPlanner
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.planning.papers.del_exit import DelPlanner

@@ -18,13 +18,15 @@ from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.device import device_identity
 from ssd_runtime.profiling.memory import available_bytes
+from ssd_runtime.profiling.rising import rising
+from ssd_runtime.profiling.shared_steps import SharedSteps, measure_shared_steps
 from ssd_runtime.sampling.argmax import argmax
 
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
 FAR = 2048
 """A context at which attention shows what it costs."""
-ENGINE = 4
+ENGINE = 5
 """Raised whenever the decoder's steps get faster or slower, or are measured better: older tables are measured again."""
 MAX_ROUNDS = 9
 MIN_ROUNDS = 3
@@ -35,6 +37,8 @@ LEAST_SLOTS = 256
 """The cache has so many, whatever they take: a table needs two contexts to tell what a longer one costs."""
 CACHE_SHARE = 0.25
 """Largest share of the free memory that the cache takes: a layer of it is there twice while it grows."""
+SHARED_SHARE = 0.3
+"""Share of the time that goes to steps of many rows and of several sequences."""
 
 Progress = Callable[[float], None]
 
@@ -53,10 +57,12 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
 
     Each figure is one pass through all layers, divided by their number: a single layer looped would stay in the
     processor's cache. Every whole step is taken right behind a plain one: their ratio holds while the machine's pace
-    comes and goes. Long contexts that do not fit the budget are left out; the table goes on linearly there.
+    comes and goes. Long contexts that do not fit the budget are left out; the table goes on linearly there. So are
+    steps of many rows and of many sequences.
     """
     bench = _Bench(decoder)
     deadline = perf_counter() + budget_seconds
+    shared = measure_shared_steps(decoder, QUERIES[-1], SHARED_SHARE * budget_seconds, bench.cache_bytes)
     contexts = bench.contexts(budget_seconds / 2)
     points = [(name, work) for name, work in bench.works(contexts)]
     samples: dict[str, list[float]] = {name: [] for name, _ in points}  # some names come several times a round
@@ -72,7 +78,7 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
             progress(min(1.0, (round_number + 1) / MAX_ROUNDS))
     if progress is not None:
         progress(1.0)
-    return bench.table(contexts, samples)
+    return bench.table(contexts, samples, shared)
 
 
 def known_latency(
@@ -114,11 +120,15 @@ class _Bench:
         names = self.decoder.layer_kinds
         self.kinds = {kind: [i for i, name in enumerate(names) if name == kind] for kind in dict.fromkeys(names)}
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that caches may take."""
+        return min(MAX_CACHE_BYTES, int(CACHE_SHARE * available_bytes(self.decoder.device)))
+
     def contexts(self, budget_seconds: float) -> list[int]:
         """The contexts that fit the model, the memory and, but for two, the time: one pass of each is tried."""
         shape = self.decoder.shape
-        cache_bytes = min(MAX_CACHE_BYTES, int(CACHE_SHARE * available_bytes(self.decoder.device)))
-        slots = max(LEAST_SLOTS, cache_bytes // self.cache.bytes_per_slot)
+        slots = max(LEAST_SLOTS, self.cache_bytes // self.cache.bytes_per_slot)
         room = min(shape.max_context, slots) - max(QUERIES)
         wanted = [context for context in CONTEXTS if context < room]
         if shape.max_context - max(QUERIES) == room and room > (wanted[-1] if wanted else 0):
@@ -156,7 +166,7 @@ class _Bench:
         steps = [pair for n in QUERIES for pair in ((f"plain {n}", plain), (f"step {n}", self._step(base, n)))]
         return works + steps * STEPS_A_ROUND
 
-    def table(self, contexts: list[int], samples: dict[str, list[float]]) -> LatencyTable:
+    def table(self, contexts: list[int], samples: dict[str, list[float]], shared: SharedSteps) -> LatencyTable:
         layers = self.decoder.shape.num_layers
         base = min(1, len(contexts) - 1)
 
@@ -175,15 +185,19 @@ class _Bench:
         blocks = sum(len(of_kind) * attention[kind][base] for kind, of_kind in self.kinds.items())
         parts = blocks + layers * mlp + head
         return LatencyTable(
-            device_key(self.decoder),
-            self.decoder.layer_kinds,
-            np.asarray(QUERIES, float),
-            np.asarray(contexts, float),
-            attention,
-            mlp,
-            head,
-            step - parts,
-            {**spread, "mlp": mlp_spread, "head": head_spread, "step": step_spread},
+            device=device_key(self.decoder),
+            layer_kinds=self.decoder.layer_kinds,
+            queries=np.asarray(QUERIES, float),
+            contexts=np.asarray(contexts, float),
+            attention=attention,
+            mlp=mlp,
+            head=head,
+            overhead=step - parts,
+            spread={**spread, "mlp": mlp_spread, "head": head_spread, "step": step_spread},
+            wide_queries=shared.wide_queries,
+            growth=shared.growth,
+            sequences=shared.sequences,
+            joint=shared.joint,
         )
 
     def _rows(self, n: int) -> torch.Tensor:
@@ -234,15 +248,3 @@ def _curve(taken: Sequence[Array]) -> tuple[Array, Array]:
     """
     low, middle, high = np.asarray([np.percentile(samples, [25, 50, 75]) for samples in taken]).T
     return rising(middle), (high - low) / middle
-
-
-def rising(values: Array) -> Array:
-    """The sequence nearest to `values` that never falls (isotonic regression by pooling neighbours)."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = float(value), 1
-        while pools and pools[-1][0] > mean:
-            before, many = pools.pop()
-            mean, count = (before * many + mean * count) / (many + count), many + count
-        pools.append((mean, count))
-    return np.repeat([mean for mean, _ in pools], [count for _, count in pools])

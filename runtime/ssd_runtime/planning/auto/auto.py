@@ -12,10 +12,11 @@ from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.planning.auto.controller import Controller, Stream
+from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Source
+from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.routing import Router
@@ -29,14 +30,21 @@ def draft_sources(
     latency: LatencyTable,
     stream: Stream,
     lookup: Lookup,
-) -> list[Source]:
-    """The model's ways to draft for a prompt of a domain; the mixture's for one of none."""
-    name, sources = domain or MIXTURE, list[Source]()
-    if name in frontiers:
-        sources.append(MaskedDrafts(frontiers[name], latency, stream.masks[name], lookup))
+) -> tuple[list[Source], list[MaskedDrafts]]:
+    """The model's ways to draft for a prompt of a domain, or the mixture's for one of none; alone and with others.
+
+    With others there are the mixture's masks beside the domain's: prompts of any domain can draft with these together.
+    """
+    name = domain or MIXTURE
+    masks = [
+        MaskedDrafts(frontiers[each], latency, stream.masks[each], lookup)
+        for each in dict.fromkeys((name, MIXTURE))
+        if each in frontiers
+    ]
+    sources: list[Source] = [*masks[:1]] if name in frontiers else []
     if name in exits:
         sources.append(ExitDrafts(heads, exits[name], latency, stream.exits[name]))
-    return sources
+    return sources, masks
 
 
 class AutoPlanner(BasePlanner):
@@ -67,10 +75,10 @@ class AutoPlanner(BasePlanner):
         self.domain = route.domain if route is not None and route.known else None
         lookup = Lookup(self._stream.lookup)
         lookup.open(session.ids)
-        sources = draft_sources(
+        sources, common = draft_sources(
             self.domain, self._frontiers, self._exits, self._heads, self._latency, self._stream, lookup
         )
-        self._controller = Controller(self._latency, self._stream, lookup, sources)
+        self._controller = Controller(self._latency, self._stream, lookup, sources, common)
 
     def plan(self, context: int, pending: int) -> Plan:
         """The controller's choice."""
@@ -84,3 +92,8 @@ class AutoPlanner(BasePlanner):
         """Let the controller learn from the cycle."""
         assert self._controller is not None, "start() comes first"
         self._controller.observe(cycle)
+
+    def finish(self) -> None:
+        """Let the controller hand its budget on."""
+        if self._controller is not None:
+            self._controller.finish()

@@ -12,13 +12,13 @@ PLANNING_PER_TOKEN = 1 / 128
 
 @dataclass(slots=True)
 class Budget:
-    """Two purses in plain steps: `credit` for failed drafts, `planning` for the time that deciding takes.
+    """One request's two purses in plain steps: `credit` for failed drafts, `planning` for the time that deciding takes.
 
     A cycle is allowed only when its greatest loss, all drafts rejected, is covered by `credit`, and is planned only
     while there is something left for `planning`. Every token puts a 64th and a 128th of a plain step into them. What a
     cycle gains goes to `planning` first and then to `credit`; each has a limit. Neither falls below 0, but for the last
     planning. So over any T tokens speculation and planning together lose at most `MOST` + `MOST_PLANNING` + 3 T / 128
-    plain steps: 2.4% in the long run.
+    plain steps: 2.4% in the long run. `Budgets` keeps this bound for requests that follow one another.
     """
 
     credit: float = START
@@ -44,3 +44,34 @@ class Budget:
         refill = min(max(0.0, tokens - cost), max(0.0, MOST_PLANNING - left))
         self.planning = min(MOST_PLANNING, left + refill)
         self.credit = min(MOST, self.credit + tokens * (1.0 + PER_TOKEN) - cost - refill)
+
+
+@dataclass(slots=True)
+class Budgets:
+    """Hands what ended requests were left with on to new ones.
+
+    A new request takes the mean of the budgets that were given back and not yet taken, at most what the very first one
+    starts with; nothing is handed on twice. So the bound of `Budget` holds over any T tokens of requests that follow
+    one another, however short they are. Where up to n requests decode at once, `MOST` + `MOST_PLANNING` counts n times.
+    """
+
+    waiting: int = 0
+    """Budgets that were given back and not yet taken."""
+    credit: float = 0.0
+    """Of all these together."""
+    planning: float = 0.0
+    """Of all these together."""
+
+    def take(self) -> Budget:
+        """The budget that a new request starts with."""
+        if not self.waiting:
+            return Budget()
+        credit, planning = self.credit / self.waiting, self.planning / self.waiting
+        self.waiting, self.credit, self.planning = self.waiting - 1, self.credit - credit, self.planning - planning
+        return Budget(min(START, credit), planning)
+
+    def give_back(self, budget: Budget) -> None:
+        """Receive the budget of a request that has ended."""
+        self.waiting += 1
+        self.credit += budget.credit
+        self.planning += budget.planning

@@ -3,51 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.drafting.lookup import Lookup, LookupStats, Ready
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.lookup import Lookup, Ready
 from ssd_runtime.engine.session import Load
-from ssd_runtime.planning.auto.budget import Budget
-from ssd_runtime.planning.auto.draft_stats import DraftStats
+from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Offer, Source
-from ssd_runtime.planning.auto.planning_time import PlanningTime
-from ssd_runtime.planning.auto.verify_stats import VerifyStats
-from ssd_runtime.planning.cost import cost_of, under_load
-from ssd_runtime.planning.lookup import MOST_ROWS, best_guess, row_costs
+from ssd_runtime.planning.auto.shared_step import ChainYield, Member
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.cost import CostModel
+from ssd_runtime.planning.lookup import MOST_ROWS, Guess, best_guess
 from ssd_runtime.planning.plan import Cycle, Plan
 
-
-def _records() -> defaultdict[str, DraftStats]:
-    return defaultdict(DraftStats)
-
-
-@dataclass(slots=True)
-class Stream:
-    """What `auto` has learned from one stream of requests; it outlives a request: this planner's declared state."""
-
-    lookup: LookupStats = field(default_factory=LookupStats)
-    budget: Budget = field(default_factory=Budget)
-    planning: PlanningTime = field(default_factory=PlanningTime)
-    verify: VerifyStats = field(default_factory=VerifyStats)
-    masks: defaultdict[str, DraftStats] = field(default_factory=_records)
-    """By domain."""
-    exits: defaultdict[str, DraftStats] = field(default_factory=_records)
-    """By domain."""
-
-
 UNPLANNED = Plan("plain: not planned, since planning has used its share of the time")
+UNKNOWN_LOAD = Plan("plain: others decode, and what a step takes with them is not known yet")
+UNSETTLED = Plan("plain: what a step takes here is not known yet")
 
 
 class Controller:
     """One request's choices.
 
     Guesses that cost no draft step come first, and as many as their probabilities and the verification curve make
-    pay; drafts by the model itself where those promise more; else a plain step. Nothing is chosen whose failure the
-    stream's budget does not cover. Deciding takes time, too, which the budget bounds: where that brings nothing on a
-    fast device, only some steps are planned.
+    pay; drafts by the model itself where those promise more; else a plain step. Where several sequences share their
+    steps, those of the stream decide together who drafts by masks (`shared_step`), and early exits are left out.
+    Nothing is chosen whose failure the request's budget does not cover. Deciding takes time, too, which the budget
+    bounds: where that brings nothing on a fast device, only some steps are planned.
     """
 
     def __init__(
@@ -56,43 +38,80 @@ class Controller:
         stream: Stream,
         lookup: Lookup,
         sources: Sequence[Source] = (),
+        common: Sequence[MaskedDrafts] = (),
     ) -> None:
-        """`lookup` has the prompt taken in; `sources` may use it to go on with guesses behind their drafts."""
-        self._stream, self._lookup, self._sources = stream, lookup, sources
-        self._table = row_costs(latency)
+        """`lookup` has the prompt taken in; `sources` may use it to go on with guesses behind their drafts.
+
+        `common` are the masks that it can draft with together with other requests, the preferred ones first.
+        """
+        self._stream, self._lookup, self._sources, self._common = stream, lookup, sources, common
+        self._prices = CostModel(latency, stream.verify)
+        self.budget = stream.budgets.take()
+        self._number = stream.steps.join()
+        self._running = True
         self._chosen: Offer | None = None
         self._costs: list[float] = []
         self._rows = 1
         """This request's in the latest forward."""
+        self._after: int | None = None
+        """The number of the shared step that the latest plan follows; None where this request is alone."""
         self.planned = False
         """Whether the latest plan was decided on, and did not just fill in for one."""
 
     def plan(self, context: int, pending: int, load: Load | None = None) -> Plan:
         """What to do after `context` committed tokens and the pending one, where a forward is shared as `load` says."""
-        budget, table = self._stream.budget, self._table.at(context)
+        stream, first = self._stream, self._lookup.known == context
         self._lookup.catch_up(context, pending)
-        costs, most_cost = self._stream.verify.priced(table), budget.most_cost
-        if load is not None and load.sequences > 1:
-            costs = under_load(costs, load.sequences, max(load.rows - self._rows, load.sequences - 1))
-        self._chosen, self._costs, self.planned = None, costs, budget.covers_planning
-        if not self.planned:
-            return UNPLANNED
-        if not self._stream.verify.settled:
-            return Plan("plain: what a step takes here is not known yet")
-        guess = best_guess(self._lookup, costs, MOST_ROWS, most_cost)
-        # Steps of a draft would hold up every other sequence: where several decode, only guesses are worth it.
-        sources = self._sources if load is None or load.sequences == 1 else ()
-        offers = [offer for source in sources if (offer := source.offer(context, costs, most_cost)) is not None]
-        # What the budget does not cover yet is saved for: spent on the second best, it would never come together.
-        best = max(offers, key=lambda offer: offer.source.record.discounted(offer.best), default=None)
-        if best is not None and best.plan is not None and best.speedup >= guess.speedup:
-            self._chosen = best
-            return best.plan
+        shared = load if load is not None and load.sequences > 1 else None
+        if shared is not None:
+            others = max(shared.rows - self._rows, shared.sequences - 1)
+            self._costs = self._prices.rows_under_load(context, shared.sequences, others)
+        else:
+            self._costs = self._prices.rows(context)
+        self._after = shared.step if shared is not None else None
+        self._chosen, self.planned = None, self.budget.covers_planning
+        if not self.planned or not stream.verify.settled:
+            stream.steps.members[self._number] = Member()
+            return UNSETTLED if self.planned else UNPLANNED
+        if load is None and first and len(stream.steps.members) > 1:
+            return UNKNOWN_LOAD
+        guess = best_guess(self._lookup, self._costs, MOST_ROWS, self.budget.most_cost)
+        offer = self._own(context) if shared is None else self._part(context, shared, guess)
+        if offer is not None and offer.plan is not None and offer.speedup >= guess.speedup:
+            self._chosen = offer
+            return offer.plan
         if guess.tree:
             detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
             return Plan("lookup", Ready(guess.tree), MOST_ROWS, detail=detail)
-        credit = f"{budget.credit:.1f} plain steps may be lost"
+        credit = f"{self.budget.credit:.1f} plain steps may be lost"
         return Plan("plain: no draft that the budget covers is expected to be faster", detail=credit)
+
+    def _own(self, context: int) -> Offer | None:
+        """The best that the model can draft for this request alone."""
+        offers = [
+            offer
+            for source in self._sources
+            if (offer := source.offer(context, self._costs, self.budget.most_cost)) is not None
+        ]
+        # What the budget does not cover yet is saved for: spent on the second best, it would never come together.
+        return max(offers, key=lambda offer: offer.source.record.discounted(offer.best), default=None)
+
+    def _part(self, context: int, load: Load, guess: Guess) -> Offer | None:
+        """This request's part in what the requests of the stream draft together; None where it has none."""
+        steps, most_cost = self._stream.steps, self.budget.most_cost
+        found = [each for source in self._common if (each := source.yields(context, load.sequences)) is not None]
+        masks = dict[SkipMask, tuple[ChainYield, ...]]()
+        for mask, chains in found:
+            masks.setdefault(mask, chains)
+        steps.members[self._number] = Member(
+            tokens=guess.tokens, rows=1 + len(guess.tree), most_cost=most_cost, masks=masks
+        )
+        steps.decide(load.step, self._prices, context, load.sequences)
+        share = steps.share(self._number)
+        if share is None:
+            return None
+        offers = (source.take_part(share, self._costs, most_cost) for source in self._common)
+        return next((offer for offer in offers if offer is not None), None)
 
     def observe(self, cycle: Cycle) -> None:
         """Take in what came of the plan."""
@@ -105,19 +124,27 @@ class Controller:
         chosen = self._chosen if cycle.steps or cycle.begun else None
         verify = self._stream.verify
         cost = self._costs[row] if chosen is None else chosen.source.learn(cycle, self._costs, verify.plain_seconds)
-        for source in self._sources:
+        sequences, rows = 1, cycle.verified
+        if cycle.load is not None:
+            sequences, rows = cycle.load.sequences, cycle.load.rows
+        for source in self._sources if sequences == 1 else dict.fromkeys((*self._sources, *self._common)):
             if chosen is None or source is not chosen.source:
                 source.record.rest(tokens)
             else:
                 source.record.settle(tokens, cost)
-        table, sequences = self._table.at(cycle.context), 1
-        shared = cycle.verified
-        if cycle.load is not None:
-            sequences, shared = cycle.load.sequences, cycle.load.rows
         self._rows = cycle.verified
-        if not cycle.begun:
-            verify.update(shared, cycle.verify_seconds, cost_of(table, shared))
+        # A verification that had to wait for drafts of others tells nothing of its rows.
+        if not cycle.begun and not self._stream.steps.drafted_after(self._after):
+            verify.update(rows, cycle.verify_seconds, self._prices.shared_step(cycle.context, rows, sequences))
         planning = self._stream.planning.update(cycle.plan_seconds) if self.planned else 0.0
         # Every sequence waits while one is planned.
-        step = (verify.plain_seconds or math.inf) * cost_of(table, shared - cycle.verified + 1) / sequences
-        self._stream.budget.settle(tokens, cost, planning / step)
+        plainly = self._prices.shared_step(cycle.context, rows - cycle.verified + 1, sequences)
+        step = (verify.plain_seconds or math.inf) * plainly / sequences
+        self.budget.settle(tokens, cost, planning / step)
+
+    def finish(self) -> None:
+        """Hand the budget on: the request has ended, was cancelled or has failed."""
+        if self._running:
+            self._running = False
+            self._stream.budgets.give_back(self.budget)
+            self._stream.steps.leave(self._number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
@@ -12,11 +11,14 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.offer import Offer
 from ssd_runtime.planning.by_context import ByContext
+from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import Cycle, Plan
 
 
 class ExitDrafts:
-    """A domain's tuned way to leave early.
+    """A domain's tuned way to leave early, for a sequence that is alone.
+
+    In a shared step every row that leaves at a depth of its own would be a forward that all others wait for.
 
     By the table, its costs are those of tokens that all go to the depth bound: one that leaves earlier saves more than
     the verification, which then has more layers to go through, takes longer. What cycles take here is learned.
@@ -25,14 +27,12 @@ class ExitDrafts:
     def __init__(self, heads: ExitHeads, choice: ExitChoice, latency: LatencyTable, record: DraftStats) -> None:
         self._drafter = EarlyExit(heads, tuple(choice.stops), choice.threshold, choice.annealing)
         self._width, self._speedup, self.record = choice.width, choice.predicted_speedup, record
+        costs, depth, looks = CostModel(latency), choice.stops[-1], len(choice.stops)
 
         def prefixes(context: int) -> tuple[list[float], float]:
-            """What 1, 2, … rows take up to the depth bound, and one row with its looks; in plain steps."""
-            plain, layers = latency.step_seconds(context), 2 * choice.stops[-1]
-            rows = [sum(latency.sublayer_seconds(context, n)[:layers]) / plain for n in range(1, choice.width + 2)]
-            looks = (len(choice.stops) * latency.head_seconds(1) + max(0.0, latency.overhead_seconds(1))) / plain
-            # More rows never take less: what looks like it is noise.
-            return list(accumulate(rows, max)), rows[0] + looks
+            """What 1, 2, … rows cost up to the depth bound, and one row with its looks."""
+            rows = costs.prefixes(context, depth, choice.width + 1)
+            return rows, rows[0] + costs.looks(context, looks)
 
         self._prefixes = ByContext(prefixes)
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.offer import Offer
+from ssd_runtime.planning.auto.shared_step import ChainYield, Share
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
@@ -54,17 +56,18 @@ class MaskedDrafts:
     def __init__(self, frontier: Frontier, latency: LatencyTable, record: DraftStats, lookup: Lookup) -> None:
         self._best, self._correction = frontier.best(latency), frontier.correction
         self.record, self._lookup = record, lookup
+        self._frontier = frontier
         self._option: Option | None = None
         self._length_stats: list[_LengthStats] = []
+        self._share: Share | None = None
+        """The latest offer's part in a shared step; None where it was made for a sequence that is alone."""
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
         """The mask that is best by latency, at the length that is best as far as the budget covers."""
-        option = self._best.at(context)
+        self._share, option = None, self._refreshed(context)
         if option is None:
             return None
-        if option is not self._option:
-            self._option, self._length_stats = option, _length_stats(option)
-        chains = self._chains(option, costs)
+        chains = self._chains(option, costs, option.draft_cost * self.record.pace)
         best = max(chain.speedup for chain in chains)
         if not self.record.update_trust(best):
             return None
@@ -74,12 +77,43 @@ class MaskedDrafts:
         chain = max(covered, key=attrgetter("speedup"))
         return Offer(self, best, self._plan(option, chain, costs, most_cost), chain.speedup)
 
+    def yields(self, context: int, sequences: int) -> tuple[SkipMask, tuple[ChainYield, ...]] | None:
+        """The mask that is best by latency, and what its chains yield, for a step that so many sequences share.
+
+        None where the domain has no masks, or where validation measured that they do not pay at such a load.
+        """
+        option = self._refreshed(context) if self._frontier.pays_at(sequences) else None
+        if option is None:
+            return None
+        corrected = [
+            ChainYield(each.length, each.steps, each.tokens * self._correction) for each in self._yields(option)
+        ]
+        return option.entry.mask, tuple(corrected)
+
+    def take_part(self, share: Share, costs: Sequence[float], most_cost: float) -> Offer | None:
+        """The offer of a part in a shared step; None where it is of another mask, or the budget does not cover it."""
+        option, step = self._option, share.step_cost * self.record.pace
+        if option is None or option.entry.mask != share.mask:
+            return None
+        chain = next((each for each in self._chains(option, costs, step) if each.length == share.length), None)
+        if chain is None or chain.cost > most_cost:
+            return None
+        self._share = share
+        plan = self._plan(option, chain, costs, most_cost, f" with others at {share.step_cost:.2f} plain steps a step")
+        return Offer(self, chain.speedup, plan, chain.speedup)
+
     def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
-        """Take in which tokens were right, and the time of the draft steps against the verification's."""
-        option, pace = self._option, self.record.pace
+        """Take in which tokens were right, and the time of the draft steps against the verification's.
+
+        In a shared step that time is not this sequence's own: all its planned steps are charged, and none tells a pace.
+        """
+        option, pace, share = self._option, self.record.pace, self._share
         assert option is not None, "there was an offer"
-        verification, steps = costs[min(cycle.verified, len(costs)) - 1], cycle.steps * option.draft_cost
-        spent = cycle.draft_seconds / cycle.verify_seconds * verification if cycle.verify_seconds else steps
+        verification = costs[min(cycle.verified, len(costs)) - 1]
+        steps = cycle.steps * option.draft_cost if share is None else share.length * share.step_cost
+        spent = steps * pace
+        if share is None:
+            spent = cycle.draft_seconds / cycle.verify_seconds * verification if cycle.verify_seconds else steps
         if not cycle.is_cut:
             # Guesses behind a chain are none of its doing.
             right = min(cycle.accepted, cycle.steps)
@@ -87,19 +121,33 @@ class MaskedDrafts:
             self.record.update(right, tested * option.entry.profile.token_agreement, spent / steps)
         return verification + steps * pace
 
-    def _chains(self, option: Option, costs: Sequence[float]) -> list[_Chain]:
-        """Every draft length as this stream lets one expect it."""
-        step, tokens, chains = option.draft_cost * self.record.pace, 1.0, []
+    def _refreshed(self, context: int) -> Option | None:
+        """The frontier's best here, with the statistics of its lengths."""
+        option = self._best.at(context)
+        if option is not None and option is not self._option:
+            self._option, self._length_stats = option, _length_stats(option)
+        return option
+
+    def _yields(self, option: Option) -> list[ChainYield]:
+        """What every draft length yields, as this stream lets one expect it."""
+        tokens, yields = 1.0, list[ChainYield]()
         # No token is right more often than always.
         likelier = min(self.record.factor, 1.0 / max(option.entry.profile.token_agreement, 0.5))
-        for rung in self._length_stats:
-            tokens = min(tokens + rung.gain * likelier**rung.depth, rung.steps + 1.0)
-            time = rung.steps * step + costs[min(round(rung.steps), len(costs) - 1)]
-            cost = rung.length * step + costs[min(rung.length, len(costs) - 1)]
-            chains.append(_Chain(tokens / time * self._correction, rung.length, cost))
+        for each in self._length_stats:
+            tokens = min(tokens + each.gain * likelier**each.depth, each.steps + 1.0)
+            yields.append(ChainYield(each.length, each.steps, tokens))
+        return yields
+
+    def _chains(self, option: Option, costs: Sequence[float], step: float) -> list[_Chain]:
+        """Every draft length, where a draft step costs `step`."""
+        chains = list[_Chain]()
+        for each in self._yields(option):
+            time = each.steps * step + costs[min(round(each.steps), len(costs) - 1)]
+            cost = each.length * step + costs[min(each.length, len(costs) - 1)]
+            chains.append(_Chain(each.tokens / time * self._correction, each.length, cost))
         return chains
 
-    def _plan(self, option: Option, chain: _Chain, costs: Sequence[float], most_cost: float) -> Plan:
+    def _plan(self, option: Option, chain: _Chain, costs: Sequence[float], most_cost: float, how: str = "") -> Plan:
         entry = option.entry
         agreement = min(1.0, entry.profile.token_agreement * self.record.factor)
         masked, left = Masked(entry.mask, option.threshold, UNSURE), most_cost - chain.cost
@@ -109,7 +157,7 @@ class MaskedDrafts:
             chain.length + DEEPEST,
             entry.name,
             entry.mask,
-            detail=f"{chain.length} tokens, {chain.speedup:.2f}x",
+            detail=f"{chain.length} tokens, {chain.speedup:.2f}x{how}",
         )
 
 

@@ -51,7 +51,7 @@ class VerifyStats:
     rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
     """By number; that of one row is 0, and between those seen it is on a line."""
     _priced: tuple[Sequence[float], list[float]] | None = None
-    """Costs by the table, and what became of them."""
+    """Costs by the table from one row on, and what became of them."""
 
     @property
     def settled(self) -> bool:
@@ -85,12 +85,15 @@ class VerifyStats:
             if excess.seen <= FIRST or excess.seen % LAZY == 0:
                 self._priced = None
 
-    def priced(self, costs: Sequence[float]) -> list[float]:
-        """The table's costs of 1, 2, … rows, corrected; more rows never cost less."""
-        if self._priced is None or self._priced[0] is not costs:
-            factors = np.exp(self._beyond(np.arange(1, len(costs) + 1)))
-            self._priced = costs, np.maximum.accumulate(np.asarray(costs) * factors).tolist()
-        return self._priced[1]
+    def priced(self, costs: Sequence[float], first: int = 1) -> list[float]:
+        """The table's costs of `first`, `first` + 1, … rows, corrected; more rows never cost less."""
+        if first == 1 and self._priced is not None and self._priced[0] is costs:
+            return self._priced[1]
+        factors = np.exp(self._beyond(np.arange(first, first + len(costs))))
+        corrected: list[float] = np.maximum.accumulate(np.asarray(costs) * factors).tolist()
+        if first == 1:
+            self._priced = costs, corrected
+        return corrected
 
     def _beyond(self, rows: NDArray[np.int64] | int) -> NDArray[np.float64] | float:
         """Log of what so many rows take beyond the table."""

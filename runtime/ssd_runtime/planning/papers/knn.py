@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from ssd_artifacts.domain_config import MIXTURE, DomainConfig
+from ssd_artifacts.domain_config import MIXTURE, DomainConfig, LoadValidation
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.planning.by_context import ByContext
-from ssd_runtime.planning.cost import Entry, Option, StepCosts, best_option
+from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
@@ -27,6 +27,8 @@ class Frontier:
     correction: float = 1.0
     """Speed by what was accepted in validation ÷ by what calibration had promised; where nobody validated, as with
     the mixture, the mean of the others'."""
+    under_load: tuple[LoadValidation, ...] = ()
+    """What validation measured with several sequences at once, by ascending concurrency."""
 
     @classmethod
     def of_all(
@@ -37,12 +39,26 @@ class Frontier:
         corrections = {name: correction for name, correction in found.items() if correction is not None}
         usual = fmean(corrections.values()) if corrections else 1.0
         return {
-            name: cls(_entries(record, num_layers), corrections.get(name, usual)) for name, record in records.items()
+            name: cls(
+                _entries(record, num_layers),
+                corrections.get(name, usual),
+                record.validation.under_load if record.validation is not None else (),
+            )
+            for name, record in records.items()
         }
+
+    def pays_at(self, sequences: int) -> bool:
+        """Whether masks may pay where so many sequences decode, by the nearest load at or below that was validated.
+
+        With one sequence, and where nothing was validated, they may: their promises decide.
+        """
+        measured = [each.speedup for each in self.under_load if each.concurrency <= sequences]
+        return not measured or measured[-1] >= 1.0
 
     def best(self, latency: LatencyTable) -> ByContext[Option | None]:
         """The entry, draft length and threshold of most tokens a second; None without entries."""
-        return ByContext(lambda context: best_option(self.entries, latency, context), REPLAN_GROWTH)
+        costs = CostModel(latency)
+        return ByContext(lambda context: costs.best_option(self.entries, context), REPLAN_GROWTH)
 
 
 class FixedPlanner(BasePlanner):
@@ -104,14 +120,14 @@ def _correction(record: DomainConfig, num_layers: int, latency: LatencyTable) ->
     choice, validation = record.choice, record.validation
     if validation is None or choice is None:
         return None
-    entry = record.frontier[choice.entry]
-    draft = latency.step_seconds(record.context, 1, entry.skip_mask(num_layers))
-    costs, profile = StepCosts.at(latency, record.context), entry.profile()
+    entry, costs = record.frontier[choice.entry], CostModel(latency)
+    mask, profile = entry.skip_mask(num_layers), entry.profile()
     row, column = profile.draft_lengths.index(choice.draft_length), profile.thresholds.index(choice.threshold)
-    promised = float(profile.steps[row, column])
+    promised, steps = float(profile.tokens[row, column]), float(profile.steps[row, column])
     tokens, accepted = max(1.0, validation.mean_acceptance_length), validation.draft_acceptance_rate
-    found = costs.rate(tokens, (tokens - 1.0) / accepted if accepted else promised, draft)
-    return float(found / costs.rate(float(profile.tokens[row, column]), promised, draft))
+    drafted = (tokens - 1.0) / accepted if accepted else steps
+    found = costs.tokens_per_second(record.context, tokens, drafted, mask)
+    return found / costs.tokens_per_second(record.context, promised, steps, mask)
 
 
 def _speculate(option: Option) -> Plan:

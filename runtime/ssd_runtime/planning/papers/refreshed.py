@@ -58,6 +58,10 @@ class RefreshedPlanner(BasePlanner, ABC):
             self._recent.add(states)
         self._cycles += 1
 
+    def finish(self) -> None:
+        """Let go of the session."""
+        self._session = None
+
     @abstractmethod
     def replanning(self, session: Session, context: int) -> Work[Plan]:
         """A new plan, from the states kept."""

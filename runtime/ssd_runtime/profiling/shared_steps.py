@@ -1,0 +1,98 @@
+"""Measures steps that several sequences share: many rows, and rows of many sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from ssd_profiles.latency import Array
+from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.kv_cache import SPARE_SLOTS, KVCache
+from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.profiling.rising import rising
+from ssd_runtime.sampling.argmax import argmax
+
+WIDE_QUERIES = (48, 64, 96, 128, 192, 256)
+"""Numbers of rows beyond those that one verification has."""
+SEQUENCES = (2, 4, 8, 16, 32)
+ROUNDS = 3
+CONTEXT = 16
+"""Cached tokens of every sequence: few, so that many caches take little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSteps:
+    """The fields of a latency table that tell what shared steps take (`LatencyTable`)."""
+
+    wide_queries: Array
+    growth: Array
+    sequences: Array
+    joint: Array
+
+
+@torch.inference_mode()
+def measure_shared_steps(decoder: Decoder, last_query: int, budget_seconds: float, cache_bytes: int) -> SharedSteps:
+    """Medians of whole steps, each taken right beside the step that it is compared with.
+
+    Points are tried in ascending order, as far as they fit into the budget (sequences into half of it), into the
+    model's context and into `cache_bytes`.
+    """
+    began = perf_counter()
+    room = decoder.shape.max_context - CONTEXT
+    wide = [n for n in WIDE_QUERIES if last_query < n <= room]
+    slots = cache_bytes // decoder.new_cache().bytes_per_slot
+    many = [n for n in SEQUENCES if n <= room and n * (CONTEXT + 1 + SPARE_SLOTS) <= slots]
+    caches = [decoder.new_cache()]
+
+    def growth(n: int) -> float:
+        return _timed(decoder, caches[:1], n) / _timed(decoder, caches[:1], last_query)
+
+    def joint(n: int) -> float:
+        caches.extend(decoder.new_cache() for _ in range(n - len(caches)))
+        return _timed(decoder, caches[:n], 1) - _timed(decoder, caches[:1], n)
+
+    sequences, extra = _measured(joint, many, budget_seconds / 2)
+    wide_queries, grown = _measured(growth, wide, budget_seconds - (perf_counter() - began))
+    return SharedSteps(
+        wide_queries=wide_queries,
+        growth=rising(np.maximum(grown, 1.0)),
+        sequences=sequences,
+        joint=rising(np.maximum(extra, 0.0)),
+    )
+
+
+def _measured(measure: Callable[[int], float], points: Sequence[int], budget_seconds: float) -> tuple[Array, Array]:
+    """The points that fit into the budget, and the median of each one's rounds."""
+    taken, medians, left, before = list[int](), list[float](), budget_seconds, 0.0
+    for point in points:
+        # A row takes about as long as in the last point: what does not fit is not begun.
+        if before * point / (taken[-1] if taken else 1) >= left:
+            break
+        began = perf_counter()
+        measure(point)  # the first step of a size sets up kernels and memory for it
+        if (ROUNDS + 1) * (perf_counter() - began) > left:
+            break
+        medians.append(float(np.median([measure(point) for _ in range(ROUNDS)])))
+        taken.append(point)
+        before = perf_counter() - began
+        left -= before
+    return np.asarray(taken, float), np.asarray(medians, float)
+
+
+def _timed(decoder: Decoder, caches: Sequence[KVCache], rows: int) -> float:
+    """Seconds of a step of `rows` rows for each cache, from tokens to the choice of the next ones."""
+    for cache in caches:
+        cache.reserve(CONTEXT + rows)
+    # Every row another token: equal rows would make softmax and norms unusually well behaved.
+    ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(rows * len(caches))]
+
+    def step() -> None:
+        batch = Batch.of([decoder.batches.consecutive(cache, CONTEXT, rows) for cache in caches])
+        argmax(decoder.logits(decoder.run(decoder.embed(ids), batch))).tolist()
+
+    return seconds(step, decoder.device)
