@@ -92,10 +92,10 @@ def through(
     """
     # A stream of its own: what the round before has taught it are these very answers.
     make = engine.planners("plain" if name == AGAIN else name)
-    scheduler, jobs, counts = Scheduler(engine.decoder, requests, 1 << 62), list[Job[Generation]](), list[int]()
+    scheduler, jobs, counts = Scheduler(engine.decoder, requests), list[Job[Generation]](), list[int]()
     for session, prefilled in held:
         work = decoding(session, prefilled, make(), limits, lambda tokens: counts.append(len(tokens)))
-        jobs.append(scheduler.add(session, work, session.cache.capacity))
+        jobs.append(scheduler.add(session, work, session.ids))
     began, per_token = perf_counter(), 0.0
     while scheduler.running or scheduler.waiting:
         scheduler.step()

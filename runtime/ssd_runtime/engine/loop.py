@@ -165,10 +165,11 @@ def _cycle(
     drafting = watch.lap()
     keeps = planner.wants_states
     answer = yield verification(session, pending, draft, keeps)
-    logits = yield Head(answer[-1] if keeps else answer)
+    states = answer[-1] if keeps else answer
+    logits = yield Head(states)
     accepted = _accepted(session, pending, draft, logits)
     before, rows = session.ids[-1], draft.rows(pending)
-    session.commit([rows[row] for row in accepted.rows], accepted.rows)
+    session.commit([rows[row] for row in accepted.rows], accepted.rows, states)
     verifying = watch.lap()
     cycle = Cycle(
         plan=replace(plan, drafter=None),

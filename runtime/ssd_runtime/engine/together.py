@@ -120,9 +120,9 @@ class _Conversation:
         except UserError as error:
             self.answered.error, self.done = error, True
             return None
-        session, limits = Session(self._runner.decoder, self._turn.sampling), self._runner.limits()
-        work = generating(session, self._turn.ids, self._make_planner(), limits)
-        return scheduler.add(session, work, len(self._turn.ids) + limits.max_new_tokens)
+        session = scheduler.session(self._turn.sampling)
+        work = generating(session, self._turn.ids, self._make_planner(), self._runner.limits())
+        return scheduler.add(session, work, self._turn.ids)
 
     def take(self, job: Job[Generation], scheduler: Scheduler) -> Job[Generation] | None:
         """Take in a turn that has ended; returns the next one's job, if there is one."""

@@ -68,7 +68,25 @@ class Head:
         return Head, self.normed
 
 
-Request = Forward | Head
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A request for the final norm of states `x` [rows, hidden]."""
+
+    x: Tensor
+    is_full = False
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return self.x.shape[0]
+
+    @property
+    def key(self) -> Hashable:
+        """Requests of equal keys run as one."""
+        return Norm
+
+
+Request = Forward | Head | Norm
 Work = Generator[Request, Any, T]
 """Work of one sequence: it yields requests, is sent their answers, and returns its result. It never runs the model."""
 
@@ -108,6 +126,9 @@ class ModelRunner:
             x = _packed([request.x for request in requests])
             logits = self.decoder.head(x) if requests[0].normed else self.decoder.logits(x)
             return _unpacked(logits, [request.x.shape[0] for request in requests])
+        if isinstance(requests[0], Norm):
+            normed = self.decoder.norm(_packed([request.x for request in requests]))
+            return _unpacked(normed, [request.x.shape[0] for request in requests])
         return self._forward(requests)
 
     def _forward(self, requests: Sequence[Forward]) -> Sequence[Any]:
