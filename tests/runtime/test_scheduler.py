@@ -187,6 +187,16 @@ class Crowd(RuleBasedStateMachine):
         for _ in range(times):
             self.scheduler.step()
 
+    @precondition(lambda self: hasattr(self, "scheduler") and self.scheduler.running)
+    @rule(times=st.integers(1, 2))
+    def preempt(self, times: int) -> None:
+        for _ in range(min(times, self.scheduler.running)):
+            self.scheduler.pause_latest()
+        for group in self.scheduler.pool.groups:
+            for begin, end in group.ranges._free:
+                for layer in group.layers:  # whatever is read from here on must have been written again
+                    self.scheduler.pool.storage[layer][:, :, :, begin:end] = float("nan")
+
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:

@@ -180,6 +180,16 @@ class Scheduler:
             if job in queue:
                 queue.remove(job)
 
+    def finish(self, job: Job[T]) -> T:
+        """Step until a job ends; returns its result. Raises the UserError that it fails with."""
+        try:
+            while not job.done:
+                self.step()
+        finally:
+            if not job.done:
+                self.cancel(job)
+        return job.ended()
+
     @torch.inference_mode()
     def step(self) -> list[Job[Any]]:
         """One forward of the full model for all, and what comes of it up to the next; returns the jobs that ended.
@@ -200,9 +210,13 @@ class Scheduler:
         """Let every running job have the slots of its next cycle; for older jobs, the latest are paused."""
         for job in list(self._running):
             while job in self._running and not self._has_slots(job):
-                latest = self._running.pop()
-                latest.pause()
-                self._paused.appendleft(latest)
+                self.pause_latest()
+
+    def pause_latest(self) -> None:
+        """Let the running job that came last give up its memory; it goes on when there is room again."""
+        latest = self._running.pop()
+        latest.pause()
+        self._paused.appendleft(latest)
 
     def _has_slots(self, job: Job[Any]) -> bool:
         """Reserve the slots of a job's next cycle, in the room of prefixes too; whether there are as many."""

@@ -153,6 +153,10 @@ class Session:
         self.cache = self._prefixes.reuse(prefix, tokens, self.cache)
         self.ids, self.reused = ids[:tokens], tokens
 
+    def look_back(self, tokens: int) -> None:
+        """Let sliding layers keep the keys that so many tokens before the latest see: a search will run them again."""
+        self.cache.lookback = max(self.cache.lookback, tokens)
+
     def close(self, keep: bool = True) -> None:
         """Give slots of a pool back; with `keep`, the tokens stay known to sequences that begin alike."""
         if self._prefixes is None:
