@@ -111,7 +111,7 @@ def test_memory_bounds_who_decodes_at_once() -> None:
         while scheduler.running or scheduler.waiting:
             scheduler.step()
             paused += scheduler.waiting > 0
-        assert 0 < paused, "all three do not fit once they have grown"
+        assert paused > 0, "all three do not fit once they have grown"
         for ids, job in zip(prompts, jobs, strict=True):
             assert_as_alone(decoder, GREEDY, ids, limits, job.ended().token_ids)
         scarce = Scheduler(decoder, 8, cache_bytes=70 * decoder.kv_layout.bytes_per_slot)

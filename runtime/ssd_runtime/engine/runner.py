@@ -12,7 +12,7 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.divergence import Divergence, compare
 from ssd_runtime.engine.loop import Generation, Limits, decode, generate, generating
 from ssd_runtime.engine.result import Outcome
-from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.scheduler import Job, Scheduler
 from ssd_runtime.engine.session import Session
 from ssd_runtime.engine.text_stream import TextStream, cut_at_stop, stop_condition
 from ssd_runtime.loading.models import LoadedModel, conversation
@@ -108,6 +108,17 @@ class Runner:
         stop = stop_condition(self.loaded.decode, self.settings.stops)
         return Limits(self.settings.max_new_tokens, self.loaded.eos_ids, stop)
 
+    def start(
+        self,
+        turn: Turn,
+        scheduler: Scheduler,
+        on_tokens: Callable[[list[int]], None] | None = None,
+        make_planner: MakePlanner | None = None,
+    ) -> Job[Generation]:
+        """Queue a turn; `make_planner` is the strategy's by default."""
+        session, planner = scheduler.session(turn.sampling), (make_planner or self.make_planner)()
+        return scheduler.add(session, generating(session, turn.ids, planner, self.limits(), on_tokens), turn.ids)
+
     def outcome(
         self,
         turn: Turn,
@@ -130,9 +141,7 @@ class Runner:
                 generation, plain, divergence = self._both(turn)
                 stream.feed(generation.token_ids)
             else:
-                session = self.scheduler.session(turn.sampling)
-                work = generating(session, turn.ids, self.make_planner(), self.limits(), stream.feed)
-                generation = self.scheduler.finish(self.scheduler.add(session, work, turn.ids))
+                generation = self.scheduler.finish(self.start(turn, self.scheduler, stream.feed))
         stream.close()
         return self.outcome(turn, generation, plain, divergence)
 

@@ -172,9 +172,10 @@ class Scheduler:
         return job
 
     def cancel(self, job: Job[Any]) -> None:
-        """End a job at once, whether it runs, waits or is done; the others do not notice."""
-        if not job.done:
-            job.fail(None)
+        """End a job at once; the others do not notice. One that is done stays as it is."""
+        if job.done:
+            return
+        job.fail(None)
         self._running = [each for each in self._running if each is not job]
         for queue in (self._waiting, self._paused):
             if job in queue:
