@@ -92,6 +92,8 @@ def test_a_conversations_next_turn_goes_on_where_the_last_one_ended(loaded: Load
     messages = [("user", prompt.turns[0]), ("assistant", turns[0].text), ("user", prompt.turns[1])]
     [expected] = alone.run(Prompt("2", messages=tuple(messages)))
     assert turns[1].generation.token_ids == expected.generation.token_ids
+    assert turns[1].generation.num_cached_tokens > 0
+    assert expected.generation.num_cached_tokens == 0
 
 
 def test_a_models_own_repetition_penalty_holds_as_it_does_in_generate(folder: Path, expected: list[int]) -> None:
