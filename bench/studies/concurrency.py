@@ -96,12 +96,12 @@ def through(
     """
     # Every round is a stream of its own, because statistics of an earlier one would come from these very answers.
     make = engine.planners("plain" if name == AGAIN else name)
-    scheduler = Scheduler(engine.decoder, requests, 1 << 62)
+    scheduler = Scheduler(engine.decoder, requests, cache_bytes=0)  # the sessions have memory of their own
     jobs = list[Job[Generation]]()
     counts = list[int]()
     for session, prefilled in held:
         work = decoding(session, prefilled, make(), limits, lambda tokens: counts.append(len(tokens)))
-        jobs.append(scheduler.add(session, work, session.cache.capacity))
+        jobs.append(scheduler.add(session, work, session.ids))
     began = perf_counter()
     per_token = 0.0
     while scheduler.running or scheduler.waiting:

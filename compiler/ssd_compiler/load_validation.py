@@ -79,11 +79,11 @@ def _decoded(
 ) -> tuple[list[list[int]], float]:
     """The outputs, and the seconds per token while as many as asked for decode; fewer are left in the end."""
     counts = list[int]()
-    # All their caches are filled already: memory does not bound how many decode.
-    scheduler, jobs = Scheduler(decoder, sequences, cache_bytes=1 << 62), list[Job[Generation]]()
+    # Their caches are filled already, in memory of their own: the scheduler's is not used.
+    scheduler, jobs = Scheduler(decoder, sequences, cache_bytes=0), list[Job[Generation]]()
     for session, prompt in held:
         work = decoding(session, prompt, make(), limits, lambda tokens: counts.append(len(tokens)))
-        jobs.append(scheduler.add(session, work, session.cache.capacity))
+        jobs.append(scheduler.add(session, work, session.ids))
     began, per_token = perf_counter(), 0.0
     while scheduler.running or scheduler.waiting:
         scheduler.step()

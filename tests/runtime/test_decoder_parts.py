@@ -20,7 +20,8 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import SPARE_SLOTS, KVCache
+from ssd_runtime.model.kv_cache import SPARE_SLOTS
+from ssd_runtime.model.kv_pool import KVLayout, KVPool
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.latency import device_key, measure_latency
 from ssd_runtime.profiling.rising import rising
@@ -31,7 +32,7 @@ from tests.models import SharedScale, tiny_model
 
 
 def test_the_cache_grows_and_keeps_what_it_holds() -> None:
-    cache = KVCache([torch.device("cpu")] * 2, 2, 4, torch.float32, 600)
+    cache = KVPool(KVLayout([torch.device("cpu")] * 2, [None, None], 2, 4, torch.float32, 600)).cache()
     cache.reserve(10)
     keys, values = torch.randn(10, 2, 4), torch.randn(10, 2, 4)
     cache.write(1, 0, torch.cat([keys, values], 1))
@@ -336,7 +337,7 @@ def test_a_cache_whose_growth_was_interrupted_grows_again() -> None:
     expected = Session(decoder).prefill(ids).last
     session = Session(decoder)
     prompt = session.prefill(ids[:250])
-    grow, grown = torch.Tensor.new_zeros, list[int]()
+    grow, grown = torch.Tensor.new_empty, list[int]()
 
     def interrupted(self: torch.Tensor, *size: object, **options: object) -> torch.Tensor:
         grown.append(1)
@@ -345,7 +346,7 @@ def test_a_cache_whose_growth_was_interrupted_grows_again() -> None:
         return grow(self, *size, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_zeros", interrupted)
+        patch.setattr(torch.Tensor, "new_empty", interrupted)
         with pytest.raises(KeyboardInterrupt):
             session.prefill(ids[250:], prompt)
     torch.testing.assert_close(session.prefill(ids).last, expected)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
 from ssd_runtime.engine.runner import RunSettings
 from ssd_runtime.loading.models import LoadedModel
@@ -53,6 +54,46 @@ def test_answers_are_those_of_generate(loaded: LoadedModel, expected: list[int],
     answers = [runner.answer(QUESTION) for _ in range(2)]
     assert [answer.generation.token_ids for answer in answers] == [expected, expected]
     assert "".join(written) == "".join(answer.text for answer in answers)
+
+
+def test_requests_come_and_go(loaded: LoadedModel, expected: list[int]) -> None:
+    """Each with settings of its own: answers are those of prompts that are alone, and text comes while others run."""
+    engine, written, settings = Engine(loaded), list[str](), RunSettings("lookup", max_new_tokens=24)
+    first = engine.add_request(QUESTION, settings, written.append)
+    other = engine.add_request("Why?", RunSettings("plain", max_new_tokens=100))
+    sampled = engine.add_request(
+        QUESTION, RunSettings("auto", max_new_tokens=9, sampling=SamplingParams(0.9, seed=3), stops=("zzzz",))
+    )
+    hopeless = engine.add_request("word " * 400, settings)
+    ended = engine.step()
+    assert not first.done
+    engine.cancel(other)
+    while not (first.done and sampled.done and hopeless.done):
+        ended += engine.step()
+    assert set(ended) == {first, sampled, hopeless}
+    assert first.outcome().generation.token_ids == expected
+    assert "".join(written) == first.outcome().text
+    alone = engine.runner(RunSettings("plain", max_new_tokens=9, sampling=SamplingParams(0.9, seed=3)))
+    assert sampled.outcome().generation.token_ids == alone.answer(QUESTION).generation.token_ids
+    with pytest.raises(UserError, match=r"^prompt 4: \d+ tokens, but this model's context holds"):
+        hopeless.outcome()
+    answers = engine.generate([QUESTION, "Why?", QUESTION], settings)
+    assert [answers[0].generation.token_ids, answers[2].generation.token_ids] == [expected, expected]
+    assert [answer.prompt.id for answer in answers] == ["5", "6", "7"]
+
+
+def test_a_conversations_next_turn_goes_on_where_the_last_one_ended(loaded: LoadedModel) -> None:
+    """Its prefill is of the new tokens alone, and its answer the same."""
+    runner = Engine(loaded).runner(RunSettings("plain", max_new_tokens=20))
+    prompt = Prompt("1", turns=(QUESTION * 4, "And who ate them?"))
+    turns = list(runner.run(prompt))
+    assert len(runner.scheduler.prefixes) == 1
+    alone = Engine(loaded).runner(RunSettings("plain", max_new_tokens=20))
+    messages = [("user", prompt.turns[0]), ("assistant", turns[0].text), ("user", prompt.turns[1])]
+    [expected] = alone.run(Prompt("2", messages=tuple(messages)))
+    assert turns[1].generation.token_ids == expected.generation.token_ids
+    assert turns[1].generation.num_cached_tokens > 0
+    assert expected.generation.num_cached_tokens == 0
 
 
 def test_a_models_own_repetition_penalty_holds_as_it_does_in_generate(folder: Path, expected: list[int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from ssd_runtime.engine.runner import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.attention import attend
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.profiling.latency import MAX_CACHE_BYTES, device_key, measure_latency
 from ssd_runtime.profiling.memory import guard_memory
 from tests.folders import save_tiny_model
@@ -118,17 +116,9 @@ def test_measuring_takes_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_failed_prompts_cache_is_given_back(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, caches = Engine(loaded).runner(RunSettings("plain")), WeakSet[KVCache]()
-    grown = KVCache.reserve
-
-    def reserve(cache: KVCache, slots: int) -> None:
-        caches.add(cache)
-        grown(cache, slots)
-
-    monkeypatch.setattr("ssd_runtime.model.kv_cache.KVCache.reserve", reserve)
+    runner = Engine(loaded).runner(RunSettings("plain"))
     monkeypatch.setattr("ssd_runtime.model.decoder.attend", attends(8))
-    with pytest.raises(UserError, match="while decoding") as error:
+    with pytest.raises(UserError, match="while decoding"):
         runner.answer(QUESTION)
-    assert caches
-    del error
-    assert not caches
+    assert runner.scheduler.pool.bytes
+    assert not runner.scheduler.pool.used_bytes

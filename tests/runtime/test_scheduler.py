@@ -31,6 +31,7 @@ from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from tests.models import VARIANTS, tiny_model
+from tests.small_memory import small_memory
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
 
@@ -79,8 +80,8 @@ def test_sequences_beside_each_other_decode_as_alone(variant: str, dtype: torch.
     limits = [Limits(30), Limits(40), Limits(12), Limits(1), Limits(25), Limits(40)]
     scheduler, jobs = Scheduler(decoder, 4), list[Job[Generation]]()
     for ids, limit, planner in zip(prompts, limits, planners(decoder), strict=True):
-        session = Session(decoder)
-        jobs.append(scheduler.add(session, generating(session, ids, planner, limit), len(ids) + limit.max_new_tokens))
+        session = scheduler.session()
+        jobs.append(scheduler.add(session, generating(session, ids, planner, limit), ids))
     steps = 0
     while scheduler.running or scheduler.waiting:
         scheduler.step()
@@ -103,7 +104,7 @@ def test_sequences_of_one_mask_draft_together() -> None:
     scheduler, mask = Scheduler(decoder, 3), SkipMask.of(4, {2, 5})
     for ids in ([1, 2, 3], [4, 5, 6], [7, 8, 9]):
         planner = ConstantPlanner(Plan.masked("test", mask, 2))
-        scheduler.add(session := Session(decoder), generating(session, ids, planner, Limits(10)), 13)
+        scheduler.add(session := Session(decoder), generating(session, ids, planner, Limits(10)), ids)
     scheduler.step()
     assert forwards == [(True, 3), (False, 3), (False, 3)], "prompts together, then two draft steps together"
     forwards.clear()
@@ -113,25 +114,31 @@ def test_sequences_of_one_mask_draft_together() -> None:
 
 
 def test_memory_bounds_who_decodes_at_once() -> None:
-    decoder = Decoder(tiny_model("llama"))
-    per_slot = decoder.new_cache().bytes_per_slot
-    scheduler = Scheduler(decoder, 8, cache_bytes=400 * per_slot)
-    jobs = list[Job[Generation]]()
-    for _ in range(3):
-        session = Session(decoder)
-        jobs.append(scheduler.add(session, generating(session, [1, 2, 3], PlainPlanner(), Limits(20)), 23))
-    most = 0
-    while scheduler.running or scheduler.waiting:
-        scheduler.step()
-        most = max(most, scheduler.running)
-    assert most == 2, "a cache has slots to spare beside its tokens: a third does not fit"
-    assert all(job.result is not None for job in jobs)
-    lonely = Scheduler(decoder, 8, cache_bytes=0)
-    session = Session(decoder)
-    job = lonely.add(session, generating(session, [1, 2, 3], PlainPlanner(), Limits(20)), 23)
-    while lonely.running or lonely.waiting:
-        lonely.step()
-    assert job.ended().token_ids == jobs[0].ended().token_ids, "one alone always decodes"
+    """A job that finds the memory full is paused, and goes on where it was; only one that is alone can fail of it."""
+    decoder, limits = Decoder(tiny_model("llama")), Limits(60)
+    prompts = [[1, 2, 3], [4, 5, 6, 7], [8] * 12]
+    with small_memory():
+        scheduler = Scheduler(decoder, 8, cache_bytes=150 * decoder.kv_layout.bytes_per_slot)
+        jobs, paused = list[Job[Generation]](), 0
+        for ids in prompts:
+            session = scheduler.session()
+            jobs.append(scheduler.add(session, generating(session, ids, PlainPlanner(), limits), ids))
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+            paused += scheduler.waiting > 0
+        assert paused > 0, "all three do not fit once they have grown"
+        for ids, job in zip(prompts, jobs, strict=True):
+            assert_as_alone(decoder, GREEDY, ids, limits, job.ended().token_ids)
+        scarce = Scheduler(decoder, 8, cache_bytes=70 * decoder.kv_layout.bytes_per_slot)
+        jobs = []
+        for ids in ([9] * 80, [1, 2, 3]):
+            session = scarce.session()
+            jobs.append(scarce.add(session, generating(session, ids, PlainPlanner(), Limits(9)), ids))
+        while scarce.running or scarce.waiting:
+            scarce.step()
+        with pytest.raises(UserError, match="for keys and values are full; give a shorter prompt"):
+            jobs[0].ended()
+        assert_as_alone(decoder, GREEDY, [1, 2, 3], Limits(9), jobs[1].ended().token_ids)
 
 
 def test_a_job_that_fails_takes_no_other_with_it() -> None:
@@ -140,7 +147,7 @@ def test_a_job_that_fails_takes_no_other_with_it() -> None:
     sessions = [Session(decoder) for _ in range(3)]
     prompts = [[1, 2, 3], [5] * 300, []]
     jobs = [
-        scheduler.add(session, generating(session, ids, PlainPlanner(), Limits(6)), 20)
+        scheduler.add(session, generating(session, ids, PlainPlanner(), Limits(6)), ids)
         for session, ids in zip(sessions, prompts, strict=True)
     ]
     while scheduler.running or scheduler.waiting:
@@ -157,20 +164,29 @@ MODELS = {
     for variant in ("qwen3", "gemma3", "phi3-longrope")
     for dtype in (torch.float32, torch.bfloat16)
 }
+BEGINNING = list(range(20, 45))
 SAMPLINGS = [GREEDY, SamplingParams(repetition_penalty=1.3), SamplingParams(0.8, top_p=0.9)]
 
 
 class Crowd(RuleBasedStateMachine):
-    """Requests come, step and leave in any order; each that ends has the output that it has alone."""
+    """Requests come, step and leave in any order; each that ends has the output that it has alone.
 
-    @initialize(model=st.sampled_from(sorted(MODELS, key=str)), most=st.integers(1, 5))
-    def begin(self, model: tuple[str, torch.dtype], most: int) -> None:
+    The memory is small: requests are paused, and those that begin like earlier ones go on from their keys.
+    """
+
+    @initialize(
+        model=st.sampled_from(sorted(MODELS, key=str)), most=st.integers(1, 5), slots=st.sampled_from([140, 220, 600])
+    )
+    def begin(self, model: tuple[str, torch.dtype], most: int, slots: int) -> None:
+        self.memory = small_memory()
+        self.memory.__enter__()
         self.decoder = MODELS[model]
-        self.scheduler, self.stream = Scheduler(self.decoder, most), stream_by_the_table()
+        self.scheduler = Scheduler(self.decoder, most, slots * self.decoder.kv_layout.bytes_per_slot)
+        self.stream = stream_by_the_table()
         self.asked: list[tuple[Job[Generation], list[int], Limits, SamplingParams]] = []
 
     @rule(
-        ids=st.lists(st.integers(1, 90), min_size=1, max_size=45),
+        ids=st.lists(st.integers(1, 90), min_size=1, max_size=45) | st.integers(1, 30).map(lambda n: [*BEGINNING, n]),
         new=st.integers(1, 20),
         kind=st.integers(0, 8),
         sampling=st.sampled_from(SAMPLINGS),
@@ -178,14 +194,24 @@ class Crowd(RuleBasedStateMachine):
     )
     def add(self, ids: list[int], new: int, kind: int, sampling: SamplingParams, seed: int) -> None:
         params, limits = replace(sampling, seed=seed), Limits(new)
-        session = Session(self.decoder, params)
+        session = self.scheduler.session(params)
         work = generating(session, ids, planners(self.decoder, self.stream)[min(kind, 5)], limits)
-        self.asked.append((self.scheduler.add(session, work, len(ids) + new), ids, limits, params))
+        self.asked.append((self.scheduler.add(session, work, ids), ids, limits, params))
 
     @rule(times=st.integers(1, 6))
     def step(self, times: int) -> None:
         for _ in range(times):
             self.scheduler.step()
+
+    @precondition(lambda self: hasattr(self, "scheduler") and self.scheduler.running)
+    @rule(times=st.integers(1, 2))
+    def preempt(self, times: int) -> None:
+        for _ in range(min(times, self.scheduler.running)):
+            self.scheduler.pause_latest()
+        for group in self.scheduler.pool.groups:
+            for begin, end in group.ranges._free:
+                for layer in group.layers:  # whatever is read from here on must have been written again
+                    self.scheduler.pool.storage[layer][:, :, :, begin:end] = float("nan")
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
@@ -196,11 +222,17 @@ class Crowd(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        while self.scheduler.running or self.scheduler.waiting:
-            self.scheduler.step()
-        assert not self.stream.steps.members
-        for job, ids, limits, params in self.asked:
-            assert_as_alone(self.decoder, params, ids, limits, job.ended().token_ids)
+        try:
+            while self.scheduler.running or self.scheduler.waiting:
+                self.scheduler.step()
+            assert not self.stream.steps.members
+            for job, ids, limits, params in self.asked:
+                assert_as_alone(self.decoder, params, ids, limits, job.ended().token_ids)
+            while self.scheduler.prefixes.forget_oldest():
+                pass
+            assert self.scheduler.pool.used_bytes == 0, "every request gave its memory back"
+        finally:
+            self.memory.__exit__(None, None, None)
 
 
 TestCrowd = Crowd.TestCase

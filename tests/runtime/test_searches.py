@@ -28,6 +28,7 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.knapsack import Weights, search_knapsack
 from tests.models import tiny_model
 from tests.runtime.test_scheduler import assert_as_alone
+from tests.small_memory import small_memory
 from tests.tables import latency_table
 
 PROMPTS = [list(range(3, 13)), [7, 8], list(range(1, 34)), [50, 40, 30, 20], list(range(60, 85))]
@@ -35,7 +36,7 @@ LIMITS = [Limits(30), Limits(40), Limits(25), Limits(40), Limits(25)]
 SETTINGS = {
     "swift": ["window=6", "steps=60", "bayes_interval=4", "enough=1"],
     "clasp": ["refresh=3", "confidence=0.1"],
-    "knapsack": ["refresh=4", "window=2", "confidence=0.1"],
+    "knapsack": ["refresh=4", "window=2", "confidence=0.1", "share=1"],
     "del": ["every=1", "refresh=3", "confidence=0.1"],
 }
 
@@ -90,9 +91,8 @@ def decoded_at_once(
 ) -> list[Generation]:
     scheduler, jobs = Scheduler(decoder, most), list[Job[Generation]]()
     for ids, limits, planner in zip(PROMPTS, LIMITS, planners, strict=False):
-        session = Session(decoder, params)
-        work = generating(session, ids, planner, limits)
-        jobs.append(scheduler.add(session, work, len(ids) + limits.max_new_tokens))
+        session = scheduler.session(params)
+        jobs.append(scheduler.add(session, generating(session, ids, planner, limits), ids))
     while scheduler.running or scheduler.waiting:
         scheduler.step()
     return [job.ended() for job in jobs]
@@ -110,6 +110,26 @@ def test_sequences_that_search_beside_each_other_decode_as_alone(name: str, vari
     assert len(searches) >= 4 * len(PROMPTS), "they have searched"
     for ids, limits, got in zip(PROMPTS, LIMITS, found, strict=True):
         assert_as_alone(decoder, GREEDY, ids, limits, got.token_ids)
+
+
+@pytest.mark.parametrize("variant", ["mistral", "gemma3"])
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_a_search_finds_the_keys_that_it_goes_back_to(name: str, variant: str) -> None:
+    """Sliding layers drop keys all the time; what a search runs again still sees its own window."""
+    decoder, limits = Decoder(tiny_model(variant, seed=3, max_position_embeddings=512)), Limits(250)
+    with small_memory():
+        session, whole = Session(decoder), Session(decoder)
+        whole.look_back(1 << 30)
+        runs = [generate(each, PROMPTS[0], strategy(name, decoder)(), limits) for each in (session, whole)]
+        sliding = [
+            lease for lease, group in zip(session.cache.leases, session.cache.pool.groups, strict=True) if group.window
+        ]
+        assert sliding
+        if name != "swift":
+            assert all(lease.first > 0 for lease in sliding)
+    plans = [[cycle.plan.mask for cycle in run.cycles] for run in runs]
+    assert plans[0] == plans[1], "with the same keys they find the same masks"
+    assert runs[0].token_ids == runs[1].token_ids
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
@@ -145,8 +165,8 @@ def test_searches_that_fall_due_together_share_their_forwards(name: str) -> None
         ids, limits = [5, 6, 7], Limits(8)
         scheduler, make = Scheduler(decoder, 3), strategy(name, decoder)
         for _ in range(sequences):
-            session = Session(decoder)
-            scheduler.add(session, generating(session, ids, make(), limits), len(ids) + 8)
+            session = scheduler.session()
+            scheduler.add(session, generating(session, ids, make(), limits), ids)
         with run_by_the_runner_alone() as asked:
             while scheduler.running or scheduler.waiting:
                 scheduler.step()

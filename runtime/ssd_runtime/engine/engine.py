@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,14 @@ from ssd_artifacts.fingerprint import config_sha256
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.prompts import Prompt
+from ssd_runtime.engine.loop import Generation
+from ssd_runtime.engine.request import Request
+from ssd_runtime.engine.result import Outcome
 from ssd_runtime.engine.runner import Runner, RunSettings
-from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.text_stream import TextStream
+from ssd_runtime.loading.models import LoadedModel, conversation, load_model
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings
@@ -32,8 +39,9 @@ class Engine:
     """What decodes: a loaded model, of which it is a view, with or without a bundle.
 
         engine = Engine.open("bundle")
-        print(engine.runner().answer("Why is the sky blue?").text)
+        print(engine.generate(["Why is the sky blue?"])[0].text)
 
+    `add_request` and `step` are for requests that come and go; `runner` decodes one stream of prompts in turn.
     Nothing of the model is changed. Raises UserError where the bundle is of another model, or does not fit its sizes.
     Emits one IgnoredSettingsWarning where the model's generation config has settings that decoding ignores.
     """
@@ -65,6 +73,11 @@ class Engine:
             self.decoder = fitted_decoder(loaded.model, weight_memory)
             require_faithful(self.decoder)
         self._before_measuring = before_measuring
+        self.max_sequences = 8
+        """Requests that are decoded at once; to be set before the first is added."""
+        self._streams: dict[tuple[str, Any], MakePlanner] = {}
+        self._requests: dict[Job[Generation], tuple[Request, TextStream]] = {}
+        self._numbers = count(1)
 
     @classmethod
     def open(
@@ -103,6 +116,11 @@ class Engine:
         return known_latency(self.decoder, tables, model_key, measure)
 
     @cached_property
+    def _scheduler(self) -> Scheduler:
+        """Runs all requests."""
+        return Scheduler(self.decoder, self.max_sequences)
+
+    @cached_property
     def _exit_heads(self) -> ExitHeads:
         """The bundle's exit heads on this device, shared by all streams."""
         return ExitHeads(self.decoder, self.bundle.exits if self.bundle is not None else None)
@@ -122,6 +140,52 @@ class Engine:
         settings = settings or RunSettings()
         make = self.planners(settings.strategy, settings.parameters)
         return Runner(self.loaded, self.decoder, make, settings, write or _nowhere)
+
+    def add_request(
+        self, prompt: str | Prompt, settings: RunSettings | None = None, write: Callable[[str], None] | None = None
+    ) -> Request:
+        """Queue a prompt, to be decoded beside those that are queued or running already; `step` does it.
+
+        Requests of one strategy with equal parameters form a stream. `write` receives the answer's text as it comes.
+        Raises UserError where the chat template refuses the prompt; what else is wrong with it, its outcome raises.
+        """
+        settings = settings or RunSettings()
+        key = settings.strategy, settings.parameters
+        if key not in self._streams:
+            self._streams[key] = self.planners(*key)
+        runner = Runner(self.loaded, self.decoder, self._streams[key], settings, write or _nowhere)
+        if isinstance(prompt, str):
+            prompt = Prompt(str(next(self._numbers)), turns=(prompt,))
+        turn = runner.turn(prompt, 0, conversation(prompt), 0)
+        stream = TextStream(self.loaded.decode, settings.stops, runner.write)
+        request = Request(runner, turn, runner.start(turn, self._scheduler, stream.feed))
+        self._requests[request.job] = request, stream
+        return request
+
+    def step(self) -> list[Request]:
+        """Move all requests on by one forward of the full model; returns those that have ended or failed."""
+        ended = []
+        for job in self._scheduler.step():
+            request, stream = self._requests.pop(job)
+            stream.close()
+            ended.append(request)
+        return ended
+
+    def cancel(self, request: Request) -> None:
+        """End a request at once; the others do not notice."""
+        self._scheduler.cancel(request.job)
+        self._requests.pop(request.job, None)
+
+    def generate(self, prompts: Sequence[str | Prompt], settings: RunSettings | None = None) -> list[Outcome]:
+        """Decode prompts, up to `max_sequences` at once, in the order given. Raises the first UserError."""
+        requests = [self.add_request(prompt, settings) for prompt in prompts]
+        try:
+            while not all(request.done for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.cancel(request)
+        return [request.outcome() for request in requests]
 
 
 def _nowhere(text: str) -> None:

@@ -49,6 +49,8 @@ class Generation:
     decode_seconds: float = 0.0
     finish_reason: FinishReason = "length"
     """An answer whose last allowed token is a stop finished by `stop`."""
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that were not run, since an earlier sequence had begun with them."""
 
     @property
     def target_forwards(self) -> int:
@@ -128,7 +130,12 @@ def decoding(
     session.rewind(prompt)
     planner.start(session, prompt)
     session.decoder.synchronize()
-    result = Generation(prompt.tokens, planner.domain, prefill_seconds=prefill_seconds + perf_counter() - began)
+    result = Generation(
+        prompt_tokens=prompt.tokens,
+        domain=planner.domain,
+        prefill_seconds=prefill_seconds + perf_counter() - began,
+        num_cached_tokens=session.reused,
+    )
 
     began = perf_counter()
     room = session.decoder.shape.max_context - prompt.tokens
@@ -169,10 +176,11 @@ def _cycle(
     drafting = watch.lap()
     keeps = planner.wants_states
     answer = yield verification(session, pending, draft, keeps)
-    logits = yield Head(answer[-1] if keeps else answer)
+    states = answer[-1] if keeps else answer
+    logits = yield Head(states)
     accepted = _accepted(session, pending, draft, logits)
     before, rows = session.ids[-1], draft.rows(pending)
-    session.commit([rows[row] for row in accepted.rows], accepted.rows)
+    session.commit([rows[row] for row in accepted.rows], accepted.rows, states)
     verifying = watch.lap()
     cycle = Cycle(
         plan=replace(plan, drafter=None),

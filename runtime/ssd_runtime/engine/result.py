@@ -42,6 +42,7 @@ class Outcome:
             "text": self.text,
             "finish_reason": generation.finish_reason,
             "prompt_tokens": generation.prompt_tokens,
+            "num_cached_tokens": generation.num_cached_tokens,
             **Tally.of(self).figures(compare=self.plain is not None),
         }
 

@@ -10,8 +10,9 @@ from typing import Any
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.divergence import Divergence, compare
-from ssd_runtime.engine.loop import Generation, Limits, decode, generate
+from ssd_runtime.engine.loop import Generation, Limits, decode, generate, generating
 from ssd_runtime.engine.result import Outcome
+from ssd_runtime.engine.scheduler import Job, Scheduler
 from ssd_runtime.engine.session import Session
 from ssd_runtime.engine.text_stream import TextStream, cut_at_stop, stop_condition
 from ssd_runtime.loading.models import LoadedModel, conversation
@@ -62,6 +63,14 @@ class Runner:
     write: Callable[[str], None]
     _turns: int = field(default=0)
     """Turns of the prompts so far, those that failed or were skipped included."""
+    _scheduler: Scheduler | None = None
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Decodes one prompt at a time, and keeps what a conversation's next turn begins with."""
+        if self._scheduler is None:
+            self._scheduler = Scheduler(self.decoder, 1)
+        return self._scheduler
 
     def answer(self, text: str) -> Outcome:
         """Decode the answer to one message of a user's. Raises UserError where it does not fit into the context."""
@@ -99,6 +108,17 @@ class Runner:
         stop = stop_condition(self.loaded.decode, self.settings.stops)
         return Limits(self.settings.max_new_tokens, self.loaded.eos_ids, stop)
 
+    def start(
+        self,
+        turn: Turn,
+        scheduler: Scheduler,
+        on_tokens: Callable[[list[int]], None] | None = None,
+        make_planner: MakePlanner | None = None,
+    ) -> Job[Generation]:
+        """Queue a turn; `make_planner` is the strategy's by default."""
+        session, planner = scheduler.session(turn.sampling), (make_planner or self.make_planner)()
+        return scheduler.add(session, generating(session, turn.ids, planner, self.limits(), on_tokens), turn.ids)
+
     def outcome(
         self,
         turn: Turn,
@@ -113,16 +133,15 @@ class Runner:
 
     def _decoded(self, turn: Turn) -> Outcome:
         """Decode a turn that is alone; its text is written as it comes."""
-        session, limits = Session(self.decoder, turn.sampling), self.limits()
         stream = TextStream(self.loaded.decode, self.settings.stops, self.write)
         plain: Generation | None = None
         divergence: Divergence | None = None
-        with naming(turn.prompt), guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
+        with naming(turn.prompt):
             if self.settings.compare:
-                generation, plain, divergence = self._both(session, turn.ids, limits, turn.number)
+                generation, plain, divergence = self._both(turn)
                 stream.feed(generation.token_ids)
             else:
-                generation = generate(session, turn.ids, self.make_planner(), limits, stream.feed)
+                generation = self.scheduler.finish(self.start(turn, self.scheduler, stream.feed))
         stream.close()
         return self.outcome(turn, generation, plain, divergence)
 
@@ -133,21 +152,20 @@ class Runner:
         penalty = own if asked.repetition_penalty is None else asked.repetition_penalty
         return replace(asked, seed=asked.seed + number, repetition_penalty=penalty)
 
-    def _both(
-        self, session: Session, ids: list[int], limits: Limits, number: int
-    ) -> tuple[Generation, Generation, Divergence | None]:
-        """Plain decoding and the strategy behind one prefill; who goes first alternates.
+    def _both(self, turn: Turn) -> tuple[Generation, Generation, Divergence | None]:
+        """Plain decoding and the strategy after one prefill; they take turns in going first.
 
-        Their outputs are compared unless tests by rejection make them differ.
+        Their outputs are compared unless rejection sampling makes them differ.
         """
-        first = generate(session, ids, PlainPlanner(), Limits(1))  # the prefill, timed, and a warm-up
-        prefilled = session.prefill(ids, new_tokens=limits.max_new_tokens)
-        runs: dict[str, Generation] = {}
-        for name in ("plain", "strategy") if number % 2 else ("strategy", "plain"):
-            planner = PlainPlanner() if name == "plain" else self.make_planner()
-            runs[name] = decode(session, prefilled, planner, limits, prefill_seconds=first.prefill_seconds)
-        plain, generation = runs["plain"], runs["strategy"]
-        return generation, plain, difference(session, ids, plain, generation)
+        session, limits, runs = Session(self.decoder, turn.sampling), self.limits(), dict[str, Generation]()
+        with guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
+            first = generate(session, turn.ids, PlainPlanner(), Limits(1))  # the prefill, timed, and a warm-up
+            prefilled = session.prefill(turn.ids, new_tokens=limits.max_new_tokens)
+            for name in ("plain", "strategy") if turn.number % 2 else ("strategy", "plain"):
+                planner = PlainPlanner() if name == "plain" else self.make_planner()
+                runs[name] = decode(session, prefilled, planner, limits, prefill_seconds=first.prefill_seconds)
+            plain, generation = runs["plain"], runs["strategy"]
+            return generation, plain, difference(session, turn.ids, plain, generation)
 
 
 def difference(session: Session, ids: list[int], plain: Generation, generation: Generation) -> Divergence | None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.session import PREFILL_CHUNK, Load, Session
+from ssd_runtime.engine.prefix_cache import PrefixCache
+from ssd_runtime.engine.session import POOL_ROOM, PREFILL_CHUNK, Load, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import SPARE_SLOTS
-from ssd_runtime.model.runner import ModelRunner, Request, Work
-from ssd_runtime.profiling.memory import DECODING_REMEDY, available_bytes, guard_memory
+from ssd_runtime.model.kv_pool import PoolFull
+from ssd_runtime.model.runner import Forward, ModelRunner, Request, Work
+from ssd_runtime.profiling.memory import DECODING_REMEDY, available_bytes, gib, guard_memory
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 T = TypeVar("T")
 PREFILL_ROWS = 128
 """Rows of prompts that join a step in which other sequences decode: these wait for the whole step."""
 CACHE_SHARE = 0.5
-"""Share of the free memory that the caches of all running sequences take by default."""
+"""Share of the free memory that the pool of keys and values takes at most, by default."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,24 +33,74 @@ class Job(Generic[T]):
 
     session: Session
     work: Work[T]
-    tokens: int
-    """Tokens that its cache is to hold at most, as far as that is known beforehand."""
+    prompt: Sequence[int]
     request: Request | None = None
     """What it has asked for last; None before it runs."""
     result: T | None = None
     error: UserError | None = None
     """Why it failed, if it did."""
     done: bool = False
+    _paused: _Paused | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it needs room for when it starts or goes on."""
+        return max(len(self.prompt), self.session.committed) + POOL_ROOM
+
+    @property
+    def slots(self) -> int:
+        """Slots that its latest request and the drafts after that write at most."""
+        return self.session.committed + (rows_of(self.request) if self._paused is None else 0) + SPARE_SLOTS
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is past its prompt, and has the keys of all its tokens."""
+        return self.session.prefilled and self._paused is None
 
     def advance(self, answer: Any) -> None:
         """Go on with the answer to the last request, up to the next one or the end."""
         try:
             with guard_memory("decoding", self.session.decoder.device, DECODING_REMEDY):
-                self.request = self.work.send(answer)
+                self.request = self._next(answer)
         except StopIteration as stop:
             self.result, self.done = stop.value, True
+            self.session.close()
+        except PoolFull:
+            room = gib(self.session.cache.pool.bytes)
+            self.fail(
+                UserError(f"the {room} for keys and values are full; give a shorter prompt, or fewer prompts at once")
+            )
         except UserError as error:
-            self.error, self.done = error, True
+            self.fail(error)
+
+    def pause(self) -> None:
+        """Give up the memory for keys and values, until `resume`."""
+        assert isinstance(self.request, Forward), "running jobs wait for a forward of the full model"
+        session = self.session
+        if self._paused is not None:
+            self._paused.recomputing.close()
+            self._paused = replace(self._paused, recomputing=session.recomputing())
+        else:
+            # A draft by early exit has keys in the layers that it has been through; the forward goes on after these.
+            drafted = session.cache.save(session.committed, session.committed + self.request.size)
+            self._paused = _Paused(self.request, drafted, session.recomputing())
+        session.cache.release()
+
+    def resume(self) -> None:
+        """Take memory again and ask for the forwards that compute the committed tokens' keys and values anew."""
+        assert self._paused is not None, "pause() comes first"
+        self.session.cache.reserve_tokens(self.session.committed + POOL_ROOM)
+        self.advance(None)
+
+    def _next(self, answer: Any) -> Request:
+        if (paused := self._paused) is None:
+            return self.work.send(answer)
+        try:
+            return paused.recomputing.send(answer)
+        except StopIteration:
+            self.session.cache.load(self.session.committed, paused.drafted)
+            self._paused = None
+            return paused.request
 
     def ended(self) -> T:
         """The result of a job that is done. Raises the UserError that it failed with."""
@@ -55,27 +109,47 @@ class Job(Generic[T]):
         assert self.result is not None, "the job has neither ended nor failed: it was cancelled, or still runs"
         return self.result
 
-    def fail(self, error: UserError) -> None:
-        """End with an error."""
+    def fail(self, error: UserError | None) -> None:
+        """End without a result: with an error, or because it was cancelled."""
         self.work.close()
+        self.session.close(keep=False)
         self.error, self.done = error, True
+
+
+@dataclass(frozen=True, slots=True)
+class _Paused:
+    """What a job goes on with that has given up its memory."""
+
+    request: Forward
+    drafted: list[Tensor]
+    """Keys and values of the request's rows, per layer."""
+    recomputing: Work[None]
 
 
 class Scheduler:
     """Admits jobs while sequences and memory allow, and steps all that run.
 
-    What a job decodes does not depend on the jobs beside it, but for rounding where logits nearly tie. It is admitted
-    when the caches of all running jobs fit into `cache_bytes` together with its own; one that runs alone always is.
+    What a job decodes does not depend on the jobs beside it, but for rounding where logits nearly tie. Keys and values
+    are in one pool of `cache_bytes`; where that is full, prefixes of ended sequences give way first, then the job that
+    came last is paused, and its keys are computed again later.
     """
 
     def __init__(self, decoder: Decoder, max_sequences: int, cache_bytes: int | None = None) -> None:
+        """The pool has `pool_bytes` by default. Raises UserError where `max_sequences` is less than 1."""
         if max_sequences < 1:
             raise UserError(f"concurrency: {max_sequences} is too few; give 1 or more")
         self.decoder, self.max_sequences = decoder, max_sequences
-        self.cache_bytes = int(CACHE_SHARE * available_bytes(decoder.device)) if cache_bytes is None else cache_bytes
+        if cache_bytes is None:
+            cache_bytes = pool_bytes(decoder, max_sequences)
+        # Sliding layers have as much for prefixes as for running sequences.
+        self.pool = decoder.new_pool(cache_bytes, 2 * max_sequences)
+        self.prefixes = PrefixCache(self.pool)
         self._runner = ModelRunner(decoder)
         self._waiting: deque[Job[Any]] = deque()
+        self._paused: deque[Job[Any]] = deque()
+        """The one that was paused last comes first: it is the oldest of them."""
         self._running: list[Job[Any]] = []
+        """The oldest first."""
         self._steps = 0
 
     @property
@@ -85,22 +159,38 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Jobs that have not begun."""
-        return len(self._waiting)
+        """Jobs that have not begun, or are paused."""
+        return len(self._waiting) + len(self._paused)
 
-    def add(self, session: Session, work: Work[T], tokens: int) -> Job[T]:
-        """Queue the work of a sequence whose cache will hold up to so many tokens."""
-        job = Job(session, work, tokens)
+    def session(self, sampling: SamplingParams = GREEDY) -> Session:
+        """A session for a job's work, with its memory in the pool."""
+        return Session(self.decoder, sampling, self.prefixes)
+
+    def add(self, session: Session, work: Work[T], prompt: Sequence[int]) -> Job[T]:
+        """Queue the work of a sequence that begins with the tokens of a prompt."""
+        job = Job(session, work, prompt)
         self._waiting.append(job)
         return job
 
     def cancel(self, job: Job[Any]) -> None:
-        """End a job at once, whether it runs, waits or is done; the others do not notice."""
-        job.work.close()
-        job.done = True
+        """End a job at once; the others do not notice. One that is done stays as it is."""
+        if job.done:
+            return
+        job.fail(None)
         self._running = [each for each in self._running if each is not job]
-        if job in self._waiting:
-            self._waiting.remove(job)
+        for queue in (self._waiting, self._paused):
+            if job in queue:
+                queue.remove(job)
+
+    def finish(self, job: Job[T]) -> T:
+        """Step until a job ends; returns its result. Raises the UserError that it fails with."""
+        try:
+            while not job.done:
+                self.step()
+        finally:
+            if not job.done:
+                self.cancel(job)
+        return job.ended()
 
     @torch.inference_mode()
     def step(self) -> list[Job[Any]]:
@@ -109,35 +199,73 @@ class Scheduler:
         Every running job waits for the full model when a step begins. After it come heads, then drafts by masks and
         exits, each shared by the jobs that ask for the same, until all wait for the full model again.
         """
-        ended, self._steps = self._admit(), self._steps + 1
+        self._steps += 1
+        self._make_room()
+        ended = self._admit()
+        self._catch_up()
         self._answer(self._joint())
-        while drafting := [job for job in self._running if not (job.done or waits_for_all(job.request))]:
-            self._answer(drafting)
+        self._catch_up()
         ended += [job for job in self._running if job.done]
         self._running = [job for job in self._running if not job.done]
         return ended
 
+    def _make_room(self) -> None:
+        """Let every running job have the slots of its next cycle; for older jobs, the latest are paused."""
+        for job in list(self._running):
+            while job in self._running and not self._has_slots(job):
+                self.pause_latest()
+
+    def pause_latest(self) -> None:
+        """Let the running job that came last give up its memory; it goes on when there is room again."""
+        latest = self._running.pop()
+        latest.pause()
+        self._paused.appendleft(latest)
+
+    def _has_slots(self, job: Job[Any]) -> bool:
+        """Reserve the slots of a job's next cycle, in the room of prefixes too; whether there are as many."""
+        while True:
+            try:
+                job.session.cache.reserve(job.slots, job.session.committed)
+            except PoolFull:
+                if self.prefixes.forget_oldest():
+                    continue
+                return len(self._running) == 1  # it goes on as long as it can
+            return True
+
     def _admit(self) -> list[Job[Any]]:
-        """Start jobs as long as there is room; returns those that failed at once."""
+        """Start jobs as long as there is room, those that were paused first; returns those that failed at once."""
         failed = list[Job[Any]]()
-        while self._waiting and len(self._running) < self.max_sequences and self._fits(self._waiting[0]):
-            job = self._waiting.popleft()
+        while (queue := self._paused or self._waiting) and len(self._running) < self.max_sequences:
+            job = queue[0]
             job.session.chunk = PREFILL_ROWS if self._running else PREFILL_CHUNK
-            job.advance(None)
+            if self._running and not self._fits(job):
+                break
+            queue.popleft()
+            if queue is self._paused:
+                job.resume()
+            else:
+                job.advance(None)
             (failed if job.done else self._running).append(job)
         return failed
 
+    def _catch_up(self) -> None:
+        """Answer heads and drafts until every running job waits for the full model."""
+        while drafting := [job for job in self._running if not (job.done or waits_for_all(job.request))]:
+            self._answer(drafting)
+
     def _fits(self, job: Job[Any]) -> bool:
-        taken = sum(max(each.tokens, each.session.cache.capacity) for each in self._running)
-        needed = taken + job.tokens + SPARE_SLOTS
-        return not self._running or needed * job.session.cache.bytes_per_slot <= self.cache_bytes
+        """Whether the pool has room for a job, prefixes of others having given way where that helps."""
+        if job.session.cache.pool is not self.pool:
+            return True
+        known = job.session.known_prefix(job.prompt)
+        return self.prefixes.make_room(job.tokens, known[0] if known else None)
 
     def _joint(self) -> list[Job[Any]]:
         """The jobs of the next joint forward: all that decode, and one prompt or more, up to `PREFILL_ROWS` rows."""
-        decoding = [job for job in self._running if job.session.prefilled]
+        decoding = [job for job in self._running if job.decodes]
         prompts, rows = list[Job[Any]](), 0
         for job in self._running:
-            if job.session.prefilled:
+            if job.decodes:
                 continue
             job.session.chunk = PREFILL_ROWS if decoding else PREFILL_CHUNK
             rows += rows_of(job.request)
@@ -171,3 +299,9 @@ def waits_for_all(request: Request | None) -> bool:
 def rows_of(request: Request | None) -> int:
     """Rows that a request takes through the model."""
     return 0 if request is None else request.size
+
+
+def pool_bytes(decoder: Decoder, sequences: int) -> int:
+    """Memory for so many sequences of any length and as many prefixes; `CACHE_SHARE` of what is free at most."""
+    most = 2 * sequences * (decoder.shape.max_context + SPARE_SLOTS) * decoder.kv_layout.bytes_per_slot
+    return min(most, int(CACHE_SHARE * available_bytes(decoder.device)))

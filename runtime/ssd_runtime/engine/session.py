@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache
+from ssd_runtime.engine.prompt_states import BLOCK, PromptStates
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.kv_cache import FORWARD_ROWS
 from ssd_runtime.model.runner import Forward, ModelRunner, Work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler
 
-PREFILL_CHUNK, MIN_PREFILL_CHUNK = 768, 32
+PREFILL_CHUNK = FORWARD_ROWS
 """Tokens of a prompt that run through the model together. From 768 on, torch's attention on CPUs reads the keys once
 per 256 rows, and not per 64: at 24k tokens of context a row takes a seventh less time."""
-MAX_ROOM = 4096
-"""New tokens that memory is taken for beforehand: a higher limit is seldom reached."""
+MAX_ROOM, POOL_ROOM = 4096, 256
+"""New tokens that memory is taken for beforehand, in a sequence's own memory and in a pool: a higher limit is seldom
+reached, and in a pool others wait for the room."""
 MAX_BIAS_BYTES = 128 << 20
 """What masks a chunk's attention grows with the context: longer prompts go in smaller chunks."""
 
@@ -44,6 +48,8 @@ class Prefill:
     mean: Tensor
     """Mean over the prompt's tokens: the `mean` feature."""
     tokens: int
+    states: PromptStates = field(default_factory=PromptStates, repr=False, compare=False)
+    """What the mean was made of; a prompt that begins with this one goes on from it."""
 
     def feature(self, name: str) -> Tensor:
         """The routing feature, `last` or `mean`, in fp32 on the CPU."""
@@ -58,15 +64,22 @@ class Session:
     angles are for, the committed tokens are computed again with the second, as transformers does.
     """
 
-    def __init__(self, decoder: Decoder, sampling: SamplingParams = GREEDY) -> None:
+    def __init__(
+        self, decoder: Decoder, sampling: SamplingParams = GREEDY, prefixes: PrefixCache | None = None
+    ) -> None:
+        """With `prefixes`, the sequence has its memory from their pool and begins after the longest that fits."""
         decoder.refresh()
         self.decoder = decoder
         self._runner = ModelRunner(decoder)
-        self.cache = decoder.new_cache()
+        self._prefixes, self._version = prefixes, decoder.version
+        self.cache = decoder.new_cache() if prefixes is None else prefixes.pool.cache()
         self.ids: list[int] = []
         self.sampling = sampling
         self._sampler = Sampler(sampling, decoder.device)
         self._prompt: Prefill | None = None
+        self._states, self._states_are_long = PromptStates(), False
+        self.reused = 0
+        """Tokens of the prompt that were not run, since an earlier sequence had begun with them."""
         self.chunk = PREFILL_CHUNK
         """Tokens of a prompt that run together: fewer where other sequences wait for the same forward."""
         self.load: Load | None = None
@@ -101,26 +114,66 @@ class Session:
                 f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
                 "shorten the prompt"
             )
-        if behind is not None and self._is_long(total) != self.cache.long:
+        long = self._is_long(total)
+        if behind is not None and long != self.cache.long:
             known, ids, behind = [], known + ids, None
-        self.ids, self.cache.long, self._prompt = known, self._is_long(total), None
-        self.cache.reserve_tokens(min(total + min(new_tokens, MAX_ROOM), limit))
-        summed = behind.mean * behind.tokens if behind is not None else torch.zeros((), device=self.decoder.device)
-        start = 0
-        while start < len(ids):
-            chunk = ids[start : start + self._chunk()]
-            normed = self.decoder.norm((yield self.request(chunk)))
+        self.ids, self._prompt, self.reused = known, None, 0
+        self._states = behind.states.copy() if behind is not None else PromptStates()
+        if behind is None:
+            self.cache.restart()
+            yield from self._reusing(ids)
+        else:
+            self.cache.rewind(behind.tokens)
+        self.cache.long = self._states_are_long = long
+        room = MAX_ROOM if self._prefixes is None else POOL_ROOM
+        self.cache.reserve_tokens(min(total + min(new_tokens, room), limit))
+        ids = known + ids
+        while self.committed < total:
+            chunk = ids[self.committed : self.committed + self._chunk()]
+            self._states.add((yield self.request(chunk)))
+            normed = yield from self._states.closing()
             self.commit(chunk)
-            summed = summed + normed.sum(0, dtype=torch.float32)
-            start += len(chunk)
-        self._prompt = Prefill(normed[-1], summed / total, total)
+        self.cache.mark(total)
+        if self._prefixes is not None:
+            self.cache.mark(total // BLOCK * BLOCK)
+        self._prompt = Prefill(normed[-1], self._states.mean(normed, total), total, self._states.copy())
         return self._prompt
+
+    def known_prefix(self, ids: Sequence[int]) -> tuple[Prefix, int] | None:
+        """The prefix of a prompt whose keys and values are still there, and how many of its tokens are the prompt's."""
+        if self._prefixes is None:
+            return None
+        return self._prefixes.longest(ids, self._is_long(len(ids)), self._version)
+
+    def _reusing(self, ids: list[int]) -> Work[None]:
+        """Take over the longest known prefix of a prompt."""
+        found = self.known_prefix(ids)
+        if self._prefixes is None or found is None:
+            return
+        prefix, tokens = found
+        self._states = yield from prefix.states.resuming(tokens)
+        self.cache = self._prefixes.reuse(prefix, tokens, self.cache)
+        self.ids, self.reused = ids[:tokens], tokens
+
+    def look_back(self, tokens: int) -> None:
+        """Let sliding layers keep the keys that so many tokens before the latest see: a search will run them again."""
+        self.cache.lookback = max(self.cache.lookback, tokens)
+
+    def close(self, keep: bool = True) -> None:
+        """Give slots of a pool back; with `keep`, the tokens stay known to sequences that begin alike."""
+        if self._prefixes is None:
+            return
+        if keep and self.cache.long == self._states_are_long:
+            self._prefixes.keep(self.ids, self.cache, self._states, self._version)
+        else:
+            self.cache.release()
 
     def fork(self) -> Session:
         """Another session that has the same tokens committed."""
         other = Session(self.decoder, self.sampling)
         other.cache.copy_from(self.cache, self.committed)
         other.commit(self.ids)
+        other._states, other._states_are_long = self._states.copy(), self._states_are_long
         return other
 
     def request(
@@ -176,7 +229,7 @@ class Session:
         """Have `slots` slots, and angles for a sequence of so many tokens."""
         if self._is_long(tokens) and not self.cache.long:
             self._compute_again(long=True)
-        self.cache.reserve(slots)
+        self.cache.reserve(slots, self.committed)
 
     def rewind(self, prompt: Prefill) -> None:
         """Forget all tokens behind the prompt that was last prefilled, and the random numbers drawn for them.
@@ -186,19 +239,25 @@ class Session:
         if prompt is not self._prompt or self.committed < prompt.tokens:
             raise UserError("session: it does not hold this prompt any more; prefill it again")
         self.ids, self.load = self.ids[: prompt.tokens], None
+        self.cache.rewind(prompt.tokens)
+        self._states = prompt.states.copy()
         self._sampler.restart(prompt.tokens)
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)
 
-    def commit(self, ids: list[int], rows: list[int] | None = None) -> None:
+    def commit(self, ids: list[int], rows: list[int] | None = None, states: Tensor | None = None) -> None:
         """Count the slots that a forward has filled for `ids` as committed.
 
         `rows` are those of the forward that `ids` were, in the order of their positions; the first by default.
+        `states` [n, hidden] are the forward's, after the last sub-layer: a prefix cache has use for those of an answer.
         """
         for place, row in enumerate(rows or ()):
             if row != place:
                 self.cache.move(self.committed + row, self.committed + place)
         self.ids.extend(ids)
+        if states is not None and self._prefixes is not None:
+            # A copy: a view would keep the rows of all sequences of the forward in memory.
+            self._states.add(states[rows] if rows is not None else states[: len(ids)].clone())
 
     def choose(self, logits: Tensor, paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()) -> Callable[[int], int]:
         """What gives the token behind each row of `logits` (`Sampler.choose`); paths are behind the committed ones."""
@@ -223,13 +282,22 @@ class Session:
         return self.decoder.rope_switch is not None and tokens > self.decoder.rope_switch
 
     def _compute_again(self, long: bool) -> None:
-        ids, self.ids, self.cache.long = self.ids, [], long
-        while self.committed < len(ids):
-            chunk = ids[self.committed : self.committed + self._chunk()]
-            self.forward(chunk)
-            self.commit(chunk)
+        self.cache.long = long
+        self._runner.finish(self.recomputing())
+
+    def recomputing(self) -> Work[None]:
+        """Run the committed tokens again, whose keys and values are lost or were rotated by other angles."""
+        ids, self.ids = self.ids, []
+        self.cache.restart(keep_marks=True)
+        try:
+            while self.committed < len(ids):
+                chunk = ids[self.committed : self.committed + self._chunk()]
+                yield self.request(chunk)
+                self.commit(chunk)
+        finally:
+            self.ids = ids  # also where this is given up half-way
 
     def _chunk(self) -> int:
-        """How many tokens of a prompt run together, for masks of bounded size."""
+        """How many tokens of a prompt run together: whole blocks, and few enough for masks of bounded size."""
         fitting = MAX_BIAS_BYTES // (self.decoder.dtype.itemsize * (self.committed + PREFILL_CHUNK))
-        return max(MIN_PREFILL_CHUNK, min(self.chunk, fitting))
+        return max(BLOCK, min(self.chunk, fitting) // BLOCK * BLOCK)

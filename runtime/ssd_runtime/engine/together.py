@@ -9,7 +9,7 @@ from time import perf_counter
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.engine.loop import Generation, generate, generating
+from ssd_runtime.engine.loop import Generation, generate
 from ssd_runtime.engine.result import Outcome
 from ssd_runtime.engine.runner import Runner, Turn, difference, naming, next_messages
 from ssd_runtime.engine.scheduler import Job, Scheduler
@@ -120,9 +120,7 @@ class _Conversation:
         except UserError as error:
             self.answered.error, self.done = error, True
             return None
-        session, limits = Session(self._runner.decoder, self._turn.sampling), self._runner.limits()
-        work = generating(session, self._turn.ids, self._make_planner(), limits)
-        return scheduler.add(session, work, len(self._turn.ids) + limits.max_new_tokens)
+        return self._runner.start(self._turn, scheduler, make_planner=self._make_planner)
 
     def take(self, job: Job[Generation], scheduler: Scheduler) -> Job[Generation] | None:
         """Take in a turn that has ended; returns the next one's job, if there is one."""

@@ -15,13 +15,14 @@ from ssd_runtime.model.attention import attend, attend_apart, capped
 from ssd_runtime.model.batch import Batch, BatchBuilder, Segment, Variants
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.kv_cache import KVCache
+from ssd_runtime.model.kv_pool import KVLayout, KVPool
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.placement import device_of
 from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
 from ssd_runtime.profiling.clock import WaitedLock, synchronize
 from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.hooks import require_unhooked
-from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, can_pack, named
+from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, can_pack, named, stamp_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ class Decoder:
         require_unhooked(model)
         self.model = model
         self.lock = WaitedLock()
+        self.version = 0
+        """Raised by `refresh` whenever something has changed: what was computed before is another model's."""
+        self._embedding_stamp = stamp_of([model.model.embed_tokens])
         config, base = model.config, model.model
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(
@@ -98,6 +102,15 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
+        self.kv_layout = KVLayout(
+            devices=[layer.device for layer in self.layers],
+            windows=[kind.window for kind in kinds],
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=self.dtype,
+            # Slots after the last position let evaluations keep their own keys beside committed ones.
+            max_slots=2 * shape.max_context,
+        )
         self.batches = BatchBuilder(
             distinct, tables, shape.groups, shape.heads + shape.kv_heads, shape.kv_heads, self.dtype, self.device
         )
@@ -143,11 +156,12 @@ class Decoder:
         where a hook has come to a part that is not called as a whole.
         """
         require_unhooked(self.model)
+        embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
-            for layer in self.layers:
-                layer.refresh()
-            self._norm.refresh()
-            self._head.refresh()
+            changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
+        if any(changed) or embedding != self._embedding_stamp:
+            self.version += 1
+            self._embedding_stamp = embedding
 
     def synchronize(self) -> None:
         """Wait for what is queued on the devices it runs on; returns at once on a CPU."""
@@ -155,11 +169,12 @@ class Decoder:
             synchronize(device)
 
     def new_cache(self) -> KVCache:
-        """An empty cache for one session."""
-        shape = self.shape
-        devices = [layer.device for layer in self.layers]
-        # Scratch slots behind the last position let evaluations keep their own keys beside committed ones.
-        return KVCache(devices, shape.kv_heads, shape.head_dim, self.dtype, 2 * shape.max_context)
+        """A cache of its own memory, which grows, for one sequence."""
+        return self.new_pool().cache()
+
+    def new_pool(self, max_bytes: int | None = None, sequences: int = 1) -> KVPool:
+        """Memory for sequences' keys and values (`KVPool`)."""
+        return KVPool(self.kv_layout, max_bytes, sequences)
 
     def embed(self, ids: list[int]) -> Tensor:
         """Embeddings [n, hidden] of token ids."""

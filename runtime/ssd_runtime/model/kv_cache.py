@@ -1,87 +1,256 @@
-"""One preallocated key-value cache a session."""
+"""One sequence's keys and values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from ssd_runtime.model.kv_pool import KVPool, LayerGroup
+
+FORWARD_ROWS = 768
+"""Most rows of one sequence in a forward: a chunk of a prompt."""
 SPARE_SLOTS = 128
 """Slots beyond the tokens that a sequence will have: rows of a verification, drafts, tokens of a search."""
+LOOKBACK = 128
+"""Tokens before the latest that a search may go back to; sliding layers keep the windows of those, too."""
 GROWTH = 8
 """A cache that turns out too small grows by this part of itself, and by `SPARE_SLOTS` at least."""
 
 
-class KVCache:
-    """Keys and values of every layer, written by slot; how many of them count is the session's affair.
+def sliding_slots(window: int) -> int:
+    """Slots of one sequence in layers of a window, however long it gets.
 
-    Drafts write past the committed length, verification overwrites them, rollback is a number in the session:
-    nothing here is cloned, cropped or concatenated. It has the slots that were asked for, and grows where those do
-    not suffice, up to `max_slots`.
+    Half of them and more are there so that keys have to be moved to the front only every now and then.
+    """
+    return window + LOOKBACK + max(window, FORWARD_ROWS) + SPARE_SLOTS
+
+
+@dataclass(slots=True)
+class Lease:
+    """A sequence's slots `begin`, …, `end` - 1 of a layer group; the first holds position `first` of the sequence."""
+
+    begin: int = 0
+    end: int = 0
+    first: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of slots."""
+        return self.end - self.begin
+
+    @property
+    def reach(self) -> int:
+        """The position after the last that there is a slot for."""
+        return self.first + self.size
+
+
+class KVCache:
+    """Keys and values of one sequence in every layer, by slot: slot i is for position i, or for a row of a tree.
+
+    How many slots count is the session's affair. Drafts write past the committed length and verification overwrites
+    them, so that rollback is a number in the session. Layers with a sliding window keep the keys that the rows to come
+    can see, and `lookback` tokens more; `mark` names positions that a session may return to all the same.
     """
 
-    def __init__(
-        self, devices: Sequence[torch.device], kv_heads: int, head_dim: int, dtype: torch.dtype, max_slots: int
-    ) -> None:
-        self.max_slots = max_slots
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
         self.long = False
         """Whether what is written was rotated as in a sequence beyond the original context (longrope)."""
-        self._shape = (2, kv_heads, head_dim)
-        self._capacity = 0
-        self._layers = [torch.empty(2, 1, kv_heads, 0, head_dim, dtype=dtype, device=device) for device in devices]
+        self.lookback = LOOKBACK
+        self.leases = [Lease() for _ in pool.groups]
+        """One per layer group."""
+        self._shift = [0] * len(pool.group_of)
+        """Per layer, what leads from a slot to its place in the pool."""
+        self._reach = 0
+        self._marks: dict[int, list[Tensor] | None] = {}
+        """Positions to return to, with the window before each once sliding layers have dropped a part of it."""
 
     @property
     def capacity(self) -> int:
-        """Slots allocated a layer."""
-        return self._capacity
+        """The slot after the last that can be written."""
+        return self._reach
 
     @property
     def bytes_per_slot(self) -> int:
-        """Memory that one token takes over all layers."""
-        two, heads, width = self._shape
-        return len(self._layers) * two * heads * width * self._layers[0].element_size()
+        """Memory that one token takes over all layers, where none of them slides."""
+        return self.pool.layout.bytes_per_slot
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the sequence takes."""
+        leased = sum(
+            lease.size * len(group.layers) * self.pool.layout.layer_bytes
+            for lease, group in zip(self.leases, self.pool.groups, strict=True)
+        )
+        kept = sum(each.numel() * each.element_size() for saved in self._marks.values() for each in saved or ())
+        return leased + kept
 
     def reserve_tokens(self, tokens: int) -> None:
-        """Make room for a sequence that will have so many tokens, and for what is tried out behind it."""
-        self._grow(min(tokens + SPARE_SLOTS, self.max_slots))
+        """Make room for a sequence that will have so many tokens, and for what is tried out after it."""
+        slots = min(tokens + SPARE_SLOTS, self.pool.layout.max_slots)
+        for number, group in enumerate(self.pool.groups):
+            self._grow(number, self.pool.slots_for(group, slots))
 
-    def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots, keeping what is written. Raises ValueError beyond `max_slots`."""
-        if slots > self.max_slots:
-            raise ValueError(f"the cache holds at most {self.max_slots} tokens, asked for {slots}")
-        if slots > self.capacity:
-            more = max(self.capacity // GROWTH, SPARE_SLOTS)
-            self._grow(min(max(slots, self.capacity + more), self.max_slots))
+    def reserve(self, slots: int, committed: int = 0) -> None:
+        """Make room for `slots` slots; sliding layers drop what no row from position `committed` on can see.
 
-    def _grow(self, capacity: int) -> None:
-        if capacity <= self.capacity:
+        Raises ValueError beyond the layout's `max_slots`, PoolFull where the pool has no more.
+        """
+        if slots <= self._reach:
             return
-        for layer, old in enumerate(self._layers):
-            grown = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
-            kept = min(capacity, old.shape[3])
-            grown[:, :, :, :kept] = old[:, :, :, :kept]
-            self._layers[layer] = grown
-        # Only now: where growing is interrupted between two layers, it has yet to be done.
-        self._capacity = capacity
+        most = self.pool.layout.max_slots
+        if slots > most:
+            raise ValueError(f"the cache holds at most {most} tokens, asked for {slots}")
+        for number, (lease, group) in enumerate(zip(self.leases, self.pool.groups, strict=True)):
+            if slots > lease.reach and group.window is not None and lease.size >= sliding_slots(group.window):
+                self._slide(number, committed)
+            if slots > lease.reach:
+                more = max(slots - lease.reach, lease.size // GROWTH, SPARE_SLOTS)
+                self._grow(number, min(lease.size + more, most - lease.first))
 
-    def copy_from(self, other: KVCache, slots: int) -> None:
-        """Take over the first `slots` slots of another cache of the same model."""
-        self.reserve(slots)
+    def mark(self, position: int) -> None:
+        """Let the session return to `position` committed tokens whenever it likes."""
+        self._marks.setdefault(position)
+
+    def resumable(self, position: int) -> bool:
+        """Whether decoding can go on after the first `position` tokens: sliding layers have the window before them."""
+        return self._marks.get(position) is not None or all(
+            lease.first <= _window_begin(group, position)
+            for lease, group in zip(self.leases, self.pool.groups, strict=True)
+        )
+
+    def rewind(self, position: int) -> None:
+        """Return to `position` tokens, which are resumable."""
+        self._restore(position)
+        self._marks = {mark: saved for mark, saved in self._marks.items() if mark <= position}
+
+    def restart(self, keep_marks: bool = False) -> None:
+        """Return to no tokens at all; marks that are kept hold for what will be written."""
+        for number, lease in enumerate(self.leases):
+            lease.first = 0
+            self.placed(number)
+        self._marks = dict.fromkeys(self._marks if keep_marks else ())
+
+    def copy_from(self, other: KVCache, position: int) -> None:
+        """Take over the first `position` tokens, which are resumable, of another cache of the same model."""
         self.long = other.long
-        for mine, theirs in zip(self._layers, other._layers, strict=True):
-            mine[:, :, :, :slots] = theirs[:, :, :, :slots]
+        for number, (mine, theirs, group) in enumerate(zip(self.leases, other.leases, self.pool.groups, strict=True)):
+            mine.first = max(theirs.first, _window_begin(group, position))
+            self.placed(number)
+            self._grow(number, self.pool.slots_for(group, position - mine.first + SPARE_SLOTS))
+            count = max(0, position - mine.first)
+            for layer in group.layers:
+                self._part(layer, mine.first, count).copy_(other._part(layer, mine.first, count))
+        if (saved := other._marks.get(position)) is not None:
+            self._marks[position] = saved
+        self._restore(position)
+
+    def release(self) -> None:
+        """Give all slots back to the pool; nothing is written any more."""
+        self.pool.give_back(self.leases)
+        for number in range(len(self.leases)):
+            self.placed(number)
+
+    def trim(self, slots: int) -> None:
+        """Give back the slots from `slots` on."""
+        for number, lease in enumerate(self.leases):
+            size = min(lease.size, max(0, slots - lease.first))
+            self.pool.resize(number, lease, size)
+            self.placed(number)
+
+    def save(self, begin: int, end: int) -> list[Tensor]:
+        """Copies of slots `begin`, …, `end` - 1, one per layer, for `load`."""
+        return [self._part(layer, begin, end - begin).clone() for layer in range(len(self._shift))]
+
+    def load(self, begin: int, saved: list[Tensor]) -> None:
+        """Write what `save` returned to slots `begin`, …"""
+        for layer, part in enumerate(saved):
+            self._part(layer, begin, part.shape[3]).copy_(part)
 
     def write(self, layer: int, slot: int, new: Tensor) -> None:
         """Put keys and values `new` [n, 2 * kv_heads, head_dim], keys first, into slots `slot`, …, `slot` + n - 1."""
-        self._layers[layer].flatten(0, 2)[:, slot : slot + new.shape[0]] = new.transpose(0, 1)
+        at = slot + self._shift[layer]
+        self.pool.storage[layer].flatten(0, 2)[:, at : at + new.shape[0]] = new.transpose(0, 1)
 
     def move(self, source: int, target: int) -> None:
         """Put a copy of slot `source` of every layer into slot `target`."""
-        for cache in self._layers:
-            cache[:, :, :, target] = cache[:, :, :, source]
+        for layer, shift in enumerate(self._shift):
+            slots = self.pool.storage[layer]
+            slots[:, :, :, target + shift] = slots[:, :, :, source + shift]
 
     def read(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of slots `begin`, …, `end` - 1, each [1, kv_heads, slots, head_dim], as views."""
-        cache = self._layers[layer]
-        return cache[0, :, :, begin:end], cache[1, :, :, begin:end]
+        slots, shift = self.pool.storage[layer], self._shift[layer]
+        return slots[0, :, :, begin + shift : end + shift], slots[1, :, :, begin + shift : end + shift]
+
+    def placed(self, number: int) -> None:
+        """Follow a lease that has changed."""
+        lease = self.leases[number]
+        for layer in self.pool.groups[number].layers:
+            self._shift[layer] = lease.begin - lease.first
+        self._reach = min(each.reach for each in self.leases)
+
+    def _part(self, layer: int, begin: int, count: int) -> Tensor:
+        """The slots `begin`, …, `begin` + count - 1 of a layer [2, 1, kv_heads, count, head_dim], as a view."""
+        at = begin + self._shift[layer]
+        return self.pool.storage[layer][:, :, :, at : at + count]
+
+    def _grow(self, number: int, size: int) -> None:
+        lease = self.leases[number]
+        if size > lease.size:
+            self.pool.resize(number, lease, size)
+            self.placed(number)
+
+    def _slide(self, number: int, committed: int) -> None:
+        """Drop the positions from a sliding layer group that nothing from position `committed` on looks at."""
+        lease, group = self.leases[number], self.pool.groups[number]
+        first = max(0, _window_begin(group, committed) - self.lookback)
+        dropped = first - lease.first
+        if dropped < SPARE_SLOTS:  # moving all for a few slots would be repeated soon: the lease grows instead
+            return
+        self._save_marks(group, first, committed)
+        kept = lease.size - dropped
+        for layer in group.layers:
+            slots = self._part(layer, first, kept)
+            # The new place begins before the old one and may reach into it.
+            self._part(layer, lease.first, kept).copy_(slots.clone() if dropped < kept else slots)
+        lease.first = first
+        self.placed(number)
+
+    def _restore(self, position: int) -> None:
+        """Write the windows before a marked position again, where sliding layers have dropped them."""
+        windows = iter(self._marks.get(position) or ())
+        for number, group in enumerate(self.pool.groups):
+            begin, lease = _window_begin(group, position), self.leases[number]
+            saved = [next(windows, None) for _ in group.layers] if group.window is not None else []
+            if lease.first <= begin:
+                continue
+            lease.first = begin
+            self.placed(number)
+            for layer, window in zip(group.layers, saved, strict=True):
+                assert window is not None, "the position is resumable"
+                self._part(layer, begin, position - begin).copy_(window)
+
+    def _save_marks(self, group: LayerGroup, first: int, committed: int) -> None:
+        """Keep the windows before marked positions that are about to be dropped from a layer group."""
+        for position, saved in self._marks.items():
+            if position <= committed and _window_begin(group, position) < first and not saved:
+                self._marks[position] = self._windows(position)
+
+    def _windows(self, position: int) -> list[Tensor]:
+        """Copies of the windows before a position, one per sliding layer in their order."""
+        return [
+            self._part(layer, begin, position - begin).clone()
+            for group in self.pool.groups
+            if group.window is not None
+            for begin in [_window_begin(group, position)]
+            for layer in group.layers
+        ]
+
+
+def _window_begin(group: LayerGroup, position: int) -> int:
+    """The first position that a row at `position` sees in the layers of a group."""
+    return 0 if group.window is None else max(0, position - group.window + 1)

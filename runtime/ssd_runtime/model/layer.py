@@ -52,10 +52,12 @@ class Norm:
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
         return x.div(length).mul_(self._scaled)
 
-    def refresh(self) -> None:
-        """Build again if the user's module changed since."""
-        if self._stamp != stamp_of([getattr(self._parent, self._name)]):
+    def refresh(self) -> bool:
+        """Build again if the user's module has changed; returns whether it has."""
+        changed = self._stamp != stamp_of([getattr(self._parent, self._name)])
+        if changed:
             self._build()
+        return changed
 
     def _build(self) -> None:
         module: nn.Module = getattr(self._parent, self._name)
@@ -147,14 +149,12 @@ class Layer:
         """Every projection."""
         return self.qkv, self.output, self.gate_up, self.down
 
-    def refresh(self) -> None:
-        """Follow changes of the user's modules."""
-        for linear in self.linears():
-            linear.refresh()
+    def refresh(self) -> bool:
+        """Follow changes of the user's modules; returns whether there were any."""
         norms = (self.attention_norm, self.q_norm, self.k_norm, self.attention_after, self.mlp_norm, self.mlp_after)
-        for norm in norms:
-            if norm is not None:
-                norm.refresh()
+        parts: list[Linear | Norm] = [*self.linears(), *(norm for norm in norms if norm is not None)]
+        changed = [part.refresh() for part in parts]
+        return any(changed)
 
     def _join(self, x: Tensor, out: Tensor, after: Norm | None) -> Tensor:
         if after is not None:

@@ -77,7 +77,25 @@ class Head:
         return Head, self.normed, self.best
 
 
-Request = Forward | Head
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A request for the final norm of states `x` [rows, hidden]."""
+
+    x: Tensor
+    is_full = False
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return self.x.shape[0]
+
+    @property
+    def key(self) -> Hashable:
+        """Requests of equal keys run as one."""
+        return Norm
+
+
+Request = Forward | Head | Norm
 Work = Generator[Request, Any, T]
 """Work of one sequence: it yields requests, is sent their answers, and returns its result. It never runs the model."""
 
@@ -113,7 +131,12 @@ class ModelRunner:
             [answer] = self._together([request])
 
     def _together(self, requests: Sequence[Any]) -> Sequence[Any]:
-        return self._heads(requests) if isinstance(requests[0], Head) else self._forward(requests)
+        if isinstance(requests[0], Head):
+            return self._heads(requests)
+        if isinstance(requests[0], Norm):
+            normed = self.decoder.norm(_packed([request.x for request in requests]))
+            return _unpacked(normed, [request.size for request in requests])
+        return self._forward(requests)
 
     def _heads(self, requests: Sequence[Head]) -> Sequence[Any]:
         one, x = requests[0], _packed([request.x for request in requests])

@@ -76,10 +76,12 @@ class Linear:
             return self._modules[0](x)
         return torch.cat([module(x) for module in self._modules], -1)
 
-    def refresh(self) -> None:
-        """Rebuild if the user's modules have changed or were replaced, for instance by adapters."""
-        if self._stamp != stamp_of(self._found()):
+    def refresh(self) -> bool:
+        """Rebuild if the user's modules have changed or were replaced; returns whether they have."""
+        changed = self._stamp != stamp_of(self._found())
+        if changed:
             self._build()
+        return changed
 
     def _found(self) -> list[nn.Module]:
         return [getattr(self._parent, name) for name in self._names]

@@ -11,6 +11,8 @@ from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, Plan, Planner
 
+CYCLE_TOKENS = 32
+"""Most tokens that a cycle commits."""
 COLLECTING = Plan("plain: collecting hidden states")
 
 
@@ -38,6 +40,7 @@ class RefreshedPlanner(BasePlanner, ABC):
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep hold of the session whose cache the searches read."""
         self._session = session
+        session.look_back(self._window * CYCLE_TOKENS)
         self._first.start(session, prompt)
         self.domain = self._first.domain
 

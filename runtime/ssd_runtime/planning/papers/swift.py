@@ -13,6 +13,7 @@ from ssd_runtime.drafting.masked import CHAIN, Branching
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
+from ssd_runtime.planning.papers.refreshed import CYCLE_TOKENS
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.search.gaussian import most_promising
@@ -28,6 +29,8 @@ DOUBT = 2.0
 LOOK_EVERY = 256
 """Tokens of the stream from one look at a finished search's mask to the next. With the window's own choices a look
 takes some two plain steps: that is within 1% of the time up to 1.28 times plain decoding's speed."""
+EVERYTHING = 1 << 30
+"""Tokens, more than any context has."""
 POOL = 256
 """Masks that the Gaussian process chooses from."""
 
@@ -182,6 +185,7 @@ class SwiftPlanner(BasePlanner):
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep hold of the session whose cache candidates are compared on."""
         self._session = session
+        session.look_back(self._search.settings.window + CYCLE_TOKENS)
 
     def searching(self, context: int) -> Work[None]:
         """Score the best mask where it has no score on this request, and try a candidate while the search goes on."""
@@ -192,6 +196,7 @@ class SwiftPlanner(BasePlanner):
             if self._recent.tokens < search.settings.window:
                 return
             self._window = yield from self._recent.referencing(self._session)
+            self._session.look_back(EVERYTHING)  # masks are compared on it until the request ends
             self._recent = RecentStates(0)
             self._outdated = True
         if self._outdated:

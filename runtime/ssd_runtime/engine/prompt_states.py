@@ -1,0 +1,74 @@
+"""Sums of the normed states of a sequence's tokens: what routing by the mean needs, wherever a prompt was resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ssd_runtime.model.runner import Norm, Work
+
+BLOCK = 64
+"""Tokens per sum. A prompt that begins like an earlier sequence is resumed at a multiple of it."""
+
+
+class PromptStates:
+    """Sums of the normed states of every whole block of committed tokens, and the states after the last of these.
+
+    Sums do not depend on how the tokens were split into forwards, but for rounding, since each is of one block. States
+    of an answer's tokens are kept as they are until somebody asks: summing them would take time in every cycle.
+    """
+
+    def __init__(self) -> None:
+        self._sums: list[Tensor] = []
+        """Each [blocks, hidden], in fp32."""
+        self._blocks = 0
+        self._open: list[Tensor] = []
+        """States [n, hidden] after the last sub-layer, of the tokens after the last whole block."""
+
+    def copy(self) -> PromptStates:
+        """Another object of the same states."""
+        other = PromptStates()
+        other._sums, other._blocks, other._open = list(self._sums), self._blocks, list(self._open)
+        return other
+
+    def add(self, states: Tensor) -> None:
+        """Add the states [n, hidden] of the next tokens, as they come out of the last sub-layer."""
+        self._open.append(states)
+
+    def closing(self) -> Work[Tensor]:
+        """Norm what has been added and sum its whole blocks; returns normed states [n, hidden] of the latest tokens.
+
+        Those are the tokens that were in no whole block before.
+        """
+        rows = _joined(self._open)
+        normed = yield Norm(rows)
+        blocks = rows.shape[0] // BLOCK
+        if blocks:
+            whole = normed[: blocks * BLOCK].unflatten(0, (blocks, BLOCK))
+            self._sums.append(whole.sum(1, dtype=torch.float32))
+            self._blocks += blocks
+        # A copy: a view would keep the states of all blocks in memory.
+        self._open = [rows[blocks * BLOCK :].clone()]
+        return normed
+
+    def resuming(self, tokens: int) -> Work[PromptStates]:
+        """The states of the first `tokens` tokens, a multiple of `BLOCK`."""
+        if tokens > self._blocks * BLOCK:
+            yield from self.closing()
+        beginning = PromptStates()
+        beginning._blocks = tokens // BLOCK
+        beginning._sums = [_joined(self._sums)[: beginning._blocks]]
+        return beginning
+
+    def mean(self, normed: Tensor, tokens: int) -> Tensor:
+        """Mean [hidden] over all `tokens` tokens; `normed` is what the latest `closing` returned."""
+        total = normed[normed.shape[0] - tokens % BLOCK :].sum(0, dtype=torch.float32)
+        for sums in self._sums:
+            total = total + sums.sum(0)
+        return total / tokens
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

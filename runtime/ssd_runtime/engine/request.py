@@ -1,0 +1,29 @@
+"""A prompt that an engine decodes beside others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ssd_runtime.engine.loop import Generation
+from ssd_runtime.engine.result import Outcome
+from ssd_runtime.engine.runner import Runner, Turn, naming
+from ssd_runtime.engine.scheduler import Job
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One prompt with its own settings; `Engine.step` moves it on."""
+
+    runner: Runner
+    turn: Turn
+    job: Job[Generation]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, failed or been cancelled."""
+        return self.job.done
+
+    def outcome(self) -> Outcome:
+        """The answer with its figures, once it is done. Raises the UserError that it failed with."""
+        with naming(self.turn.prompt):
+            return self.runner.outcome(self.turn, self.job.ended())
