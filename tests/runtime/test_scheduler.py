@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from bench.planted import plant
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from bench.fixtures.planted import plant
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask

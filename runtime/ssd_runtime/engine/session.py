@@ -283,7 +283,8 @@ class Session:
 
     def _compute_again(self, long: bool) -> None:
         self.cache.long = long
-        self._runner.finish(self.recomputing())
+        for request in self.recomputing():
+            self._runner.answer([request])
 
     def recomputing(self) -> Work[None]:
         """Run the committed tokens again, whose keys and values are lost or were rotated by other angles."""

@@ -1,6 +1,6 @@
 """How far logits of plain decoding move with the number of rows that a forward has, and how often that tips a choice.
 
-`python -m bench.near_ties --dtypes fp32,bf16 --prompts 24`
+`python -m bench.studies.near_ties --dtypes fp32,bf16 --prompts 24`
 Each prompt's plain answer is run again, 2, 4, … rows at a time. Per dtype and kernel and number of rows: percentiles of
 |Δ logit| against one row at a time over all positions and tokens of the vocabulary; flips, positions at which another
 token is the most probable, per 10,000; and the largest gap between plain decoding's best two logits at a flip.
@@ -15,8 +15,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from bench.prompt_files import SPEC_BENCH
-from bench.stratified import stratified
+from bench.fixtures.prompt_files import SPEC_BENCH, stratified
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits, generate
