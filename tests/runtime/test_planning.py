@@ -344,3 +344,12 @@ def test_what_is_never_used_alone_is_never_priced(monkeypatch: pytest.MonkeyPatc
     assert len(asked) == count
     assert len(model.rows_under_load(101, 4, 3)) == 32
     assert max(asked) == 256
+
+
+def test_rows_beyond_a_curve_with_a_flat_end_are_not_free() -> None:
+    flat = [1.0 + 0.1 * min(rows, 20) for rows in range(32)]
+    assert cost_of(flat, 64) == pytest.approx(3.0 + 32 * 2.0 / 31)
+    steep = [1.0 + 0.1 * max(0, rows - 20) for rows in range(32)]
+    assert cost_of(steep, 64) == pytest.approx(2.1 + 32 * 0.1)
+    prices = CostModel(stepped(flat)).rows_under_load(100, 32, 31)
+    assert all(after > before for before, after in pairwise(prices))

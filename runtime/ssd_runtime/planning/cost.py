@@ -190,8 +190,13 @@ class CostModel:
 
 
 def cost_of(costs: Sequence[float], rows: int) -> float:
-    """The cost of any number of rows; beyond those measured it goes on as between the last eight."""
+    """The cost of any number of rows; beyond those measured it goes on as between the last eight.
+
+    It rises there no more slowly than on average before: noise may have flattened the end, but no row is free.
+    """
     if rows <= len(costs):
         return costs[rows - 1]
-    slope = (costs[-1] - costs[-9]) / 8 if len(costs) > 8 else costs[-1] / len(costs)
+    slope = costs[-1] / len(costs)
+    if len(costs) > 8:
+        slope = max((costs[-1] - costs[-9]) / 8, (costs[-1] - costs[0]) / (len(costs) - 1))
     return costs[-1] + slope * (rows - len(costs))
