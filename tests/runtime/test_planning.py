@@ -166,9 +166,9 @@ def test_knapsack_begins_with_the_bundles_masks_where_these_are_predicted_to_gai
     settings = read_settings("knapsack", [])
     for agreement, expected in ((0.98, HALF), (0.1, None)):
         given = bundle(one=record("one", {(2, 3, 4, 5): agreement}))
-        make = make_strategy("knapsack", settings, Decoder(tiny_model("llama")), given, latency_table(LAYERS))
-        planner = make()
-        planner.start(None, prompt(0))  # type: ignore[arg-type]
+        decoder = Decoder(tiny_model("llama"))
+        planner = make_strategy("knapsack", settings, decoder, given, latency_table(LAYERS))()
+        planner.start(Session(decoder), prompt(0))
         assert planner.plan(100, 1).mask == expected
 
 

@@ -340,9 +340,9 @@ def cosine_of(reference: ReferenceStates, layers: set[int]) -> float:
     session.cache = group.cache
     mask = SkipMask.of(8, {index for layer in layers for index in (2 * layer, 2 * layer + 1)})
     batch = Batch.of([DECODER.batches.consecutive(group.cache, group.start, 1)])
-    kept = [cache.clone() for cache in group.cache._layers]
+    kept = [slots.clone() for slots in group.cache.pool.storage]
     x = DECODER.run(x, batch, mask)
-    group.cache._layers[:] = kept
+    group.cache.pool.storage[:] = kept
     return float(torch.cosine_similarity(DECODER.norm(x), DECODER.norm(reference.states[-1]), -1)[0])
 
 
