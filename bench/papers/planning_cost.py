@@ -52,7 +52,7 @@ def main() -> None:
     swift = SwiftSearch(layers, SwiftSettings())
     router = Router(bundle.anchors)
     for _ in range(30):
-        swift.record(swift.suggest(), 0.5)
+        swift.update(swift.suggest(), 0.5)
     swift.tried = SwiftSettings().bayes_interval - 1
     weights = Weights.of(latency, context)
     work: dict[str, Callable[[], object]] = {

@@ -76,7 +76,7 @@ def controller(
 ) -> Controller:
     """Make a controller that has read the trace's prompt, with a bundle's masks and exits."""
     lookup = Lookup(stream.lookup)
-    lookup.open(trace.prompt)
+    lookup.start(trace.prompt)
     heads: ExitHeads = None  # type: ignore[assignment] # that nobody asks: drafts are made by `_Oracle`
     sources, common = draft_sources(trace.domain, frontiers, exits, heads, latency, stream, lookup)
     return Controller(latency=latency, stream=stream, lookup=lookup, sources=sources, common=common)
@@ -129,7 +129,7 @@ def replay(
         controller.observe(cycle)
         for here in range(place - 1, min(place - 1 + len(tokens), len(trace.candidates))):
             before = trace.answer[here - 1] if here else trace.prompt[-1]
-            stream.lookup.successors.update(before, trace.answer[here], trace.candidates[here][:RANKS])
+            stream.lookup.successors.put(before, trace.answer[here], trace.candidates[here][:RANKS])
         done.cycles.append(cycle)
         done.costs.append((cycle.plan_seconds + cycle.seconds) / latency.step_seconds(context))
         place += len(tokens)

@@ -190,7 +190,7 @@ def _write(text: str) -> None:
 
 
 def _report(outcome: Outcome, as_json: bool, compare: bool) -> None:
-    result = outcome.record()
+    result = outcome.to_json()
     if as_json:
         print(json.dumps(result, ensure_ascii=False), flush=True)
     else:
@@ -233,7 +233,7 @@ def _explain(outcome: Outcome, steps: bool) -> None:
 
 def _finish(summary: Summary, as_json: bool, compare: bool) -> None:
     """Print the summary and choose the exit code: a wrong output takes precedence over failed prompts."""
-    total = summary.record()
+    total = summary.to_json()
     if as_json:
         print(json.dumps({"summary": total}), flush=True)
     elif compare and summary.total.prompts > 1:

@@ -90,7 +90,7 @@ def test_the_budget_bounds_the_loss_over_any_run_of_cycles(cycles: list[tuple[in
     for tokens, cost in cycles:
         # Where it is not allowed, a plain step is taken.
         done = (tokens, cost) if budget.allows(cost) else (1, 1.0)
-        budget.settle(*done)
+        budget.update(*done)
         taken.append(done)
         assert budget.credit >= -1e-9
     for first in range(len(taken)):
@@ -106,7 +106,7 @@ def test_it_bounds_the_loss_with_the_time_of_planning(cycles: list[tuple[int, fl
     for tokens, cost in cycles:
         planned = budget.covers_planning
         done = (tokens, cost) if planned and budget.allows(cost) else (1, 1.0)
-        budget.settle(*done, planning if planned else 0.0)
+        budget.update(*done, planning if planned else 0.0)
         taken.append((done[0], done[1] + planning * planned))
         assert budget.credit >= -1e-9
     for first in range(len(taken)):
@@ -138,7 +138,7 @@ def test_the_bound_holds_for_short_requests_one_after_the_other(
         for cycle in cycles:
             planned = budget.covers_planning
             done = spent(budget, cycle) if planned else (1, 1.0)
-            budget.settle(*done, planning if planned else 0.0)
+            budget.update(*done, planning if planned else 0.0)
             taken.append((done[0], done[1] + planning * planned))
         budgets.give_back(budget)
     lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
@@ -163,7 +163,7 @@ def test_where_several_decode_at_once_the_bound_counts_for_each(
         others = [replace(each) for each, _ in running if each is not budget]
         if cycles:
             done = spent(budget, cycles.pop())
-            budget.settle(*done)
+            budget.update(*done)
             taken.append(done)
         else:
             running = [each for each in running if each[0] is not budget]
@@ -399,9 +399,9 @@ def test_what_lies_behind_an_answers_end_says_nothing_of_drafts(exiting: bool) -
     assert offer.plan is not None
     whole = Cycle(offer.plan, 100, 3, 1, [5, 6], 4, 0.01, 0.01, 3, begun=exiting)
     before = replace(record)
-    source.learn(replace(whole, tokens=[5]), costs, 0.01)
+    source.observe(replace(whole, tokens=[5]), costs, 0.01)
     assert record == before
-    source.learn(whole, costs, 0.01)
+    source.observe(whole, costs, 0.01)
     assert record != before
 
 

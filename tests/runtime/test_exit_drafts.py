@@ -58,14 +58,14 @@ def test_exits_that_hold_are_kept_and_those_that_fail_left_until_they_were_forgo
     for _ in range(40):
         done = cycle(good, 4)
         assert done is not None
-        good.learn(done, COSTS, PLAIN)
+        good.observe(done, COSTS, PLAIN)
     failures = 0
     while (done := cycle(bad, 0)) is not None:
-        bad.learn(done, COSTS, PLAIN)
+        bad.observe(done, COSTS, PLAIN)
         failures += 1
         assert failures < 15
     assert failures
-    bad.record.rest(3000)
+    bad.stats.decay(3000)
     assert cycle(bad, 0) is not None
 
 
@@ -74,6 +74,6 @@ def test_exits_that_take_longer_than_the_table_says_are_left() -> None:
     for _ in range(60):
         for source, slowness in ((fast, 1.0), (slow, 1.8)):
             if (done := cycle(source, 4, slowness)) is not None:
-                source.learn(done, COSTS, PLAIN)
-    assert fast.record.trusted
-    assert not slow.record.trusted
+                source.observe(done, COSTS, PLAIN)
+    assert fast.stats.trusted
+    assert not slow.stats.trusted

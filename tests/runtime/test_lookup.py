@@ -65,11 +65,11 @@ def grown(lookup: Lookup, depth: int = 8) -> list[Node]:
 def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
     tokens: list[int], seen: list[tuple[int, int, list[int]]]
 ) -> None:
-    record = LookupStats()
+    stats = LookupStats()
     for before, token, candidates in seen:
-        record.successors.update(before, token, candidates)
-    lookup = Lookup(record)
-    lookup.open(tokens)
+        stats.successors.put(before, token, candidates)
+    lookup = Lookup(stats)
+    lookup.start(tokens)
     tree = grown(lookup)
     chances = [node.probability for node in tree]
     assert chances == sorted(chances, reverse=True)
@@ -89,13 +89,13 @@ def test_copies_grow_where_they_hold_and_stop_where_they_fail() -> None:
     story = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
     holding, failing = Lookup(LookupStats()), Lookup(LookupStats())
     for lookup in (holding, failing):
-        lookup.open(story)
+        lookup.start(story)
         assert grown(lookup)[0].token == 4
     for token in [4, 5, 6, 7, 8, 9, 1, 2, 3] * 12:
-        holding.learn((token,))
+        holding.observe((token,))
     # The same words in no order.
     draws = random.Random(0)
-    failing.learn([draws.randint(1, 9) for _ in range(150)])
+    failing.observe([draws.randint(1, 9) for _ in range(150)])
     assert [node.token for node in grown(holding)][:3] == [4, 5, 6]
     assert sum(node.probability for node in grown(holding)) > 6
     assert sum(node.probability for node in grown(failing)) < 1
@@ -111,7 +111,7 @@ def test_what_pays_follows_the_verification_curve() -> None:
 
 def test_candidates_are_those_of_the_last_time_and_the_longest_context() -> None:
     successors = Successors()
-    successors.verified(5, [[6], [6, 7]], [0, 1], torch.eye(10)[[1, 2]])
+    successors.update(5, [[6], [6, 7]], [0, 1], torch.eye(10)[[1, 2]])
     assert successors.of(5, 6)[0][0] == 1
     assert successors.of(6, 7)[1]
     assert successors.of(6, 7)[0][0] == 2
@@ -124,7 +124,7 @@ def test_candidates_are_those_of_the_last_time_and_the_longest_context() -> None
 def test_what_a_bundle_carries_is_what_was_seen(seen: list[tuple[int, int, list[int]]]) -> None:
     there = Successors()
     for before, token, candidates in seen:
-        there.update(before, token, candidates)
+        there.put(before, token, candidates)
     carried = SuccessorSet.of(there.rows())
     assert carried.rows() == there.rows()
     here = Successors(carried.rows())
@@ -136,26 +136,26 @@ def test_what_a_bundle_carries_is_what_was_seen(seen: list[tuple[int, int, list[
 def test_guesses_are_judged_by_what_was_known_before() -> None:
     """A token that stands where it never stood before had no candidate, though its own verification has just made one.
 
-    Else the record would say that candidates are always right.
+    Else the rates would say that candidates are always right.
     """
-    record = LookupStats()
-    make = LookupPlanner(latency_table(DECODER.shape.num_layers), LookupSettings(), record)
+    make = LookupPlanner(latency_table(DECODER.shape.num_layers), LookupSettings(), LookupStats())
     seen = list[tuple[int, int]]()
-    learn, verified = Lookup.learn, Successors.verified
+    observe = Lookup.observe
+    update = Successors.update
 
-    def learning(self: Lookup, tokens: list[int]) -> None:
+    def observing(self: Lookup, tokens: list[int]) -> None:
         seen.append((0, len(tokens)))
-        learn(self, tokens)
+        observe(self, tokens)
 
-    def taking_in(self: Successors, before: int, paths: list[list[int]], rows: list[int], logits: torch.Tensor) -> None:
+    def updating(self: Successors, before: int, paths: list[list[int]], rows: list[int], logits: torch.Tensor) -> None:
         seen.append((1, len(rows)))
-        verified(self, before, paths, rows, logits)
+        update(self, before, paths, rows, logits)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Lookup, "learn", learning)
-        patch.setattr(Successors, "verified", taking_in)
+        patch.setattr(Lookup, "observe", observing)
+        patch.setattr(Successors, "update", updating)
         generate(Session(DECODER), [3, 4, 5], make, Limits(20))
-    # The prompt's own next token comes first; then, cycle by cycle, judging and only then taking in.
+    # The token after the prompt comes first; then, cycle by cycle, guesses are judged before the table is updated.
     kinds = [kind for kind, _ in seen[1:]]
     assert kinds == [0, 1] * (len(kinds) // 2)
     assert sum(length for kind, length in seen if kind == 0) == 20

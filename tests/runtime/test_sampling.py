@@ -318,7 +318,7 @@ GUESSES = (Node(2, 0, 0.5, 1), Node(1, 1, 0.3, 2), Node(3, 0, 0.2, 1))
 
 def known_words() -> Lookup:
     lookup = Lookup(LookupStats())
-    lookup.open(PROMPT * 3)
+    lookup.start(PROMPT * 3)
     return lookup
 
 

@@ -231,9 +231,9 @@ def test_a_score_that_comes_after_its_search_has_ended_is_dropped(again: bool) -
         while True:
             replays += isinstance(request, Forward)
             if replays == 2 and isinstance(request, Forward):
-                search.record(found, 0.95)
+                search.update(found, 0.95)
                 if again:
-                    search.rescored(0.0)
+                    search.update_best(0.0)
             request = work.send(runner.answer([request])[0])
     assert replays == 2, "the best mask's and a candidate's"
     assert (search.running, search.tried) == (again, 0 if again else 1)
@@ -244,7 +244,7 @@ def test_a_window_that_has_begun_is_filled() -> None:
     """Its tokens follow each other, whatever another sequence has the search do meanwhile."""
     search = SwiftSearch(4, SwiftSettings(window=99, enough=0.9))
     planner, _ = with_window(Decoder(tiny_model("qwen3", seed=3)), search)
-    search.record(search.suggest(), 0.95)
+    search.update(search.suggest(), 0.95)
     assert not search.due
     assert planner.wants_states
     assert not SwiftPlanner(search).wants_states

@@ -129,7 +129,7 @@ def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) ->
 def test_guesses_go_on_where_a_masked_chain_ends() -> None:
     ids = [1, 2, 3, 4]
     plain, lookup = plainly(ids, 60), Lookup(LookupStats())
-    lookup.open([*ids, *plain])
+    lookup.start([*ids, *plain])
     plan = Plan("test", Extended(Masked(WEAK), 2, lookup, 1.0, 1.0, (1.0,) * 32, 9.0), 12)
     got = generate(Session(DECODER), ids, ConstantPlanner(plan), Limits(60))
     assert got.token_ids == plain
@@ -175,7 +175,7 @@ class Chain(Masked):
 def test_of_guesses_and_second_candidates_the_likelier_is_verified(agreement: float) -> None:
     """One row may be added: what follows a chain that is right surely, or stands beside one that is not."""
     lookup, costs = Lookup(LookupStats()), (1.0, 1.0, 1.0, 1.1, *(9.0,) * 28)
-    lookup.open([1, 2, 3, 4] * 5)
+    lookup.start([1, 2, 3, 4] * 5)
     drafter = Extended(Chain(WEAK), 2, lookup, agreement, 1.0, costs, 0.2)
     got = ModelRunner(DECODER).finish(drafter.drafting(Session(DECODER), 1, 14))
     added = (4, 2) if agreement > 0.9 else (9, 0)
@@ -389,22 +389,22 @@ def test_swift_never_tries_a_protected_layer() -> None:
     for number in range(40):
         mask = search.suggest()
         assert not {0, 1, 14, 15} & set(mask)
-        search.record(mask, number / 100)
+        search.update(mask, number / 100)
     assert search.tried == 40
 
 
 def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> None:
     search = SwiftSearch(8, SwiftSettings(steps=100, enough=0.9))
-    search.record(search.suggest(), 0.95)
+    search.update(search.suggest(), 0.95)
     assert not search.running
     chosen = search.best
-    search.rescored(0.9)
+    search.update_best(0.9)
     assert not search.running
-    search.rescored(0.5)
+    search.update_best(0.5)
     assert search.running
     assert (search.best, search.score) == (chosen, 0.5)
     # An easy prompt's score does not stand in the way of what is better on this one.
-    search.record(search.suggest(), 0.6)
+    search.update(search.suggest(), 0.6)
     assert search.score == 0.6
 
 
@@ -414,8 +414,8 @@ def test_swift_does_not_search_again_because_of_chance(share: float) -> None:
 
     def searches_again(then: float) -> bool:
         search = SwiftSearch(8, SwiftSettings(steps=1))
-        search.record(search.suggest(), random.binomial(32, share) / 32)
-        search.rescored(random.binomial(32, then) / 32)
+        search.update(search.suggest(), random.binomial(32, share) / 32)
+        search.update_best(random.binomial(32, then) / 32)
         return search.running
 
     random = np.random.default_rng(0)
@@ -447,9 +447,9 @@ def test_swift_keeps_what_it_has_learned_when_a_request_ends() -> None:
         while search.running:
             if search.tried % 10 == 0:
                 ease = random.random()
-                search.rescored(ease - _wrong(search.best))
+                search.update_best(ease - _wrong(search.best))
             mask = search.suggest()
-            search.record(mask, ease - _wrong(mask))
+            search.update(mask, ease - _wrong(mask))
         found.append(_wrong(search.best))
     assert np.mean(found) <= 0.12
 
@@ -464,7 +464,7 @@ def test_swift_ends_by_steps_and_by_idleness() -> None:
         search = SwiftSearch(8, settings)
         tried = 0
         while search.running:
-            search.record(search.suggest(), 0.0)
+            search.update(search.suggest(), 0.0)
             tried += 1
         assert tried == most
 
@@ -473,16 +473,16 @@ def test_swift_skips_less_while_acceptance_stays_low() -> None:
     search = SwiftSearch(20, SwiftSettings())
     sizes = [len(list(search.best))]
     for _ in range(5):
-        search.drafted(64, 20, 40)
+        search.update_acceptance(64, 20, 40)
         assert len(list(search.best)) == sizes[-1], "a mask that nobody chose says nothing"
         for _ in range(SwiftSettings().bayes_interval):
-            search.record(search.suggest(), 0.1)
-        search.drafted(64, 20, 40)
+            search.update(search.suggest(), 0.1)
+        search.update_acceptance(64, 20, 40)
         sizes.append(len(list(search.best)))
     assert sizes[:3] == [20, 18, 16]
     assert sizes[3:] == [16] * 3, "it does not step below the least share"
     kept = search.skip
-    search.drafted(64, 60, 80)
+    search.update_acceptance(64, 60, 80)
     assert search.skip == kept
 
 
@@ -518,7 +518,7 @@ def test_swift_without_steps_keeps_its_mask_however_little_is_accepted() -> None
     search = SwiftSearch(20, SwiftSettings(steps=0))
     before = search.best
     for _ in range(5):
-        search.drafted(64, 0, 20)
+        search.update_acceptance(64, 0, 20)
     assert search.best == before
 
 

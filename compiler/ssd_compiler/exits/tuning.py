@@ -124,11 +124,11 @@ class _Costs:
             self.through[rows] = np.concatenate([[0.0], single.cumsum()])
         return float(self.through[rows][last] - self.through[rows][first])
 
-    def step(self, depths: list[int], depth: int) -> float:
-        """Time of drafting one token to `depth`, with shallower tokens before it caught up. Appends to `depths`."""
-        depths.append(0)
-        ranges = catch_up_ranges(depths, depth)
-        return self.overhead + sum(self.layers(first, last, len(depths) - begin) for begin, first, last in ranges)
+    def step(self, depths: Sequence[int], depth: int) -> tuple[float, list[int]]:
+        """Time of drafting one token to `depth`, with shallower tokens before it caught up; and all new depths."""
+        ranges, reached = catch_up_ranges([*depths, 0], depth)
+        rows = len(reached)
+        return self.overhead + sum(self.layers(first, last, rows - begin) for begin, first, last in ranges), reached
 
     def verification(self, depth: int, rows: int) -> float:
         """Time of verifying `rows` rows that have already passed `depth` layers."""
@@ -163,10 +163,12 @@ def _replay(chain: _Chain, stops: Sequence[int], width: int, costs: _Costs) -> t
         drafted = int(stuck[0]) if stuck.size else limit - position
         depths = list[int]()
         for stop in leaving[:drafted].tolist():
-            seconds += costs.step(depths, stops[stop]) + (stop + 1) * costs.look
+            drafting, depths = costs.step(depths, stops[stop])
+            seconds += drafting + (stop + 1) * costs.look
         # The token that ends the draft runs to the depth of verification. Where no exit was sure, each one looked at
         # it.
-        seconds += costs.step(depths, stops[-1] if stuck.size else depths[0])
+        drafting, depths = costs.step(depths, stops[-1] if stuck.size else depths[0])
+        seconds += drafting
         seconds += len(stops) * costs.look if stuck.size else 0.0
         seconds += costs.verification(depths[0], drafted + 1)
         wrong = np.flatnonzero(~chain.matches[position : position + drafted])

@@ -1,9 +1,9 @@
-"""Drafts by the model's first layers, whose work verification goes on from (SpecBound §2.3)."""
+"""Drafts by the model's first layers; verification goes on from their states (SpecBound §2.3)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,22 +19,27 @@ from ssd_runtime.sampling.sampler import Proposal
 
 @dataclass(frozen=True, slots=True)
 class EarlyExit:
-    """Each token leaves behind the first of `stops` layers where it is sure enough; the last stop is the depth bound.
+    """A drafter whose tokens exit after the first of `stops` layers that predicts the next token with confidence.
 
-    A token that is not sure there ends the draft: it is not guessed at, but joins the verification, which yields
-    its successor. Where the draft ends by its length instead, its last token is brought as deep as the deepest
-    before it together with those that left earlier, and joins the verification too, for the bonus token.
+    The last stop is the depth bound. A token without a confident prediction there ends the draft: it joins the
+    verification, which yields its successor. If the draft ends by its length instead, its last token joins the
+    verification too, for the bonus token. It is brought to the deepest token's depth first, together with those that
+    exited earlier.
     """
 
     heads: ExitHeads
     stops: tuple[int, ...]
-    """Layers behind which a token may leave, ascending."""
+    """Layers after which a token may exit, ascending."""
     threshold: float
+    """Least (annealed) confidence of an exit."""
     annealing: float = 0.0
+    """Growth of the temperature toward the first layers; 0 leaves it at 1."""
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
-        """Draft up to `length` tokens."""
-        rows, path, probs = _Rows(session), [pending], list[Tensor]()
+        """Draft up to `length` tokens after `pending`."""
+        rows = _Rows(session)
+        path = [pending]
+        probs = list[Tensor]()
         rows.add(pending)
         while (proposal := (yield from self._leaving(rows, path))) is not None:
             path.append(proposal.token)
@@ -48,7 +53,7 @@ class EarlyExit:
         return Draft(path[1:], begun=begun, probs=probs, steps=len(path) - 1)
 
     def _leaving(self, rows: _Rows, path: list[int]) -> Work[Proposal | None]:
-        """The token behind the last row, from the first layer that is sure of one; None where none is."""
+        """Propose the token after the last row from the first confident stop; None if no stop is confident."""
         layers = rows.session.decoder.shape.num_layers
         for stop in self.stops:
             yield from rows.advancing(stop)
@@ -62,10 +67,10 @@ class EarlyExit:
 
 @dataclass(slots=True)
 class _Rows:
-    """The hidden-state cache: how deep each token has got, and its state there.
+    """The hidden-state cache: each token's depth in layers, and its state at that depth.
 
-    A token needs the keys of those before it in every layer it runs through. So where it goes deeper than these
-    went, they come along from where they left: depths never rise from one row to the next.
+    A token needs the keys of all tokens before it in every layer that it runs through. Where it goes deeper than these
+    went, they are caught up from where they exited. So depths never rise from one row to the next.
     """
 
     session: Session
@@ -75,29 +80,35 @@ class _Rows:
 
     @property
     def deepest(self) -> int:
-        """Layers that the first token has been through."""
+        """Layers that the first token has run through."""
         return self.depths[0]
 
     def add(self, token: int) -> None:
-        """One token more, at its embedding."""
+        """Append a token at depth 0, with its embedding."""
         self.states.append(self.session.decoder.embed([token]))
         self.depths.append(0)
 
     def advancing(self, depth: int) -> Work[None]:
-        """Bring the last token to `depth`, and with it all that are not as deep."""
-        for begin, first, last in catch_up_ranges(self.depths, depth):
+        """Bring the last token, and all shallower ones, to `depth`."""
+        ranges, reached = catch_up_ranges(self.depths, depth)
+        for begin, first, last in ranges:
             x = yield self.session.request(torch.cat(self.states[begin:]), begin, first=2 * first, last=2 * last)
             self.states[begin:] = x.split(1)
+        self.depths = reached
 
 
-def catch_up_ranges(depths: list[int], depth: int) -> Iterator[tuple[int, int, int]]:
-    """What brings the last of some tokens to `depth`: (first of the rows, from layer, to layer), one behind the other.
+def catch_up_ranges(depths: Sequence[int], depth: int) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Plan the forwards that bring the last of some tokens to `depth`.
 
-    Each runs the rows from that one to the last; `depths`, the layers that each token has been through, follow.
+    `depths` are the layers that each token has run through. Returns the forwards in order, each as (first row, first
+    layer, end layer): it takes all rows from that one through these layers. Returns the new depths besides.
     """
-    while (level := depths[-1]) < depth:
-        begin = depths.index(level)
-        # Those just ahead are joined where they left.
-        until = min(depth, depths[begin - 1]) if begin else depth
-        yield begin, level, until
-        depths[begin:] = [until] * (len(depths) - begin)
+    reached = list(depths)
+    ranges = list[tuple[int, int, int]]()
+    while (level := reached[-1]) < depth:
+        begin = reached.index(level)
+        # The forward stops at the depth of the row before its first: that row joins the next one.
+        until = min(depth, reached[begin - 1]) if begin else depth
+        ranges.append((begin, level, until))
+        reached[begin:] = [until] * (len(reached) - begin)
+    return ranges, reached

@@ -73,20 +73,20 @@ class Lookup:
         """Number of tokens read so far."""
         return len(self._index.tokens)
 
-    def open(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int]) -> None:
         """Read the prompt."""
         self._index.extend(prompt)
 
-    def catch_up(self, context: int, pending: int) -> None:
+    def observe_first(self, context: int, pending: int) -> None:
         """Read the first token after a prompt of `context` tokens, which belongs to no cycle."""
         if self.known == context:
-            self.learn((pending,))
+            self.observe((pending,))
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Read the answer's next tokens without updating the rates, which is cheaper."""
         self._index.extend(tokens)
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int]) -> None:
         """Read the answer's next tokens and update the rates of the guesses for them."""
         for token in tokens:
             for guess, rate in self._guesses(()):

@@ -31,9 +31,9 @@ class Successors:
         self._by_token: OrderedDict[int, list[int]] = OrderedDict()
         self._by_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
         for before, token, *best in rows:
-            self.update(before, token, best[:RANKS])
+            self.put(before, token, best[:RANKS])
 
-    def verified(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
+    def update(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
         """Update the table from the accepted `rows` of a verification's `logits` [n, vocabulary].
 
         paths[row] are the tokens up to that row, after the token `before`.
@@ -41,9 +41,9 @@ class Successors:
         for row, best in zip(rows, candidates(logits, rows, RANKS), strict=True):
             path = paths[row]
             if best:  # logits that are NaN have no candidates
-                self.update(path[-2] if len(path) > 1 else before, path[-1], best)
+                self.put(path[-2] if len(path) > 1 else before, path[-1], best)
 
-    def update(self, before: int, token: int, candidates: list[int]) -> None:
+    def put(self, before: int, token: int, candidates: list[int]) -> None:
         """Store the candidates after `before` and `token`, best first."""
         _put(self._by_token, token, candidates)
         _put(self._by_pair, (before, token), candidates)

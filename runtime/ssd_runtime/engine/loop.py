@@ -147,7 +147,7 @@ def decoding(
     )
     try:
         logits = yield Head(prompt.last[None], normed=True)
-        _deliver(output.take([session.choose(logits, lambda: [[]])(0)]), on_tokens)
+        _deliver(output.append([session.choose(logits, lambda: [[]])(0)]), on_tokens)
         watch, observing = Stopwatch(session.decoder.lock), 0.0
         while not output.done:
             cycle, observing = yield from _cycle(session, planner, output, watch, observing)
@@ -187,7 +187,7 @@ def _cycle(
         context=context,
         drafted=draft.main_path,
         accepted=accepted.drafts,
-        tokens=output.take([*(rows[row] for row in accepted.rows[1:]), accepted.next_token]),
+        tokens=output.append([*(rows[row] for row in accepted.rows[1:]), accepted.next_token]),
         verified=len(rows),
         draft_seconds=drafting,
         verify_seconds=verifying,
@@ -199,7 +199,7 @@ def _cycle(
     planner.observe(cycle, _rows(answer, accepted.rows) if keeps else None)
     # Only now: guesses are judged by what was known before.
     if planner.successors is not None:
-        planner.successors.verified(before, draft.paths(pending), accepted.rows, logits)
+        planner.successors.update(before, draft.paths(pending), accepted.rows, logits)
     return cycle, watch.lap()
 
 
@@ -244,7 +244,7 @@ class _Output:
         """New tokens that there is still room for."""
         return self.most - len(self.tokens)
 
-    def take(self, tokens: list[int]) -> list[int]:
+    def append(self, tokens: list[int]) -> list[int]:
         """Append tokens up to the end of generation; what lies behind it is dropped. Returns those appended."""
         before = len(self.tokens)
         for token in tokens:

@@ -27,7 +27,7 @@ class Outcome:
     seed: int | None = None
     """Of sampling."""
 
-    def record(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The prompt's JSON object."""
         generation = self.generation
         return {
@@ -139,7 +139,7 @@ class Summary:
         if name:
             self.categories[name] = self.categories.get(name, Tally()) + tally
 
-    def record(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The summary's JSON object."""
         return {
             "prompts": self.total.prompts,

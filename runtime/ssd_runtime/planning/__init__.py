@@ -1,1 +1,1 @@
-"""What to do next: plain decoding, or drafting with which mask, how far and until which confidence."""
+"""Planners decide cycle by cycle: plain decoding, or drafting with which mask, how far and until which confidence."""

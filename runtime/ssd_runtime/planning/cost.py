@@ -1,4 +1,4 @@
-"""What forwards take on a device, and what cycles of tokens and steps are worth: time is weighed here alone."""
+"""The cost of forwards on a device, and the rate of cycles: nowhere else are tokens weighed against time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.by_context import ByContext
 
 MOST_ROWS = 32
-"""Rows of one sequence's verification that are priced: no draft has more."""
+"""Most rows of one sequence's verification; no draft has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A mask to choose from, with what its drafts yield."""
+    """A mask of a frontier with its acceptance profile."""
 
     name: str
     mask: SkipMask
@@ -37,9 +37,9 @@ class Option:
     threshold: float
     tokens_per_second: float
     speedup: float
-    """Against plain decoding at the same context length, by the same latency table."""
+    """Tokens/s ÷ those of plain decoding at the same context length, by the same latency table."""
     draft_cost: float
-    """A draft step, in plain steps."""
+    """Cost of a draft step, in plain steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,61 +47,65 @@ class StepCosts:
     """Seconds of full forwards of one sequence at one context length."""
 
     plain: float
+    """Seconds of a forward of one row."""
     queries: NDArray[np.float64]
+    """Measured numbers of rows, ascending."""
     curve: NDArray[np.float64]
-    """A forward of each of `queries` tokens."""
+    """Seconds of a forward of each of `queries` rows."""
 
     def verification(self, drafted: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Verifying so many drafted tokens, the pending token included in the forward."""
+        """Seconds to verify `drafted` tokens; the forward has the pending token's row besides."""
         return np.interp(np.asarray(drafted) + 1.0, self.queries, self.curve)
 
     def rate(
         self, tokens: NDArray[np.float64] | float, steps: NDArray[np.float64] | float, draft: float
     ) -> NDArray[np.float64]:
-        """Tokens a second of cycles of so many tokens and draft steps, `draft` seconds each, and a verification."""
+        """Tokens/s of cycles of `tokens` tokens, `steps` draft steps of `draft` seconds each, and a verification."""
         return np.asarray(tokens / (steps * draft + self.verification(steps)))
 
 
 class Corrections(Protocol):
-    """What verifications take here and now, beside what the latency table says."""
+    """Corrections of the latency table by the verifications that were timed lately."""
 
     def priced(self, costs: Sequence[float], first: int = 1) -> list[float]:
-        """The table's costs of `first`, `first` + 1, … rows, corrected; more rows never cost less."""
+        """Corrected costs of `first`, `first` + 1, … rows, from the table's `costs`; more rows never cost less."""
         ...
 
 
 class CostModel:
-    """Answers what a forward of so many rows takes at a context length, alone or under load, and what a cycle is worth.
+    """The cost of a forward of any number of rows at a context length, alone or under load, and the rate of a cycle.
 
-    It goes by a latency table and, where given, by a stream's corrections. Costs are in plain steps: seconds ÷ those
-    of a forward of one row of one sequence at the same context. An object serves one request, whose context grows.
+    It uses a latency table and, if given, a stream's corrections. Costs are in plain steps: seconds ÷ those of a
+    forward of one row of one sequence at the same context. An object serves one request, whose context grows.
     """
 
     def __init__(self, latency: LatencyTable, corrections: Corrections | None = None) -> None:
-        self.latency, self._corrections = latency, corrections
+        self.latency = latency
+        self._corrections = corrections
         self._plain = ByContext(latency.step_seconds)
         self._joint = dict[int, float]()
-        """By sequences, in seconds."""
+        """Seconds that a shared forward takes beyond its rows, by number of sequences."""
         self._alone = ByContext(lambda context: self._curve(context, MOST_ROWS))
-        # Only where sequences share steps: it takes longer.
+        # The long curve takes longer to compute, so it waits until sequences share steps.
         self._shared = ByContext(lambda context: self._curve(context, latency.most_queries))
 
     def at(self, context: float) -> StepCosts:
-        """Seconds of full forwards of a sequence that is alone, at any context length."""
+        """Seconds of full forwards of a lone sequence, at any context length."""
         return self._at(context, MOST_ROWS)
 
     def tokens_per_second(self, context: float, tokens: float, steps: float, mask: SkipMask | None = None) -> float:
-        """What a cycle of so many tokens brings that takes `steps` draft steps with `mask` and a verification.
+        """Tokens/s of a cycle of `tokens` tokens that takes `steps` draft steps with `mask` and a verification.
 
-        KnapSpec's TPT (eq. 4), but that a verification takes what was measured for its rows, not one plain step.
+        This is KnapSpec's TPT (eq. 4), except that a verification takes the time measured for its rows, not that of
+        one plain step.
         """
         draft = self.latency.step_seconds(context, 1, mask) if steps else 0.0
         return float(self.at(context).rate(tokens, steps, draft))
 
     def best_option(self, entries: Sequence[Entry], context: float) -> Option | None:
-        """The (mask, draft length, threshold) of most tokens a second; None without entries.
+        """The (mask, draft length, threshold) with the most tokens/s; None without entries.
 
-        Tokens and draft steps per cycle are those of the acceptance profile.
+        Tokens and draft steps per cycle come from the acceptance profile.
         """
         costs = self.at(context)
         best: Option | None = None
@@ -123,22 +127,23 @@ class CostModel:
         return best
 
     def rows(self, context: int) -> list[float]:
-        """What verifications of 1, 2, … rows of a sequence that is alone cost."""
+        """Costs of verifications of 1, 2, … rows of a lone sequence."""
         costs = self._alone.at(context)
         return costs if self._corrections is None else self._corrections.priced(costs)
 
     def rows_under_load(self, context: int, sequences: int, others: int) -> list[float]:
-        """What 1, 2, … rows of one sequence cost where `sequences` share a forward, with `others` rows of the others.
+        """Costs of 1, 2, … rows of one of `sequences` sequences, whose shared forward has `others` other rows.
 
-        Here a plain step is a forward that has one row of this sequence. Every sequence waits for the rows of each, and
-        loses what it could have decoded meanwhile: a row costs what it adds to the shared step, times the sequences.
+        The unit is a shared forward that has one row of this sequence. Every sequence waits for all rows and could have
+        decoded meanwhile. So a row costs the time that it adds to the shared step, times the number of sequences.
         """
         costs = self.shared_rows(context, sequences, others)
         return [1.0 + sequences * (cost / costs[0] - 1.0) for cost in costs]
 
     def shared_rows(self, context: int, sequences: int, others: int) -> list[float]:
-        """What forwards of `others` + 1, `others` + 2, … rows of so many sequences cost."""
-        curve, count = self._shared.at(context), len(self._alone.at(context))
+        """Costs of forwards of `others` + 1, `others` + 2, … rows of `sequences` sequences."""
+        curve = self._shared.at(context)
+        count = len(self._alone.at(context))
         costs = [cost_of(curve, others + n) for n in range(1, count + 1)]
         if self._corrections is not None:
             costs = self._corrections.priced(costs, others + 1)
@@ -146,53 +151,53 @@ class CostModel:
         return [cost + extra for cost in costs]
 
     def shared_step(self, context: int, rows: int, sequences: int = 1) -> float:
-        """What a forward of so many rows in all costs, by the table alone."""
+        """Cost of a forward of `rows` rows in all, by the table alone."""
         if sequences == 1:
             return cost_of(self._alone.at(context), rows)
         return cost_of(self._shared.at(context), rows) + self._extra(context, sequences)
 
     def draft_step(self, context: int, mask: SkipMask, sequences: int) -> float:
-        """What one step of the masked model for so many sequences costs, a row each."""
+        """Cost of one step of the masked model with a row of each of `sequences` sequences."""
         return self.latency.step_seconds(context, sequences, mask, sequences) / self._plain.at(context)
 
     def prefixes(self, context: int, layers: int, most_rows: int) -> list[float]:
-        """What 1, 2, …, `most_rows` rows cost in the first `layers` layers."""
+        """Costs of 1, 2, …, `most_rows` rows in the first `layers` layers."""
         plain = self._plain.at(context)
         rows = (sum(self.latency.sublayer_seconds(context, n)[: 2 * layers]) for n in range(1, most_rows + 1))
-        # More rows never take less: what looks like it is noise.
+        # More rows never take less time; where the table says so, it is noise.
         return list(accumulate((seconds / plain for seconds in rows), max))
 
-    def looks(self, context: int, count: int) -> float:
-        """What `count` looks at the head cost, and what a step takes besides."""
+    def heads(self, context: int, count: int) -> float:
+        """Cost of `count` passes of one row through the head, and of a step's overhead."""
         table = self.latency
         return (count * table.head_seconds(1) + max(0.0, table.overhead_seconds(1))) / self._plain.at(context)
 
     def _extra(self, context: int, sequences: int) -> float:
-        """What so many sequences add beside their rows."""
+        """Cost that `sequences` sequences add to a shared forward beyond its rows."""
         if sequences not in self._joint:
             self._joint[sequences] = self.latency.joint_seconds(sequences)
         return self._joint[sequences] / self._plain.at(context)
 
     def _at(self, context: float, most: int) -> StepCosts:
-        """At the rows that were measured, up to `most` or the next more."""
+        """Seconds at the measured numbers of rows, up to the first that is at least `most`."""
         known = np.concatenate([self.latency.queries, self.latency.wide_queries])
         queries = known[: int(np.searchsorted(known, most)) + 1]
         curve = np.asarray([self.latency.step_seconds(context, n) for n in queries])
         return StepCosts(float(curve[0]), queries, curve)
 
     def _curve(self, context: float, most: int) -> list[float]:
-        """What forwards of 1, 2, … rows cost by the table, as far as it was measured, up to `most`."""
+        """Costs of forwards of 1, 2, … rows by the table, up to `most` or the largest number measured."""
         costs = self._at(context, most)
         drafted = np.arange(min(most, self.latency.most_queries), dtype=np.float64)
-        # More rows never cost less: what looks like it is noise of the measurement.
+        # More rows never take less time; where the table says so, it is noise.
         curve: list[float] = np.maximum.accumulate(costs.verification(drafted) / costs.plain).tolist()
         return curve
 
 
 def cost_of(costs: Sequence[float], rows: int) -> float:
-    """The cost of any number of rows; beyond those measured it goes on as between the last eight.
+    """The cost of `rows` rows; beyond the measured ones it rises with the slope of the last eight.
 
-    It rises there no more slowly than on average before: noise may have flattened the end, but no row is free.
+    The slope there is at least the average one before: noise may have flattened the end, but no row is free.
     """
     if rows <= len(costs):
         return costs[rows - 1]

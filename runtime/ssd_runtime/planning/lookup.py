@@ -1,4 +1,4 @@
-"""Prompt lookup and token recycling: drafts that cost no step of the model, as many as pay to verify."""
+"""Plans drafts by prompt lookup and token recycling, which cost no model step: as many as are worth verifying."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import LookupSettings
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
 MOST_ROWS = 24
-"""Guesses verified at once: growing more of them takes time, and none so improbable has ever paid."""
+"""Most guesses of a verification: growing more takes time, and less probable ones have never paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +25,24 @@ class Guess:
 
     tree: tuple[Node, ...]
     tokens: float = 1.0
-    """Expected of the cycle, the target's own token included."""
+    """Expected tokens of the cycle, the target's own token included."""
     cost: float = 1.0
-    """Of the verification, in plain steps."""
+    """Cost of the verification, in plain steps."""
 
     @property
     def speedup(self) -> float:
-        """Expected against plain decoding."""
+        """Expected tokens per plain step's time."""
         return self.tokens / self.cost
 
 
 def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: float) -> Guess:
-    """The beginning of `tree` of most tokens a second; costs[n] is what verifying n guesses costs.
+    """The prefix of `tree` with the most expected tokens/s whose cost is at most `most_cost`.
 
-    A guess adds its probability to the tokens of a cycle. Costs rise in steps, so every length is tried.
+    costs[n] is the cost of verifying n guesses. A guess adds its probability to the tokens of a cycle. Costs rise in
+    steps, so every length is tried.
     """
-    best, tokens = Guess((), cost=costs[0]), 1.0
+    best = Guess((), cost=costs[0])
+    tokens = 1.0
     for length, node in enumerate(tree[: len(costs) - 1], start=1):
         tokens += node.probability
         cost = costs[length]
@@ -49,34 +52,42 @@ def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: flo
 
 
 def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: float) -> Guess:
-    """The guesses that are worth verifying after the tokens that `lookup` has."""
-    # Of rows that could not pay if all of them were right, none is grown: that takes the most time of planning.
+    """The guesses that are worth verifying after the tokens that `lookup` has read, at most `depth` tokens deep."""
+    # Growing takes most of the time of planning, so no row is grown that could not pay even if all were right.
     lengths = range(1, min(MOST_ROWS + 1, len(costs)))
     most = max((n for n in lengths if costs[n] <= most_cost and costs[n] < (1.0 + n) * costs[0]), default=0)
     return worth_verifying(lookup.grow((), most, depth) if most else (), costs, most_cost)
 
 
 class LookupPlanner(BasePlanner):
-    """A tree of guesses each cycle; a plain step where none is worth its verification."""
+    """Plans a tree of guesses each cycle, or a plain step if none is worth its verification."""
 
-    def __init__(self, latency: LatencyTable, settings: LookupSettings, record: LookupStats) -> None:
-        self._costs, self._settings = CostModel(latency), settings
-        self._lookup = Lookup(record, bool(settings.recycle))
-        self.successors = record.successors if settings.recycle else None
+    def __init__(self, latency: LatencyTable, settings: LookupSettings, stats: LookupStats) -> None:
+        self._costs = CostModel(latency)
+        self._settings = settings
+        self._lookup = Lookup(stats, bool(settings.recycle))
+        self.successors = stats.successors if settings.recycle else None
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Take in the prompt."""
-        self._lookup.open(session.ids)
+        """Let the lookup read the prompt."""
+        self._lookup.start(session.ids)
 
     def plan(self, context: int, pending: int) -> Plan:
-        """The best tree of guesses."""
+        """Plan the best tree of guesses."""
         depth = self._settings.max_draft
-        self._lookup.catch_up(context, pending)
+        self._lookup.observe_first(context, pending)
         guess = best_guess(self._lookup, self._costs.rows(context), depth, float("inf"))
         if not guess.tree:
             return Plan("plain: no guess is worth its verification")
         return Plan("lookup", Ready(guess.tree), depth)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Let the lookup learn which guesses were right."""
-        self._lookup.learn(cycle.tokens)
+        """Update the rates of guesses with the cycle's tokens."""
+        self._lookup.observe(cycle.tokens)
+
+
+def make_lookup(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of lookup planners, which share the stream's statistics."""
+    latency = inputs.measured_latency
+    stats = inputs.make_lookup_stats()
+    return lambda: LookupPlanner(latency, inputs.settings, stats)

@@ -17,18 +17,18 @@ from ssd_runtime.model.runner import Work
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next cycle: draft up to `draft_length` tokens with `drafter`, or a plain step without one."""
+    """The next cycle: a draft of up to `draft_length` tokens by `drafter`, or a plain step without one."""
 
     reason: str
     """One phrase for `--explain`."""
     drafter: Drafter | None = None
     draft_length: int = 0
     entry: str | None = None
-    """Which frontier entry the mask is, as `domain[index]`."""
+    """The mask's entry of a frontier, as `domain[index]`."""
     mask: SkipMask | None = None
-    """What drafting skips; None where it does not go by a mask."""
+    """Sub-layers that drafting skips; None if the drafter uses no mask."""
     detail: str = ""
-    """What differs from step to step, for `--explain-steps`."""
+    """Figures of this step, for `--explain-steps`."""
 
     @classmethod
     def masked(
@@ -40,8 +40,14 @@ class Plan:
         entry: str | None = None,
         branching: Branching = CHAIN,
     ) -> Plan:
-        """Draft without the sub-layers of `mask`."""
-        return cls(reason, Masked(mask, threshold, branching), draft_length, entry, mask)
+        """A plan that drafts without the sub-layers of `mask`."""
+        return cls(
+            reason=reason,
+            drafter=Masked(mask, threshold, branching),
+            draft_length=draft_length,
+            entry=entry,
+            mask=mask,
+        )
 
 
 PLAIN = Plan("plain decoding")
@@ -52,63 +58,63 @@ class Cycle:
     """One draft-verify cycle, or one plain step, as it happened."""
 
     plan: Plan
-    """Without its drafter, which may hold much."""
+    """The plan without its drafter, which may hold large objects."""
     context: int
-    """Tokens in the cache when it began."""
+    """Committed tokens when the cycle began."""
     drafted: int
-    """Length of the draft's main path: siblings are not counted."""
+    """Length of the draft's main path; siblings are not counted."""
     accepted: int
-    """Drafted tokens of the chain that stood."""
+    """Accepted tokens of the main path."""
     tokens: list[int]
-    """What it yielded: the tokens that stood and the one behind them, cut at the end of generation."""
+    """New tokens: the accepted ones and the target's own after them, cut at the end of generation."""
     verified: int
     """Rows of the verification: the pending token, the drafted ones and their siblings."""
     draft_seconds: float
     verify_seconds: float
     steps: int = 0
-    """Draft steps that the model made."""
+    """Draft steps of the model."""
     plan_seconds: float = 0.0
-    """Deciding on the plan, searches and the update after the last cycle included.
+    """Seconds of planning, of searches and of the update after the last cycle.
 
-    All seconds that pass meanwhile count, as in drafting: those of forwards that a search shares with other sequences,
-    and those of forwards that it waits for.
+    All time that passes counts, as it does in drafting: forwards that a search shares with other sequences, and
+    forwards that it waits for.
     """
     load: Load | None = None
-    """What shared the verification; None where the sequence was alone."""
+    """The load of the verification; None if the sequence was alone."""
     begun: bool = False
-    """Whether verification went on from layers that drafting had been through."""
+    """Whether verification went on from the layers that drafting had run."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer ended within what was accepted: what lies behind its end says nothing of the drafts."""
+        """Whether the answer ended within the accepted tokens; such a cycle tells nothing of the drafts after that."""
         return len(self.tokens) <= self.accepted
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens drafted, but for those behind the answer's end."""
+        """Tokens drafted, except those after the answer's end."""
         return len(self.tokens) if self.is_cut else self.drafted
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Drafted tokens that stood and are part of the answer."""
+        """Accepted tokens that are part of the answer."""
         return len(self.tokens) if self.is_cut else self.accepted
 
     @property
     def seconds(self) -> float:
-        """Drafting and verification together."""
+        """Seconds of drafting and verification together."""
         return self.draft_seconds + self.verify_seconds
 
 
 class Planner(Protocol):
     """Decides cycle by cycle; one object serves one request.
 
-    Every cycle asks `searching`, then `plan`, then `wants_states`, and hands what happened to `observe`.
+    Every cycle calls `searching`, `plan` and `wants_states` in this order, and `observe` at its end.
     """
 
     domain: str | None
-    """Where the prompt was routed, if it was."""
+    """The domain that the prompt was routed to; None if it was not routed."""
     successors: Successors | None
-    """What takes in the target's candidates behind every verified row, if anything does."""
+    """The table to update with the target's candidates after every accepted row; None for no table."""
 
     @property
     def wants_states(self) -> bool:
@@ -116,68 +122,68 @@ class Planner(Protocol):
         ...
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Called once, behind the prefill."""
+        """Prepare for the request; called once, after the prefill."""
         ...
 
     def searching(self, context: int) -> Work[None]:
-        """Run what the next plan depends on, with `context` tokens in the cache: searches that are due.
+        """Run the searches that are due before the next plan, with `context` committed tokens.
 
-        The one place where a planner asks for forwards; nothing is run where nothing is due.
+        This is the one place where a planner asks for forwards.
         """
         ...
 
     def plan(self, context: int, pending: int) -> Plan:
-        """What to do next with `context` tokens in the cache, behind the token `pending`."""
+        """The plan of the next cycle, with `context` committed tokens and the token `pending` after them."""
         ...
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """What came of it; `states` are 2L + 1 tensors [committed tokens, hidden] when they were wanted."""
+        """Learn from a cycle; `states` are 2L + 1 tensors [committed rows, hidden] if they were wanted."""
         ...
 
     def finish(self) -> None:
-        """Called once, when the request has ended, was cancelled or has failed."""
+        """Release what the request held; called once, when it has ended, was cancelled or has failed."""
         ...
 
 
 class BasePlanner:
-    """A planner that searches for nothing, needs no states and learns nothing."""
+    """A planner that runs no searches, needs no states and learns nothing."""
 
     domain: str | None = None
     successors: Successors | None = None
 
     @property
     def wants_states(self) -> bool:
-        """No."""
+        """Always false."""
         return False
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def searching(self, context: int) -> Work[None]:
-        """Nothing to run."""
+        """Run nothing."""
         yield from ()
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def finish(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 class PlainPlanner(BasePlanner):
-    """Plain decoding, always."""
+    """Plans a plain step in every cycle."""
 
     def plan(self, context: int, pending: int) -> Plan:
-        """A plain step."""
+        """Plan a plain step."""
         return PLAIN
 
 
 class ConstantPlanner(BasePlanner):
-    """One plan for every cycle."""
+    """Plans the same in every cycle."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
     def plan(self, context: int, pending: int) -> Plan:
-        """The plan."""
+        """Return the one plan."""
         return self._plan

@@ -1,12 +1,13 @@
-"""The strategies that a user can select, and what can be said of them before anything is loaded."""
+"""The table of strategies that a user can select; importing it loads neither torch nor a planner."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.planning.settings import (
@@ -19,39 +20,86 @@ from ssd_runtime.planning.settings import (
     SwiftSettings,
 )
 
-NAMES = ("auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "lookup", "fixed:NAME")
-WITHOUT_BUNDLE = ("auto", "plain", "knapsack", "clasp", "swift", "exit", "del", "lookup")
-SETTINGS: Mapping[str, type[Any]] = {
-    "knn": NearestSettings,
-    "knapsack": KnapsackSettings,
-    "clasp": ClaspSettings,
-    "swift": SwiftSettings,
-    "exit": ExitSettings,
-    "del": DelSettings,
-    "lookup": LookupSettings,
-}
-"""Strategies with parameters for `--set`."""
+if TYPE_CHECKING:
+    from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A way to plan, and what it needs."""
+
+    name: str
+    maker: str
+    """Function that makes planners, as `module:function` within `ssd_runtime.planning`."""
+    settings: type[Any] | None = None
+    """Class of the parameters for `--set`; None without any."""
+    needs_bundle: bool = False
+    needs_latency: bool = False
+
+    def make(self, inputs: StrategyInputs) -> MakePlanner:
+        """Import the maker and call it for one stream of requests. Raises UserError for unsuitable inputs."""
+        module, _, function = self.maker.partition(":")
+        make: Callable[[StrategyInputs], MakePlanner]
+        make = getattr(import_module(f"ssd_runtime.planning.{module}"), function)
+        return make(inputs)
+
+
+FIXED = "fixed:"
+"""Prefix of the strategy that is followed by a domain's name."""
+STRATEGIES = (
+    Strategy(name="auto", maker="auto.auto:make_auto", needs_latency=True),
+    Strategy(name="plain", maker="strategy:make_plain"),
+    Strategy(
+        name="knn",
+        maker="papers.knn:make_knn",
+        settings=NearestSettings,
+        needs_bundle=True,
+        needs_latency=True,
+    ),
+    Strategy(
+        name="knapsack",
+        maker="papers.knapsack:make_knapsack",
+        settings=KnapsackSettings,
+        needs_latency=True,
+    ),
+    Strategy(name="clasp", maker="papers.clasp:make_clasp", settings=ClaspSettings),
+    Strategy(name="swift", maker="papers.swift:make_swift", settings=SwiftSettings),
+    Strategy(name="exit", maker="papers.specbound:make_exit", settings=ExitSettings),
+    Strategy(name="del", maker="papers.del_exit:make_del", settings=DelSettings),
+    Strategy(name="lookup", maker="lookup:make_lookup", settings=LookupSettings, needs_latency=True),
+    Strategy(name=f"{FIXED}NAME", maker="papers.knn:make_fixed", needs_bundle=True, needs_latency=True),
+)
+NAMES = tuple(strategy.name for strategy in STRATEGIES)
+WITHOUT_BUNDLE = tuple(strategy.name for strategy in STRATEGIES if not strategy.needs_bundle)
+SETTINGS: Mapping[str, type[Any]] = {each.name: each.settings for each in STRATEGIES if each.settings is not None}
+"""Classes of the parameters for `--set`, by strategy."""
+
+
+def find_strategy(name: str) -> Strategy:
+    """The strategy that a user calls `name`. Raises UserError if there is none."""
+    key = f"{FIXED}NAME" if name.startswith(FIXED) else name
+    for strategy in STRATEGIES:
+        if strategy.name == key:
+            return strategy
+    raise UserError(f"--strategy: {name!r} is unknown; give one of {', '.join(NAMES)}")
 
 
 def check_strategy(name: str, has_bundle: bool) -> None:
     """Raise UserError when there is no such strategy, or when it needs a bundle and there is none."""
-    if name not in NAMES[:-1] and not name.startswith("fixed:"):
-        raise UserError(f"--strategy: {name!r} is unknown; give one of {', '.join(NAMES)}")
-    if not has_bundle and name not in WITHOUT_BUNDLE:
+    if find_strategy(name).needs_bundle and not has_bundle:
         others = ", ".join(WITHOUT_BUNDLE)
         raise UserError(f"--strategy {name}: needs a bundle; give one with --artifact, or use one of {others}")
 
 
 def needs_latency(name: str) -> bool:
-    """Whether the strategy plans with measured latencies."""
-    return name in ("auto", "knn", "knapsack", "lookup") or name.startswith("fixed:")
+    """Whether the strategy plans with measured latencies. Raises UserError if there is no such strategy."""
+    return find_strategy(name).needs_latency
 
 
 def read_settings(strategy: str, assignments: list[str]) -> Any:
     """The strategy's parameters with `NAME=VALUE` assignments applied; None for strategies without any.
 
-    A parameter's former name is accepted with a note on standard error. Raises UserError naming the parameters there
-    are.
+    A parameter's former name is accepted with a note on standard error. Raises UserError that names the parameters.
     """
     kind = SETTINGS.get(strategy)
     types = get_type_hints(kind) if kind else {}
@@ -71,6 +119,7 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
 
 
 def _read(assignment: str, text: str, kind: Any, least: int) -> Any:
+    """Convert the text of an assignment's value to `kind`, a number of at least `least` or a literal."""
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
             raise UserError(f"--set {assignment}: expected one of {', '.join(get_args(kind))}")

@@ -1,4 +1,4 @@
-"""Which domain a prompt belongs to: its nearest anchor by cosine (KNN-SSD eq. 4 and 5)."""
+"""Routes a prompt to the domain of its nearest anchor by cosine (KNN-SSD eq. 4 and 5)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ssd_runtime.engine.session import Prefill
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a prompt was sent."""
+    """The domain that a prompt was routed to."""
 
     domain: str
     similarity: float
-    """Cosine of the centred features, to the nearest anchor."""
+    """Cosine between the centred features of the prompt and of the nearest anchor."""
     known: bool
     """Whether the similarity reaches the out-of-domain threshold."""
 
 
 class Router:
-    """A cosine index over a bundle's anchors, built when loaded."""
+    """A cosine index of a bundle's anchors, built when the bundle is loaded."""
 
     def __init__(self, anchors: AnchorSet) -> None:
         self._anchors = anchors
@@ -32,7 +32,7 @@ class Router:
         self._index.add(self._direction(anchors.features))
 
     def route(self, prompt: Prefill) -> Route:
-        """The domain of a prompt, from what its prefill left behind."""
+        """The domain of a prompt, by the features of its prefill."""
         return self.nearest(prompt.feature(self._anchors.feature))
 
     def nearest(self, feature: Tensor) -> Route:
@@ -43,5 +43,6 @@ class Router:
         return Route(domain, cosine, cosine >= self._anchors.threshold)
 
     def _direction(self, features: np.ndarray) -> np.ndarray:
+        """The centred features [n, hidden], each of length 1."""
         centred = np.ascontiguousarray(features - self._anchors.center, np.float32)
         return centred / np.linalg.norm(centred, axis=-1, keepdims=True).clip(1e-12)

@@ -1,4 +1,4 @@
-"""`auto`: whatever is expected to be fastest, cycle by cycle."""
+"""`auto` plans whatever has the highest expected tokens/s, cycle by cycle."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.routing import Router
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
 
 def draft_sources(
@@ -31,26 +32,27 @@ def draft_sources(
     stream: Stream,
     lookup: Lookup,
 ) -> tuple[list[Source], list[MaskedDrafts]]:
-    """The model's ways to draft for a prompt of a domain, or the mixture's for one of none; alone and with others.
+    """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
 
-    With others there are the mixture's masks beside the domain's: prompts of any domain can draft with these together.
+    Returns the sources for a request that is alone, and the masks for requests that share their steps. The latter have
+    the mixture's masks beside the domain's, since prompts of any domain can draft with these together.
     """
     name = domain or MIXTURE
     masks = [
-        MaskedDrafts(frontiers[each], latency, stream.masks[each], lookup)
+        MaskedDrafts(frontier=frontiers[each], latency=latency, stats=stream.masks[each], lookup=lookup)
         for each in dict.fromkeys((name, MIXTURE))
         if each in frontiers
     ]
     sources: list[Source] = [*masks[:1]] if name in frontiers else []
     if name in exits:
-        sources.append(ExitDrafts(heads, exits[name], latency, stream.exits[name]))
+        sources.append(ExitDrafts(heads=heads, choice=exits[name], latency=latency, stats=stream.exits[name]))
     return sources, masks
 
 
 class AutoPlanner(BasePlanner):
-    """Guesses, the nearest domain's masks, its early exits, or a plain step (`Controller`).
+    """Plans guesses, the nearest domain's masks, its early exits, or a plain step (`Controller`).
 
-    For a prompt that is like no domain's, the mixture's masks.
+    A prompt out of every domain has the mixture's masks.
     """
 
     def __init__(
@@ -62,38 +64,72 @@ class AutoPlanner(BasePlanner):
         latency: LatencyTable,
         stream: Stream,
     ) -> None:
-        self._frontiers, self._exits, self._heads = frontiers, exits, heads
-        self._router, self._latency, self._stream = router, latency, stream
+        self._frontiers = frontiers
+        self._exits = exits
+        self._heads = heads
+        self._router = router
+        self._latency = latency
+        self._stream = stream
         self._controller: Controller | None = None
         self._session: Session | None = None
         self.successors: Successors | None = stream.lookup.successors
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Route the prompt."""
+        """Route the prompt and make its controller."""
         self._session = session
         route = self._router.route(prompt) if self._router is not None else None
         self.domain = route.domain if route is not None and route.known else None
         lookup = Lookup(self._stream.lookup)
-        lookup.open(session.ids)
+        lookup.start(session.ids)
         sources, common = draft_sources(
-            self.domain, self._frontiers, self._exits, self._heads, self._latency, self._stream, lookup
+            domain=self.domain,
+            frontiers=self._frontiers,
+            exits=self._exits,
+            heads=self._heads,
+            latency=self._latency,
+            stream=self._stream,
+            lookup=lookup,
         )
-        self._controller = Controller(self._latency, self._stream, lookup, sources, common)
+        self._controller = Controller(
+            latency=self._latency,
+            stream=self._stream,
+            lookup=lookup,
+            sources=sources,
+            common=common,
+        )
 
     def plan(self, context: int, pending: int) -> Plan:
-        """The controller's choice."""
+        """Plan the controller's choice."""
         assert self._controller is not None, "start() comes first"
         plan = self._controller.plan(context, pending, self._session.load if self._session is not None else None)
-        # Reading the target's candidates is a part of planning's cost.
+        # Updating the table is a part of planning's cost, so it is omitted in cycles that are not planned.
         self.successors = self._stream.lookup.successors if self._controller.planned else None
         return plan
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Let the controller learn from the cycle."""
+        """Update the controller with the cycle."""
         assert self._controller is not None, "start() comes first"
         self._controller.observe(cycle)
 
     def finish(self) -> None:
-        """Let the controller hand its budget on."""
+        """Let the controller give its budget back."""
         if self._controller is not None:
             self._controller.finish()
+
+
+def make_auto(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of `auto` planners, which share the stream's statistics and budgets."""
+    latency = inputs.measured_latency
+    router = inputs.make_router()
+    heads = inputs.make_exit_heads()
+    exits = inputs.exit_choices
+    frontiers = Frontier.of_all(inputs.domains, inputs.num_layers, latency)
+    stream = Stream(inputs.make_lookup_stats())
+    return lambda: AutoPlanner(
+        frontiers=frontiers,
+        exits=exits,
+        heads=heads,
+        router=router,
+        latency=latency,
+        stream=stream,
+    )

@@ -1,24 +1,30 @@
-"""The loss budget: a bound on what speculation costs, however badly drafts fare."""
+"""The loss budget bounds the time that speculation loses, however few drafts are accepted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-START, MOST = 1.5, 4.0
+START = 1.5
+"""Credit of a stream's first request, in plain steps."""
+MOST = 4.0
+"""Largest credit, in plain steps."""
 PER_TOKEN = 1 / 64
+"""Credit per token, in plain steps."""
 MOST_PLANNING = 0.25
+"""Largest allowance for planning, in plain steps; a stream's first request starts with it."""
 PLANNING_PER_TOKEN = 1 / 128
+"""Allowance for planning per token, in plain steps."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """One request's two purses in plain steps: `credit` for failed drafts, `planning` for the time that deciding takes.
+    """One request's allowances in plain steps: `credit` for rejected drafts, `planning` for the time of planning.
 
-    A cycle is allowed only when its greatest loss, all drafts rejected, is covered by `credit`, and is planned only
-    while there is something left for `planning`. Every token puts a 64th and a 128th of a plain step into them. What a
-    cycle gains goes to `planning` first and then to `credit`; each has a limit. Neither falls below 0, but for the last
-    planning. So over any T tokens speculation and planning together lose at most `MOST` + `MOST_PLANNING` + 3 T / 128
-    plain steps: 2.4% in the long run. `Budgets` keeps this bound for requests that follow one another.
+    A cycle is allowed only if `credit` covers its largest loss, all drafts rejected. It is planned only while
+    `planning` is positive. Every token adds 1/64 and 1/128 of a plain step to them. A cycle's gain goes to `planning`
+    first and then to `credit`; each has a limit. Neither falls below 0, except by the last planning. So over any T
+    tokens speculation and planning lose at most `MOST` + `MOST_PLANNING` + 3 T / 128 plain steps together: 2.4% in the
+    long run. `Budgets` keeps this bound over successive requests.
     """
 
     credit: float = START
@@ -26,7 +32,7 @@ class Budget:
 
     @property
     def most_cost(self) -> float:
-        """Plain steps that a cycle may cost, since it may turn out to yield a single token."""
+        """Largest cost of a cycle, in plain steps: it may yield a single token."""
         return 1.0 + self.credit
 
     @property
@@ -35,11 +41,11 @@ class Budget:
         return self.planning > 0.0
 
     def allows(self, cost: float) -> bool:
-        """Whether a cycle may cost so many plain steps."""
+        """Whether a cycle may cost `cost` plain steps."""
         return cost <= self.most_cost
 
-    def settle(self, tokens: int, cost: float, planning: float = 0.0) -> None:
-        """Update with a cycle: tokens that it yielded, its cost and that of planning it, both in plain steps."""
+    def update(self, tokens: int, cost: float, planning: float = 0.0) -> None:
+        """Update with a cycle's tokens, its cost and the cost of planning it, both in plain steps."""
         left = self.planning + tokens * PLANNING_PER_TOKEN - planning
         refill = min(max(0.0, tokens - cost), max(0.0, MOST_PLANNING - left))
         self.planning = min(MOST_PLANNING, left + refill)
@@ -48,26 +54,29 @@ class Budget:
 
 @dataclass(slots=True)
 class Budgets:
-    """Hands what ended requests were left with on to new ones.
+    """Budgets of ended requests, for new ones.
 
-    A new request takes the mean of the budgets that were given back and not yet taken, at most what the very first one
-    starts with; nothing is handed on twice. So the bound of `Budget` holds over any T tokens of requests that follow
-    one another, however short they are. Where up to n requests decode at once, `MOST` + `MOST_PLANNING` counts n times.
+    A new request takes the mean of the budgets that were given back and not yet taken, and at most `START` credit.
+    Nothing is taken twice. So the bound of `Budget` holds over any T tokens of successive requests, however short
+    they are. With up to n requests at once, `MOST` + `MOST_PLANNING` counts n times.
     """
 
     waiting: int = 0
-    """Budgets that were given back and not yet taken."""
+    """Number of budgets that were given back and not yet taken."""
     credit: float = 0.0
-    """Of all these together."""
+    """Sum of these budgets' credits."""
     planning: float = 0.0
-    """Of all these together."""
+    """Sum of these budgets' allowances for planning."""
 
     def take(self) -> Budget:
-        """The budget that a new request starts with."""
+        """Take the budget that a new request starts with."""
         if not self.waiting:
             return Budget()
-        credit, planning = self.credit / self.waiting, self.planning / self.waiting
-        self.waiting, self.credit, self.planning = self.waiting - 1, self.credit - credit, self.planning - planning
+        credit = self.credit / self.waiting
+        planning = self.planning / self.waiting
+        self.waiting -= 1
+        self.credit -= credit
+        self.planning -= planning
         return Budget(min(START, credit), planning)
 
     def give_back(self, budget: Budget) -> None:

@@ -1,4 +1,4 @@
-"""Chooses before every cycle what is expected to bring most tokens a second: the heart of `auto`."""
+"""The controller of `auto` picks the option with the highest expected tokens/s before every cycle."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ UNSETTLED = Plan("plain: what a step takes here is not known yet")
 
 
 class Controller:
-    """One request's choices.
+    """The choices of one request: guesses by lookup, drafts by the model, or a plain step.
 
-    Guesses that cost no draft step come first, and as many as their probabilities and the verification curve make
-    pay; drafts by the model itself where those promise more; else a plain step. Where several sequences share their
-    steps, those of the stream decide together who drafts by masks (`shared_step`), and early exits are left out.
-    Nothing is chosen whose failure the request's budget does not cover. Deciding takes time, too, which the budget
-    bounds: where that brings nothing on a fast device, only some steps are planned.
+    Guesses cost no draft step, so their number follows from their probabilities and the verification curve alone. If
+    several sequences share their steps, those of the stream decide together who drafts by masks (`shared_step`), and
+    early exits are omitted. The request's budget must cover the failure of whatever is chosen. It also bounds the time
+    of planning: if planning gains nothing on a fast device, only some steps are planned.
     """
 
     def __init__(
@@ -40,73 +39,83 @@ class Controller:
         sources: Sequence[Source] = (),
         common: Sequence[MaskedDrafts] = (),
     ) -> None:
-        """`lookup` has the prompt taken in; `sources` may use it to go on with guesses behind their drafts.
+        """`lookup` has read the prompt, and `sources` may add its guesses after their drafts.
 
-        `common` are the masks that it can draft with together with other requests, the preferred ones first.
+        `common` are the masks for joint drafts with other requests, the preferred ones first.
         """
-        self._stream, self._lookup, self._sources, self._common = stream, lookup, sources, common
-        self._prices = CostModel(latency, stream.verify)
+        self._stream = stream
+        self._lookup = lookup
+        self._sources = sources
+        self._common = common
+        self._cost_model = CostModel(latency, stream.verify)
         self.budget = stream.budgets.take()
         self._number = stream.steps.join()
         self._running = True
         self._chosen: Offer | None = None
         self._costs: list[float] = []
+        """Costs of 1, 2, … rows of this request, when the latest plan was made."""
         self._rows = 1
-        """This request's in the latest forward."""
+        """Rows of this request in the latest forward."""
         self._after: int | None = None
-        """The number of the shared step that the latest plan follows; None where this request is alone."""
+        """Number of the shared step that the latest plan follows; None if this request is alone."""
         self.planned = False
-        """Whether the latest plan was decided on, and did not just fill in for one."""
+        """Whether the latest plan was chosen, and is not the plain step that stands in for a choice."""
 
     def plan(self, context: int, pending: int, load: Load | None = None) -> Plan:
-        """What to do after `context` committed tokens and the pending one, where a forward is shared as `load` says."""
-        stream, first = self._stream, self._lookup.known == context
-        self._lookup.catch_up(context, pending)
+        """Plan the next cycle after `context` committed tokens and the pending one; `load` is the latest forward's."""
+        stream = self._stream
+        first = self._lookup.known == context
+        self._lookup.observe_first(context, pending)
         shared = load if load is not None and load.sequences > 1 else None
         if shared is not None:
             others = max(shared.rows - self._rows, shared.sequences - 1)
-            self._costs = self._prices.rows_under_load(context, shared.sequences, others)
+            self._costs = self._cost_model.rows_under_load(context, shared.sequences, others)
         else:
-            self._costs = self._prices.rows(context)
+            self._costs = self._cost_model.rows(context)
         self._after = shared.step if shared is not None else None
-        self._chosen, self.planned = None, self.budget.covers_planning
+        self._chosen = None
+        self.planned = self.budget.covers_planning
         if not self.planned or not stream.verify.settled:
             stream.steps.members[self._number] = Member()
             return UNSETTLED if self.planned else UNPLANNED
         if load is None and first and len(stream.steps.members) > 1:
             return UNKNOWN_LOAD
-        guess = best_guess(self._lookup, self._costs, MOST_ROWS, self.budget.most_cost)
-        offer = self._own(context) if shared is None else self._part(context, shared, guess)
+        guess = best_guess(self._lookup, costs=self._costs, depth=MOST_ROWS, most_cost=self.budget.most_cost)
+        offer = self._lone_offer(context) if shared is None else self._joint_offer(context, shared, guess)
         if offer is not None and offer.plan is not None and offer.speedup >= guess.speedup:
             self._chosen = offer
             return offer.plan
         if guess.tree:
             detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
-            return Plan("lookup", Ready(guess.tree), MOST_ROWS, detail=detail)
+            return Plan(reason="lookup", drafter=Ready(guess.tree), draft_length=MOST_ROWS, detail=detail)
         credit = f"{self.budget.credit:.1f} plain steps may be lost"
         return Plan("plain: no draft that the budget covers is expected to be faster", detail=credit)
 
-    def _own(self, context: int) -> Offer | None:
-        """The best that the model can draft for this request alone."""
+    def _lone_offer(self, context: int) -> Offer | None:
+        """The best draft by the model for a request that is alone; None without any."""
         offers = [
             offer
             for source in self._sources
             if (offer := source.offer(context, self._costs, self.budget.most_cost)) is not None
         ]
-        # What the budget does not cover yet is saved for: spent on the second best, it would never come together.
-        return max(offers, key=lambda offer: offer.source.record.discounted(offer.best), default=None)
+        # If the budget does not cover the best yet, it is saved for that: spent on the second best, it would never do.
+        return max(offers, key=lambda offer: offer.source.stats.discounted(offer.best), default=None)
 
-    def _part(self, context: int, load: Load, guess: Guess) -> Offer | None:
-        """This request's part in what the requests of the stream draft together; None where it has none."""
-        steps, most_cost = self._stream.steps, self.budget.most_cost
+    def _joint_offer(self, context: int, load: Load, guess: Guess) -> Offer | None:
+        """This request's part in the joint drafts of the stream's requests; None without a part."""
+        steps = self._stream.steps
+        most_cost = self.budget.most_cost
         found = [each for source in self._common if (each := source.yields(context, load.sequences)) is not None]
         masks = dict[SkipMask, tuple[ChainYield, ...]]()
         for mask, chains in found:
             masks.setdefault(mask, chains)
         steps.members[self._number] = Member(
-            tokens=guess.tokens, rows=1 + len(guess.tree), most_cost=most_cost, masks=masks
+            tokens=guess.tokens,
+            rows=1 + len(guess.tree),
+            most_cost=most_cost,
+            masks=masks,
         )
-        steps.decide(load.step, self._prices, context, load.sequences)
+        steps.decide(load.step, costs=self._cost_model, context=context, sequences=load.sequences)
         share = steps.share(self._number)
         if share is None:
             return None
@@ -114,36 +123,38 @@ class Controller:
         return next((offer for offer in offers if offer is not None), None)
 
     def observe(self, cycle: Cycle) -> None:
-        """Take in what came of the plan."""
+        """Update the stream's statistics and the budget with the planned cycle."""
         if self.planned:
-            self._lookup.learn(cycle.tokens)
+            self._lookup.observe(cycle.tokens)
         else:
-            self._lookup.extend(cycle.tokens)
-        tokens, row = len(cycle.tokens), min(cycle.verified, len(self._costs)) - 1
-        # Where no room was left to draft, the offer came to nothing.
-        chosen = self._chosen if cycle.steps or cycle.begun else None
+            self._lookup.append(cycle.tokens)
+        tokens = len(cycle.tokens)
         verify = self._stream.verify
-        cost = self._costs[row] if chosen is None else chosen.source.learn(cycle, self._costs, verify.plain_seconds)
-        sequences, rows = 1, cycle.verified
-        if cycle.load is not None:
-            sequences, rows = cycle.load.sequences, cycle.load.rows
+        # If there was no room to draft, the offer was not used.
+        chosen = self._chosen if cycle.steps or cycle.begun else None
+        if chosen is None:
+            cost = self._costs[min(cycle.verified, len(self._costs)) - 1]
+        else:
+            cost = chosen.source.observe(cycle, self._costs, verify.plain_seconds)
+        sequences = cycle.load.sequences if cycle.load is not None else 1
+        rows = cycle.load.rows if cycle.load is not None else cycle.verified
         for source in self._sources if sequences == 1 else dict.fromkeys((*self._sources, *self._common)):
             if chosen is None or source is not chosen.source:
-                source.record.rest(tokens)
+                source.stats.decay(tokens)
             else:
-                source.record.settle(tokens, cost)
+                source.stats.update_balance(tokens, cost)
         self._rows = cycle.verified
-        # A verification that had to wait for drafts of others tells nothing of its rows.
+        # A verification that waited for drafts of others tells nothing about the time of its rows.
         if not cycle.begun and not self._stream.steps.drafted_after(self._after):
-            verify.update(rows, cycle.verify_seconds, self._prices.shared_step(cycle.context, rows, sequences))
+            verify.update(rows, cycle.verify_seconds, self._cost_model.shared_step(cycle.context, rows, sequences))
         planning = self._stream.planning.update(cycle.plan_seconds) if self.planned else 0.0
-        # Every sequence waits while one is planned.
-        plainly = self._prices.shared_step(cycle.context, rows - cycle.verified + 1, sequences)
+        # All sequences wait while one is planned.
+        plainly = self._cost_model.shared_step(cycle.context, rows - cycle.verified + 1, sequences)
         step = (verify.plain_seconds or math.inf) * plainly / sequences
-        self.budget.settle(tokens, cost, planning / step)
+        self.budget.update(tokens, cost, planning / step)
 
     def finish(self) -> None:
-        """Hand the budget on: the request has ended, was cancelled or has failed."""
+        """Give the budget back: the request has ended, was cancelled or has failed."""
         if self._running:
             self._running = False
             self._stream.budgets.give_back(self.budget)

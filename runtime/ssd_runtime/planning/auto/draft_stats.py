@@ -1,4 +1,4 @@
-"""How drafts that the model makes have fared against what was predicted of them."""
+"""Statistics of the model's drafts, against the predictions for them."""
 
 from __future__ import annotations
 
@@ -7,66 +7,69 @@ from dataclasses import dataclass
 from ssd_runtime.planning.auto.budget import MOST, PER_TOKEN
 
 PRIOR_TOKENS = 48.0
-"""Tokens that a prediction counts for."""
+"""Number of tokens that the prior counts as."""
 KEEP = 0.98
-"""What share of a record one more cycle leaves."""
+"""Decay of the statistics per cycle."""
 FORGET = 1 / 512
-"""How much nearer to the prediction a record gets with every token that came without: such drafts are tried again."""
+"""Decay toward the prior per token that was drafted otherwise, so that such drafts are tried again."""
 FORGIVEN = 0.01
-"""A record this near to the prediction is as good as none."""
+"""Distance from the prior below which the statistics count as the prior."""
 PER_DEBT = 0.25
-"""What a lost plain step takes off a promise."""
+"""Reduction of a predicted speed-up per plain step lost."""
 LEAST_PREDICTED = 1e-6
-"""Tokens: a crafted bundle may predict none at all, and what was predicted before fades."""
+"""Least predicted tokens to divide by: a crafted bundle may predict none at all, and earlier predictions decay."""
 MIN_GAIN = 1.02
 """Expected speed-up below which drafts of the model are not worth their risk."""
 HYSTERESIS = 1.03
-"""What they must promise beyond that to be taken up again."""
+"""Drafts that are no longer trusted must promise `MIN_GAIN` times this."""
 
 
 @dataclass(slots=True)
 class DraftStats:
-    """The record of one way to draft in one domain."""
+    """Statistics of one way to draft in one domain."""
 
     got: float = PRIOR_TOKENS
+    """Decayed sum of tokens."""
     predicted: float = PRIOR_TOKENS
+    """Decayed sum of predicted tokens."""
     pace: float = 1.0
-    """Time of draft steps, of exits that of whole cycles, ÷ what the latency table says of it."""
+    """Measured time of draft steps ÷ that of the latency table; for exits, of whole cycles."""
     trusted: bool = True
-    """Whether it was last expected to gain."""
+    """Whether the latest predicted speed-up was worth the risk."""
     balance: float = 0.0
-    """Plain steps that it has won (at most `MOST`) or lost. A loss is forgotten in twice the time in which the
-    stream's budget makes up for it: another way to draft gets its turn before."""
+    """Plain steps won (at most `MOST`) or lost. A loss decays half as fast as the request's budget grows, so that
+    another way to draft gets its turn first."""
 
     @property
     def factor(self) -> float:
-        """Tokens ÷ those predicted."""
+        """Tokens ÷ predicted tokens."""
         return self.got / max(self.predicted, LEAST_PREDICTED)
 
     def update_trust(self, speedup: float) -> bool:
-        """Whether drafts that promise this speed-up at best are worth their risk, however much the budget covers."""
+        """Update whether drafts of this best predicted speed-up are worth their risk, and return it."""
         self.trusted = speedup >= MIN_GAIN * (1.0 if self.trusted else HYSTERESIS)
         return self.trusted
 
     def discounted(self, speedup: float) -> float:
-        """A promise, by what has been lost on such lately.
+        """A predicted speed-up, reduced by recent losses.
 
-        What promises most and fails is tried only as often as the budget allows, and the record learns as slowly: so
-        that it does not keep the budget for itself, debts count at once.
+        Drafts that promise most and fail are tried only as often as the budget allows, so their statistics change
+        slowly. Losses count at once, so that such drafts do not use up the whole budget.
         """
         return speedup + PER_DEBT * min(0.0, self.balance)
 
-    def settle(self, tokens: int, cost: float) -> None:
-        """Take in what a cycle yielded and what it cost, in plain steps."""
+    def update_balance(self, tokens: int, cost: float) -> None:
+        """Update the balance with a cycle's tokens and its cost in plain steps."""
         self.balance = min(MOST, self.balance + tokens - cost)
 
     def update(self, tokens: int, predicted: float, pace: float) -> None:
-        """One more cycle."""
-        self.got, self.predicted = KEEP * self.got + tokens, KEEP * self.predicted + predicted
+        """Update with a cycle's tokens, the predicted tokens and its pace."""
+        self.got = KEEP * self.got + tokens
+        self.predicted = KEEP * self.predicted + predicted
         self.pace += 0.1 * (min(max(pace, 0.5), 2.0) - self.pace)
 
-    def rest(self, tokens: int) -> None:
-        """So many tokens came without it."""
+    def decay(self, tokens: int) -> None:
+        """Decay toward the prior after `tokens` tokens that were drafted otherwise."""
         self.balance = max(self.balance, min(0.0, self.balance + tokens * PER_TOKEN / 2))
         share = min(1.0, tokens * FORGET)
         self.got += share * (self.predicted - self.got)

@@ -1,4 +1,4 @@
-"""What a way to draft could do in the next cycle."""
+"""The interface between the controller and the ways to draft by steps of the model."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from ssd_runtime.planning.plan import Cycle, Plan
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Drafts that the model could make now."""
+    """Drafts that the model could make in the next cycle."""
 
     source: Source
     best: float
-    """The speed-up expected against plain decoding, by the compiler's measurements and the record, at any length."""
+    """Expected speed-up against plain decoding at the best length, whether the budget covers that or not."""
     plan: Plan | None = None
-    """The best that the budget covers; None where it covers nothing that gains."""
+    """The best plan that the budget covers; None if it covers none that gains."""
     speedup: float = 0.0
-    """The plan's."""
+    """Expected speed-up of the plan."""
 
 
 class Source(Protocol):
     """A way to draft by steps of the model, for one request."""
 
     @property
-    def record(self) -> DraftStats:
-        """How it has fared in this stream."""
+    def stats(self) -> DraftStats:
+        """Statistics of these drafts in this stream."""
         ...
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
-        """The best that it can do with `context` cached tokens; None where no length is expected to gain.
+        """Offer the best draft after `context` committed tokens; None if no length is expected to gain.
 
-        costs[n] is what verifying n drafts costs; `most_cost` what the cycle may cost. Both in plain steps.
+        costs[n] is the cost of verifying n drafts and `most_cost` the largest cost of the cycle, both in plain steps.
         """
         ...
 
-    def learn(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
-        """Take in what came of the latest offer; returns what the cycle cost in plain steps, as far as is known now.
+    def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
+        """Update with the cycle of the latest offer; returns the cycle's cost in plain steps.
 
-        `plain_seconds` is what a plain step takes here and now, where that is known.
+        `costs` are those of `offer`. `plain_seconds` are the current seconds of a plain step, or None if unknown.
         """
         ...

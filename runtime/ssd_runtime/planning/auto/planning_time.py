@@ -1,23 +1,23 @@
-"""How long deciding on a cycle takes."""
+"""The time that planning a cycle takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SHARE = 0.1
-"""How much of a new time the mean takes over."""
+"""Weight of a new time in the running mean."""
 OUTLIER = 3.0
-"""Times beyond so many means count as that many: another process at work says nothing of planning."""
+"""Times are clipped at so many means: longer ones come from other processes."""
 
 
 @dataclass(slots=True)
 class PlanningTime:
-    """Running mean of the seconds that planning a cycle and observing what came of it take."""
+    """Running mean of the seconds to plan and observe a cycle."""
 
     seconds: float = 0.0
 
     def update(self, seconds: float) -> float:
-        """Update with a cycle's; returns the mean, which is what the cycle is charged."""
+        """Update with a cycle's seconds; returns the mean, which is charged for the cycle."""
         known = self.seconds or seconds
         self.seconds = known + SHARE * (min(seconds, OUTLIER * known) - known)
         return self.seconds

@@ -1,4 +1,4 @@
-"""Decides, once for a step that several sequences share, who drafts in it by masked steps, and with which mask."""
+"""Decides, once per shared step, which sequences draft in it by masked steps, and with which masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ssd_runtime.planning.cost import CostModel
 
 
 class ChainYield(NamedTuple):
-    """What a chain of up to `length` masked tokens yields on average."""
+    """The average yield of a chain of up to `length` masked tokens."""
 
     length: int
     steps: float
@@ -23,85 +23,88 @@ class ChainYield(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one running sequence could do in the next step."""
+    """The options of one running sequence in the next step."""
 
     tokens: float = 1.0
-    """Expected without masked drafts: of its guesses and the target's own token."""
+    """Expected tokens without masked drafts: those of its guesses and the target's own."""
     rows: int = 1
-    """Rows of the verification of these."""
+    """Rows of the verification without masked drafts."""
     most_cost: float = 1.0
-    """Plain steps that its budget lets a cycle cost."""
+    """Largest cost of a cycle that its budget covers, in plain steps."""
     masks: Mapping[SkipMask, tuple[ChainYield, ...]] = field(default_factory=dict)
-    """The masks that it could draft with, and what chains of every length would yield."""
+    """The masks that it could draft with, and the yields of chains of every length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A sequence's part in a step: a chain by masked steps that it makes together with others."""
+    """A sequence's part in a step: a chain by masked steps, drafted together with others."""
 
     mask: SkipMask
     length: int
     step_cost: float
-    """Plain steps that it is charged for a draft step: all sequences wait for it, and those that draft pay for all."""
+    """Plain steps charged for a draft step. All sequences wait for it, and those that draft pay for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Sequences that draft with one mask, as long each."""
+    """Sequences that draft chains of one length with one mask."""
 
     mask: SkipMask
     length: int
     members: tuple[int, ...]
+    """Numbers of the sequences."""
     draft_step: float
-    """One draft step of them all, in plain steps of a sequence that is alone."""
+    """Cost of a draft step of all members, in plain steps of a lone sequence."""
     steps: float
-    """Draft steps that the group makes."""
+    """Draft steps of the group."""
     tokens: float
-    """Of all its members, beyond what these would yield without."""
+    """Tokens of all members, beyond those without masked drafts."""
     rows: float
-    """The same of rows."""
+    """Rows of all members, beyond those without masked drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A shared step as far as it is decided."""
+    """A shared step as decided so far."""
 
     tokens: float
     rows: float
     drafting: float = 0.0
-    """All draft steps, in plain steps of a sequence that is alone."""
+    """Cost of all draft steps, in plain steps of a lone sequence."""
 
     def plus(self, group: _Group) -> _Step:
-        """The step in which the group drafts, too."""
+        """The step with the group's drafts added."""
         drafting = self.drafting + group.steps * group.draft_step
         return _Step(self.tokens + group.tokens, self.rows + group.rows, drafting)
 
     def rate(self, costs: CostModel, context: int, sequences: int) -> float:
-        """Tokens of all sequences in the time of a plain step of one that is alone."""
+        """Tokens of all sequences per plain step's time of a lone sequence."""
         return self.tokens / (self.drafting + costs.shared_step(context, round(self.rows), sequences))
 
 
 def shares(members: Mapping[int, Member], costs: CostModel, context: int, sequences: int) -> dict[int, Share]:
-    """The parts of those who draft, by their numbers: what is expected to bring most tokens a second of all together.
+    """The parts of the sequences that draft, by their numbers, with the highest expected tokens/s of all together.
 
-    `members` are some of the `sequences` that share the step; the others add a row and a token each. Groups of one mask
-    and length are added one by one, the best first, as long as the whole step gains: so a common mask, masks of their
-    own and no drafts at all are weighed by one figure. Early exits take no part: their rows leave at different depths.
+    `members` are some of the `sequences` that share the step; each of the others adds a row and a token. Groups of one
+    mask and length are added one by one, the best first, while the whole step gains. So a common mask, separate masks
+    and no drafts at all are compared by one figure. Early exits take no part, since their rows exit at various depths.
     """
-    strangers = max(0, sequences - len(members))
+    others = max(0, sequences - len(members))
     step = _Step(
-        tokens=strangers + sum(member.tokens for member in members.values()),
-        rows=strangers + sum(member.rows for member in members.values()),
+        tokens=others + sum(member.tokens for member in members.values()),
+        rows=others + sum(member.rows for member in members.values()),
     )
-    found, rate = dict[int, Share](), MIN_GAIN * step.rate(costs, context, sequences)
+    found = dict[int, Share]()
+    rate = MIN_GAIN * step.rate(costs, context, sequences)
     plain = costs.shared_step(context, sequences, sequences)
-    while groups := _groups(members, found, costs, context, sequences):
+    while groups := _groups(members=members, placed=found, costs=costs, context=context, sequences=sequences):
         rates = [step.plus(group).rate(costs, context, sequences) for group in groups]
         if max(rates) <= rate:
             break
-        rate, best = max(rates), groups[rates.index(max(rates))]
+        rate = max(rates)
+        best = groups[rates.index(rate)]
         step = step.plus(best)
-        charged = _step_cost(best.draft_step, plain, len(best.members), sequences)
+        charged = _step_cost(best.draft_step, plain=plain, drafting=len(best.members), sequences=sequences)
         found |= dict.fromkeys(best.members, Share(best.mask, best.length, charged))
     return found
 
@@ -112,27 +115,30 @@ def _groups(
     """Every mask that is not in use yet, at every length, with the members whose budgets cover it."""
     used = {share.mask for share in placed.values()}
     free = {number: member for number, member in members.items() if number not in placed}
-    plain, groups = costs.shared_step(context, sequences, sequences), list[_Group]()
+    plain = costs.shared_step(context, sequences, sequences)
+    groups = list[_Group]()
     for mask in dict.fromkeys(mask for member in free.values() for mask in member.masks if mask not in used):
         draft_steps = dict[int, float]()
-        """By the number of those who draft."""
+        """Cost of a draft step, by the number of sequences that draft."""
         for length, taking in _by_length(mask, free).items():
-            added, count = costs.shared_step(context, sequences + length, sequences) / plain - 1.0, 0
-            # Fewer share the draft steps where some budgets do not cover them.
+            added = costs.shared_step(context, sequences + length, sequences) / plain - 1.0
+            count = 0
+            # Members whose budgets do not cover the cost drop out, and the draft steps get dearer for the rest.
             while count != len(taking) > 0:
                 count = len(taking)
                 if count not in draft_steps:
                     draft_steps[count] = costs.draft_step(context, mask, count)
-                charged = _step_cost(draft_steps[count], plain, count, sequences)
+                charged = _step_cost(draft_steps[count], plain=plain, drafting=count, sequences=sequences)
                 failing = 1.0 + sequences * added + length * charged
                 taking = {number: chain for number, chain in taking.items() if members[number].most_cost >= failing}
             if taking:
-                groups.append(_group(mask, length, taking, members, draft_steps[count]))
+                group = _group(mask=mask, length=length, chains=taking, members=members, draft_step=draft_steps[count])
+                groups.append(group)
     return groups
 
 
 def _by_length(mask: SkipMask, members: Mapping[int, Member]) -> dict[int, dict[int, ChainYield]]:
-    """Length to member to what a chain by this mask yields."""
+    """Yields of chains by this mask, by length and then by member."""
     found = dict[int, dict[int, ChainYield]]()
     for number, member in members.items():
         for chain in member.masks.get(mask, ()):
@@ -148,7 +154,7 @@ def _group(
         length=length,
         members=tuple(chains),
         draft_step=draft_step,
-        # Of several chains the longest counts: one of them is hardly ever cut short by doubt.
+        # The longest of several chains counts: they are hardly ever all cut short by low confidence.
         steps=float(length) if len(chains) > 1 else next(iter(chains.values())).steps,
         tokens=sum(chain.tokens - members[number].tokens for number, chain in chains.items()),
         rows=sum(1.0 + chain.steps - members[number].rows for number, chain in chains.items()),
@@ -156,45 +162,48 @@ def _group(
 
 
 def _step_cost(draft_step: float, plain: float, drafting: int, sequences: int) -> float:
-    """What one of those who draft is charged for a step, in plain steps of all `sequences` together."""
+    """Charge of a draft step for one of `drafting` sequences, in plain steps of all `sequences` together."""
     return sequences / drafting * draft_step / plain
 
 
 @dataclass(slots=True)
 class SharedSteps:
-    """The running sequences of a stream, and the latest decision of theirs."""
+    """The running sequences of a stream, and their latest joint decision."""
 
     members: dict[int, Member] = field(default_factory=dict)
+    """Running sequences by number."""
     _numbers: int = 0
+    """Numbers given so far."""
     _step: int | None = None
-    """What the latest decision follows."""
+    """Number of the step that the latest decision follows."""
     _shares: dict[int, Share] = field(default_factory=dict)
     _drafted: tuple[int, ...] = ()
-    """The latest steps, two at most, that masked drafts follow: some still verify these when others plan again."""
+    """The latest steps, at most two, that masked drafts follow: some still verify these when others plan again."""
 
     def join(self) -> int:
-        """A number for a sequence that begins; it can do nothing yet but decode plainly."""
+        """Add a sequence, which decodes plainly at first; returns its number."""
         self._numbers += 1
         self.members[self._numbers] = Member()
         return self._numbers
 
     def leave(self, number: int) -> None:
-        """Forget a sequence that has ended."""
+        """Remove a sequence that has ended."""
         self.members.pop(number, None)
         self._shares.pop(number, None)
 
     def decide(self, step: int, costs: CostModel, context: int, sequences: int) -> None:
-        """Decide on what comes after the step of that number; who comes first decides for all."""
+        """Decide on the drafts after step number `step`; the first call for a step decides for all."""
         if step == self._step:
             return
-        self._step, self._shares = step, shares(self.members, costs, context, sequences)
+        self._step = step
+        self._shares = shares(self.members, costs=costs, context=context, sequences=sequences)
         if self._shares:
             self._drafted = (*self._drafted[-1:], step)
 
     def share(self, number: int) -> Share | None:
-        """A sequence's part in the latest decision; None where it drafts by itself or not at all."""
+        """A sequence's part in the latest decision; None if it does not draft together with others."""
         return self._shares.get(number)
 
     def drafted_after(self, step: int | None) -> bool:
-        """Whether anybody drafted by masked steps after the step of that number, one of the latest two."""
+        """Whether any sequence drafted by masked steps after step number `step`, one of the latest two."""
         return step is not None and step in self._drafted

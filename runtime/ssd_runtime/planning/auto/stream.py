@@ -1,4 +1,4 @@
-"""What `auto` learns from one stream of requests."""
+"""The state of `auto` for one stream of requests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _by_domain() -> defaultdict[str, DraftStats]:
 
 @dataclass(slots=True)
 class Stream:
-    """What `auto` has learned from one stream of requests; it outlives a request: this planner's declared state.
+    """The state of `auto` for one stream; it outlives a request: this is the planner's declared state.
 
-    Statistics are of all requests together. A budget is of one request alone: two that decode at once never spend each
+    Statistics are shared by all requests. A budget belongs to one request, so that concurrent ones never spend each
     other's credit.
     """
 
@@ -30,6 +30,8 @@ class Stream:
     planning: PlanningTime = field(default_factory=PlanningTime)
     verify: VerifyStats = field(default_factory=VerifyStats)
     masks: defaultdict[str, DraftStats] = field(default_factory=_by_domain)
+    """Statistics of masked drafts by domain."""
     exits: defaultdict[str, DraftStats] = field(default_factory=_by_domain)
+    """Statistics of early exits by domain."""
     steps: SharedSteps = field(default_factory=SharedSteps)
-    """The requests that are running, and what they do together."""
+    """The running requests, and their joint drafts."""

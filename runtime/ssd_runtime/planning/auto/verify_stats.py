@@ -1,4 +1,4 @@
-"""What verifications take here and now, beside what the latency table says of them."""
+"""Statistics of verification times, which correct the latency table."""
 
 from __future__ import annotations
 
@@ -12,81 +12,86 @@ import numpy as np
 from numpy.typing import NDArray
 
 ABOUT = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
-"""Numbers of rows that are told apart: of those between two, the greater counts; of more, the last."""
-SURPRISE = 0.25
-"""Most that one verification counts for, as a logarithm: a step that something else held up says nothing."""
-DRIFT, OWN, FIRST = 0.2, 0.05, 5
-"""What share of a surprise is laid to the machine's pace, and to that number of rows: at first one in `FIRST`, and
-little to the pace."""
+"""Numbers of rows with a correction of their own. Another number counts as the next greater one, or as the last."""
+MOST_SURPRISE = 0.25
+"""Largest log ratio that one verification counts with: longer delays come from other processes."""
+DRIFT = 0.2
+"""Share of a deviation that changes the machine's pace."""
+OWN = 0.05
+"""Least share of a deviation that changes the correction of its number of rows."""
+FIRST = 5
+"""Verifications of a number of rows until it counts half toward the pace; its own correction changes by 1 / `FIRST`
+at first."""
 
 LAZY = 8
-"""Costs are priced again when so many more verifications of some number of rows were seen: it takes a while."""
+"""Costs are computed again after so many verifications of one number of rows, since that takes time."""
 
 SETTLING = 3
-"""Plain steps that the pace is first taken from: the very first may have been held up."""
+"""Plain steps that the first pace is the median of: the very first step may have been delayed."""
 
 
 @dataclass(slots=True)
 class _Excess:
-    """Of about so many rows."""
+    """Correction of one number of rows."""
 
     log: float = 0.0
-    """Of what they take beyond the table."""
+    """Log of the time ÷ that of the table, at the machine's pace."""
     seen: int = 0
+    """Verifications of that number of rows."""
 
 
 @dataclass(slots=True)
 class VerifyStats:
-    """Times of verifications against the table's, by number of rows.
+    """Times of verifications ÷ those of the table, by number of rows.
 
-    The table was measured once, on chains and the arg max of their rows; trees, sampling and the neighbours in the
-    processor's cache are seen here. A machine that gets slower as a whole changes no choice: its
-    pace is followed apart, and plain steps tell it from the cost of rows.
+    The table was measured once, on chains and the arg max of their rows. Trees, sampling and other use of the
+    processor's cache are seen only here. A machine that gets slower as a whole changes no choice: its pace is a
+    separate statistic, and plain steps tell it from the cost of rows.
     """
 
     _pace: float = 0.0
-    """Log of seconds ÷ plain steps by the table, of late."""
+    """Log of recent seconds ÷ plain steps by the table."""
     _first: list[float] = field(default_factory=list)
-    """The same of the first verifications."""
+    """Values of the pace in the first verifications."""
     rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
-    """By number; that of one row is 0, and between those seen it is on a line."""
+    """Log correction by number of rows: 0 at one row, linearly interpolated."""
     _priced: tuple[Sequence[float], list[float]] | None = None
-    """Costs by the table from one row on, and what became of them."""
+    """Costs of 1, 2, … rows by the table, and the corrected ones."""
 
     @property
     def settled(self) -> bool:
-        """Whether the pace is known: until then plain steps are due."""
+        """Whether the pace is known; until then plain steps are needed."""
         return len(self._first) >= SETTLING
 
     @property
     def plain_seconds(self) -> float | None:
-        """What a plain step takes of late; None where nothing was verified yet."""
+        """Recent seconds of a plain step; None before the first verification."""
         return math.exp(self._pace) if self._first else None
 
     def update(self, rows: int, seconds: float, cost: float) -> None:
-        """One more verification: its time, and what the table says of it in plain steps."""
+        """Update with a verification: its rows, its seconds, and its cost by the table in plain steps."""
         if min(seconds, cost) <= 0.0:
             return
         about = ABOUT[bisect_left(ABOUT, rows, hi=len(ABOUT) - 1)]
         excess = self.rows.get(about) or _Excess(float(self._beyond(about)))
         found = math.log(seconds) - math.log(cost) - excess.log
         if not self.settled:
-            # Nothing is laid to rows before the pace is known.
+            # Corrections of rows need a known pace.
             self._first.append(found)
             self._pace = median(self._first)
             return
-        nll = min(max(found - self._pace, -SURPRISE), SURPRISE)
-        told = 1.0 if about == 1 else excess.seen / (excess.seen + FIRST)
-        self._pace += DRIFT * told * nll
+        surprise = min(max(found - self._pace, -MOST_SURPRISE), MOST_SURPRISE)
+        known = 1.0 if about == 1 else excess.seen / (excess.seen + FIRST)
+        self._pace += DRIFT * known * surprise
         if about > 1:
-            excess.log += max(OWN, 1 / (FIRST + excess.seen)) * nll
+            excess.log += max(OWN, 1 / (FIRST + excess.seen)) * surprise
             excess.seen += 1
             self.rows[about] = excess
             if excess.seen <= FIRST or excess.seen % LAZY == 0:
                 self._priced = None
 
     def priced(self, costs: Sequence[float], first: int = 1) -> list[float]:
-        """The table's costs of `first`, `first` + 1, … rows, corrected; more rows never cost less."""
+        """Corrected costs of `first`, `first` + 1, … rows, from the table's `costs`; more rows never cost less."""
         if first == 1 and self._priced is not None and self._priced[0] is costs:
             return self._priced[1]
         factors = np.exp(self._beyond(np.arange(first, first + len(costs))))
@@ -96,6 +101,6 @@ class VerifyStats:
         return corrected
 
     def _beyond(self, rows: NDArray[np.int64] | int) -> NDArray[np.float64] | float:
-        """Log of what so many rows take beyond the table."""
+        """Log corrections of these numbers of rows."""
         known = sorted(self.rows)
         return np.interp(rows, known, [self.rows[number].log for number in known])

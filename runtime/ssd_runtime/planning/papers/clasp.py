@@ -1,4 +1,4 @@
-"""CLaSp: the layers to skip are searched again every so often on the hidden states of the last accepted token."""
+"""CLaSp searches for the layers to skip again and again, on the hidden states of the last accepted token."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
 from ssd_runtime.planning.plan import Plan
 from ssd_runtime.planning.settings import ClaspSettings
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.knapsack import Weights, searching_knapsack
 
 
 class ClaspPlanner(RefreshedPlanner):
-    """A plain step for its states, then the mask whose state comes closest to the full model's (CLaSp eq. 2).
+    """Plans a plain step for its states, then the mask whose state is closest to the full model's (CLaSp eq. 2).
 
-    The number of skipped layers is fixed; the paper's eq. 1 prints arg min, its algorithm maximises.
+    The number of skipped layers is fixed. The paper's eq. 1 prints arg min, but its algorithm maximises.
     """
 
     def __init__(self, settings: ClaspSettings) -> None:
@@ -21,8 +22,9 @@ class ClaspPlanner(RefreshedPlanner):
         self._settings = settings
 
     def replanning(self, session: Session, context: int) -> Work[Plan]:
-        """The mask for the last accepted token."""
-        settings, decoder = self._settings, session.decoder
+        """Search for the mask on the last accepted token."""
+        settings = self._settings
+        decoder = session.decoder
         items = decoder.shape.num_layers * (2 if settings.sublayers else 1)
         count = round(min(settings.skip, 1.0) * items)
         if not count:
@@ -32,4 +34,15 @@ class ClaspPlanner(RefreshedPlanner):
         [found] = yield from searching_knapsack(decoder, reference, weights, threshold=-1.0, exactly=count)
         kind = "sub-layers" if settings.sublayers else "layers"
         reason = f"clasp skips {count} of {items} {kind}, cosine {found.cosine:.3f}"
-        return Plan.masked(reason, found.mask, settings.max_draft, settings.confidence, "clasp")
+        return Plan.masked(
+            reason=reason,
+            mask=found.mask,
+            draft_length=settings.max_draft,
+            threshold=settings.confidence,
+            entry="clasp",
+        )
+
+
+def make_clasp(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of CLaSp planners."""
+    return lambda: ClaspPlanner(inputs.settings)

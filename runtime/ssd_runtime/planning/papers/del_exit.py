@@ -1,4 +1,4 @@
-"""DEL: drafts by the first layers, as many as give most tokens a layer."""
+"""DEL drafts by the first layers, as many as give the most tokens per layer."""
 
 from __future__ import annotations
 
@@ -10,40 +10,45 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import DelSettings
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
 FIRST_TOKENS = 8
-"""Plain steps that every exit is looked at behind before one is chosen."""
+"""Tokens of plain steps on which every exit is evaluated before one is chosen."""
 
 
 class DelPlanner(BasePlanner):
-    """The exit layer and draft length of highest TPL (KnapSpec eq. 2), every token drafted leaving there.
+    """Plans the exit layer and draft length of the highest TPL (KnapSpec eq. 2); every drafted token exits there.
 
-    An exit's token agreement comes from shadow tokens: what it would have predicted where the full model has just
-    verified. Looking costs a pass through the head for every exit, so it is done every so many cycles.
+    An exit's token agreement comes from shadow tokens: its predictions for tokens that the full model has just
+    verified. They cost a pass through the head per exit, so exits are evaluated only every `refresh` cycles.
     """
 
     def __init__(self, heads: ExitHeads, num_layers: int, settings: DelSettings) -> None:
-        self._heads, self._layers, self._settings = heads, num_layers, settings
-        # Exits with fitted heads and exits without would not be compared fairly.
+        self._heads = heads
+        self._layers = num_layers
+        self._settings = settings
+        # Exits with fitted heads and exits without cannot be compared fairly.
         every = min(settings.every, max(1, num_layers // 2))
         exits = heads.fitted or range(every, num_layers, every)
         self._seen = dict.fromkeys(exits, (0.0, 0.0))
-        """Layer to (tokens looked at, tokens it had right), old ones counting less."""
+        """Layer to (tokens evaluated, tokens predicted right), both decayed."""
         self._cycles = 0
         self._looked = 0
+        """Tokens whose states were kept so far."""
         self._states: list[Tensor] | None = None
-        """What the exits are to be looked at on."""
+        """States [tokens, hidden] to evaluate the exits on next; None if that is not due."""
 
     @property
     def wants_states(self) -> bool:
-        """Every so many cycles, and until there is something to go by."""
+        """Whether an evaluation of the exits is due; it always is until `FIRST_TOKENS` tokens are known."""
         return self._looked < FIRST_TOKENS or self._cycles % self._settings.refresh == 0
 
     def searching(self, context: int) -> Work[None]:
-        """Look at what the exits would have said, where it is time to."""
+        """Evaluate the exits' predictions if states were kept for that."""
         if self._states is None:
             return
-        keep, states = self._settings.memory, self._states
+        keep = self._settings.memory
+        states = self._states
         self._states = None
         targets, _ = yield Head(self._heads.carried(self._layers, states[-1]), normed=True, best=True)
         for layer, (looked, right) in self._seen.items():
@@ -51,7 +56,7 @@ class DelPlanner(BasePlanner):
             self._seen[layer] = keep * looked + len(targets), keep * right + int((tokens == targets).sum())
 
     def plan(self, context: int, pending: int) -> Plan:
-        """Draft from the best exit; a plain step until there is something to go by."""
+        """Draft from the best exit; a plain step until `FIRST_TOKENS` tokens were evaluated."""
         if not self._seen:
             return Plan("plain: the model has no layer to leave behind")
         if self._looked < FIRST_TOKENS:
@@ -61,11 +66,17 @@ class DelPlanner(BasePlanner):
             for layer, (looked, right) in self._seen.items()
             for length in range(1, self._settings.max_draft + 1)
         )
-        reason = f"exit behind layer {layer} of {self._layers}: {rate * self._layers:.2f}x in layers"
+        reason = f"exit after layer {layer} of {self._layers}: {rate * self._layers:.2f}x in layers"
         return Plan(reason, EarlyExit(self._heads, (layer,), self._settings.confidence), length)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Keep the states that the exits are to be looked at on."""
+        """Keep the states that the exits are evaluated on."""
         self._cycles += 1
         self._looked += len(cycle.tokens) if states is not None else 0
         self._states = states
+
+
+def make_del(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of DEL planners."""
+    heads = inputs.make_exit_heads()
+    return lambda: DelPlanner(heads, inputs.num_layers, inputs.settings)

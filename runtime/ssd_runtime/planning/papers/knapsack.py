@@ -1,4 +1,4 @@
-"""KnapSpec on the fly: the mask is searched again every so often on the latest tokens' hidden states."""
+"""KnapSpec searches for the mask again and again while it decodes, on the latest tokens' hidden states."""
 
 from __future__ import annotations
 
@@ -8,47 +8,55 @@ from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.runner import Work
+from ssd_runtime.planning.papers.knn import Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
-from ssd_runtime.planning.settings import KnapsackSettings
+from ssd_runtime.planning.settings import KnapsackSettings, NearestSettings
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.knapsack import Candidate, Weights, searching_knapsack
 
 FEWEST_ROWS = 4
-"""Tokens that a search looks at however little time it has: fewer tell right masks from lucky ones badly."""
+"""Least tokens of a search, however little time it has: fewer do not tell right masks from lucky ones."""
 
 
 class KnapsackPlanner(RefreshedPlanner):
-    """The mask of most tokens a second on the latest tokens' states (KnapSpec §3.5).
+    """Plans the mask with the most tokens/s on the latest tokens' states (KnapSpec §3.5).
 
-    The paper counts on a GPU that runs all budgets and tokens of a search in the time of one: where that is not so, a
-    search looks at the latest tokens alone, as many as its share of the time allows.
+    The paper assumes a GPU that runs all budgets and tokens of a search in the time of one. On other devices a search
+    looks at the latest tokens only, as many as its share of the time allows.
     """
 
     def __init__(self, latency: LatencyTable, settings: KnapsackSettings, warm: Planner | None = None) -> None:
         super().__init__(settings.window, settings.refresh, warm)
-        self._latency, self._settings = latency, settings
+        self._latency = latency
+        self._settings = settings
         self._seconds = 0.0
         self._all_cycles = 0
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Take the time of cycles, too: a search's share is measured by it."""
+        """Keep the states, and sum the cycles' seconds, of which a search may take its share."""
         super().observe(cycle, states)
         self._all_cycles += 1
         self._seconds += cycle.seconds
 
     def replanning(self, session: Session, context: int) -> Work[Plan]:
-        """The best of all budgets' masks, by TPT."""
-        weights, settings = Weights.of(self._latency, context), self._settings
+        """Search for the masks of all budgets; returns the plan with the highest TPT."""
+        weights = Weights.of(self._latency, context)
+        settings = self._settings
         reference = yield from self._recent.referencing(session, self._affordable(weights, context))
         found = yield from searching_knapsack(
-            session.decoder, reference, weights, threshold=settings.similarity, budget=settings.budget
+            decoder=session.decoder,
+            reference=reference,
+            weights=weights,
+            threshold=settings.similarity,
+            budget=settings.budget,
         )
         return max((self._rated(candidate, context) for candidate in found), key=lambda rated: rated[0])[1]
 
     def _affordable(self, weights: Weights, context: int) -> int:
-        """Tokens that a search can look at within its share of the time until the next."""
+        """Number of tokens that a search can look at within its share of the time until the next."""
         allowed = self._settings.share * self._settings.refresh * self._seconds / max(1, self._all_cycles)
-        # Half of all budgets are reached on average: their number grows from the first sub-layer to the last.
+        # The number of budgets grows from the first sub-layer to the last, so half of them are the average.
         budgets = max(1.0, self._settings.budget * sum(weights.items) / 2)
         rows = self._recent.tokens
         if self._settings.share >= 1.0:
@@ -58,11 +66,11 @@ class KnapsackPlanner(RefreshedPlanner):
         return rows
 
     def _search_seconds(self, states: float, context: int) -> float:
-        """What running so many states at once through every sub-layer and the head takes."""
+        """Seconds to run `states` states at once through every sub-layer and the head."""
         return sum(self._latency.sublayer_seconds(context, states)) + self._latency.head_seconds(states)
 
     def _rated(self, candidate: Candidate, context: int) -> tuple[float, Plan]:
-        """The candidate's highest TPT over draft lengths, with the measured time of each verification."""
+        """The candidate's highest TPT over draft lengths, by the measured time of each verification, and its plan."""
         if not any(candidate.mask.bits):
             rate = 1.0 / self._latency.step_seconds(context)
             return rate, Plan(f"plain: no mask is predicted to beat {rate:.1f} tokens/s")
@@ -74,8 +82,36 @@ class KnapsackPlanner(RefreshedPlanner):
             )
             for n in range(1, self._settings.max_draft + 1)
         )
-        early = self._settings.confidence
-        share = candidate.mask.attention_skipped + candidate.mask.mlp_skipped
-        reason = f"knapsack skips {share} of {len(candidate.mask)}: {rate:.1f} tokens/s predicted"
-        longest = self._settings.max_draft if early > 0 else length
-        return rate, Plan.masked(reason, candidate.mask, longest, early, "knapsack")
+        threshold = self._settings.confidence
+        skipped = candidate.mask.attention_skipped + candidate.mask.mlp_skipped
+        plan = Plan.masked(
+            reason=f"knapsack skips {skipped} of {len(candidate.mask)}: {rate:.1f} tokens/s predicted",
+            mask=candidate.mask,
+            draft_length=self._settings.max_draft if threshold > 0 else length,
+            threshold=threshold,
+            entry="knapsack",
+        )
+        return rate, plan
+
+
+def make_knapsack(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of KnapSpec planners, which start with a bundle's masks unless `warm_start` is 0."""
+    latency = inputs.measured_latency
+    settings = inputs.settings
+    router = inputs.make_router()
+    if router is None or not settings.warm_start:
+        return lambda: KnapsackPlanner(latency, settings)
+    frontiers = Frontier.of_all(inputs.domains, inputs.num_layers, latency)
+
+    def make() -> KnapsackPlanner:
+        # Its own searches choose between masks and plain steps too, so masks that promise no gain are left out.
+        warm = NearestAnchorPlanner(
+            frontiers=frontiers,
+            router=router,
+            latency=latency,
+            settings=NearestSettings(),
+            least_speedup=1.0,
+        )
+        return KnapsackPlanner(latency, settings, warm)
+
+    return make

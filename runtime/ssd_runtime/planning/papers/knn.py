@@ -1,4 +1,4 @@
-"""Planning from a bundle's frontiers: a fixed domain (Self-SD), or the nearest one (KNN-SSD)."""
+"""Plans from a bundle's frontiers: those of a fixed domain (Self-SD), or of the nearest one (KNN-SSD)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ssd_artifacts.domain_config import MIXTURE, DomainConfig, LoadValidation
+from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner
+from ssd_runtime.planning.registry import FIXED
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
 REPLAN_GROWTH = 1.1
 """The context grows by this factor before masks are compared again."""
@@ -25,56 +28,57 @@ class Frontier:
 
     entries: tuple[Entry, ...]
     correction: float = 1.0
-    """Speed by what was accepted in validation ÷ by what calibration had promised; where nobody validated, as with
-    the mixture, the mean of the others'."""
+    """Speed by the acceptance in validation ÷ by that of calibration. A domain without a validation, such as the
+    mixture, has the mean of the others."""
     under_load: tuple[LoadValidation, ...] = ()
-    """What validation measured with several sequences at once, by ascending concurrency."""
+    """Validations with several sequences at once, by ascending concurrency."""
 
     @classmethod
     def of_all(
-        cls, records: Mapping[str, DomainConfig], num_layers: int, latency: LatencyTable | None = None
+        cls, domains: Mapping[str, DomainConfig], num_layers: int, latency: LatencyTable | None = None
     ) -> dict[str, Frontier]:
-        """The frontiers of a bundle's domains; corrected where there are latencies to correct with."""
-        found = {name: _correction(record, num_layers, latency) for name, record in records.items() if latency}
+        """The frontiers of a bundle's domains by name; uncorrected without `latency`."""
+        found = {name: _correction(domain, num_layers, latency) for name, domain in domains.items() if latency}
         corrections = {name: correction for name, correction in found.items() if correction is not None}
         usual = fmean(corrections.values()) if corrections else 1.0
         return {
             name: cls(
-                _entries(record, num_layers),
-                corrections.get(name, usual),
-                record.validation.under_load if record.validation is not None else (),
+                entries=_entries(domain, num_layers),
+                correction=corrections.get(name, usual),
+                under_load=domain.validation.under_load if domain.validation is not None else (),
             )
-            for name, record in records.items()
+            for name, domain in domains.items()
         }
 
     def pays_at(self, sequences: int) -> bool:
-        """Whether masks may pay where so many sequences decode, by the nearest load at or below that was validated.
+        """Whether masks may pay under a load of `sequences`, by the highest validated load that is no higher.
 
-        With one sequence, and where nothing was validated, they may: their promises decide.
+        Without such a validation the answer is yes: the predicted speed-up decides.
         """
         measured = [each.speedup for each in self.under_load if each.concurrency <= sequences]
         return not measured or measured[-1] >= 1.0
 
     def best(self, latency: LatencyTable) -> ByContext[Option | None]:
-        """The entry, draft length and threshold of most tokens a second; None without entries."""
+        """The entry, draft length and threshold with the most tokens/s, by context; None without entries."""
         costs = CostModel(latency)
         return ByContext(lambda context: costs.best_option(self.entries, context), REPLAN_GROWTH)
 
 
 class FixedPlanner(BasePlanner):
-    """One domain's frontier for every prompt; the best of it by tokens a second at the current context length."""
+    """Plans the entry of one domain's frontier with the most tokens/s at the current context length."""
 
     def __init__(self, frontier: Frontier, latency: LatencyTable, least_speedup: float = 0.0) -> None:
-        self._best, self._least_speedup = frontier.best(latency), least_speedup
+        self._best = frontier.best(latency)
+        self._least_speedup = least_speedup
 
     def plan(self, context: int, pending: int) -> Plan:
-        """The frontier's best, or a plain step where it promises too little or the frontier is empty."""
+        """Plan the frontier's best, or a plain step if that promises less than `least_speedup` or there is none."""
         option = self._best.at(context)
         return PLAIN if option is None or option.speedup < self._least_speedup else _speculate(option)
 
 
 class NearestAnchorPlanner(BasePlanner):
-    """KNN-SSD: the frontier of the domain with the nearest anchor, or `out_of_domain` for a prompt like none."""
+    """Plans by the frontier of the nearest anchor's domain (KNN-SSD), or as `out_of_domain` says for other prompts."""
 
     def __init__(
         self,
@@ -84,8 +88,11 @@ class NearestAnchorPlanner(BasePlanner):
         settings: NearestSettings,
         least_speedup: float = 0.0,
     ) -> None:
-        """Masks that promise less than `least_speedup` are not drafted with; the paper takes any."""
-        self._frontiers, self._router, self._latency, self._settings = frontiers, router, latency, settings
+        """Masks that promise less than `least_speedup` are not used; the paper uses any."""
+        self._frontiers = frontiers
+        self._router = router
+        self._latency = latency
+        self._settings = settings
         self._least_speedup = least_speedup
         self._chosen: Planner = PlainPlanner()
 
@@ -101,40 +108,72 @@ class NearestAnchorPlanner(BasePlanner):
         )
 
     def plan(self, context: int, pending: int) -> Plan:
-        """The best of that domain's frontier."""
+        """Plan the best of that domain's frontier."""
         return self._chosen.plan(context, pending)
 
 
-def _entries(record: DomainConfig, num_layers: int) -> tuple[Entry, ...]:
-    return tuple(
-        Entry(f"{record.name}[{index}]", entry.skip_mask(num_layers), entry.profile())
-        for index, entry in enumerate(record.frontier)
+def make_fixed(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of planners of the domain that follows `fixed:`. Raises UserError if the bundle has none such."""
+    latency = inputs.measured_latency
+    frontiers = Frontier.of_all(inputs.domains, inputs.num_layers, latency)
+    chosen = frontiers.get(inputs.name.removeprefix(FIXED))
+    if chosen is None:
+        raise UserError(f"--strategy {inputs.name}: the bundle has no such domain; it has {', '.join(frontiers)}")
+    return lambda: FixedPlanner(chosen, latency)
+
+
+def make_knn(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of KNN-SSD planners. Raises UserError if the settings ask for a mixture that is not there."""
+    latency = inputs.measured_latency
+    router = inputs.make_router()
+    assert router is not None, "check_strategy() comes first"
+    frontiers = Frontier.of_all(inputs.domains, inputs.num_layers, latency)
+    if inputs.settings.out_of_domain == "mix" and MIXTURE not in frontiers:
+        raise UserError("--set out_of_domain=mix: the bundle has no mixture; compile two domains or more together")
+    return lambda: NearestAnchorPlanner(
+        frontiers=frontiers,
+        router=router,
+        latency=latency,
+        settings=inputs.settings,
     )
 
 
-def _correction(record: DomainConfig, num_layers: int, latency: LatencyTable) -> float | None:
-    """Tokens a second by what was accepted ÷ by what was promised, at the record's context; None if nobody validated.
+def _entries(domain: DomainConfig, num_layers: int) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(f"{domain.name}[{index}]", entry.skip_mask(num_layers), entry.profile())
+        for index, entry in enumerate(domain.frontier)
+    )
 
-    By acceptance alone: that is the model's, while times of validation are another machine's, and of one moment.
+
+def _correction(domain: DomainConfig, num_layers: int, latency: LatencyTable) -> float | None:
+    """Tokens/s by the acceptance in validation ÷ by the profile, at the domain's context; None without a validation.
+
+    Only acceptance is compared: it belongs to the model, while times of a validation belong to its machine and moment.
     """
-    choice, validation = record.choice, record.validation
+    choice = domain.choice
+    validation = domain.validation
     if validation is None or choice is None:
         return None
-    entry, costs = record.frontier[choice.entry], CostModel(latency)
-    mask, profile = entry.skip_mask(num_layers), entry.profile()
-    row, column = profile.draft_lengths.index(choice.draft_length), profile.thresholds.index(choice.threshold)
-    promised, steps = float(profile.tokens[row, column]), float(profile.steps[row, column])
-    tokens, accepted = max(1.0, validation.mean_acceptance_length), validation.draft_acceptance_rate
+    costs = CostModel(latency)
+    entry = domain.frontier[choice.entry]
+    mask = entry.skip_mask(num_layers)
+    profile = entry.profile()
+    row = profile.draft_lengths.index(choice.draft_length)
+    column = profile.thresholds.index(choice.threshold)
+    steps = float(profile.steps[row, column])
+    accepted = validation.draft_acceptance_rate
+    tokens = max(1.0, validation.mean_acceptance_length)
     drafted = (tokens - 1.0) / accepted if accepted else steps
-    found = costs.tokens_per_second(record.context, tokens, drafted, mask)
-    return found / costs.tokens_per_second(record.context, promised, steps, mask)
+    validated = costs.tokens_per_second(domain.context, tokens=tokens, steps=drafted, mask=mask)
+    promised = float(profile.tokens[row, column])
+    return validated / costs.tokens_per_second(domain.context, tokens=promised, steps=steps, mask=mask)
 
 
 def _speculate(option: Option) -> Plan:
     return Plan.masked(
-        f"draft {option.draft_length} with {option.entry.name}: {option.speedup:.2f}x predicted",
-        option.entry.mask,
-        option.draft_length,
-        option.threshold,
-        option.entry.name,
+        reason=f"draft {option.draft_length} with {option.entry.name}: {option.speedup:.2f}x predicted",
+        mask=option.entry.mask,
+        draft_length=option.draft_length,
+        threshold=option.threshold,
+        entry=option.entry.name,
     )

@@ -1,4 +1,4 @@
-"""Plans that are searched again every so often on the full model's latest hidden states."""
+"""A planner that searches for its plan again and again, on the full model's latest hidden states."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ COLLECTING = Plan("plain: collecting hidden states")
 
 
 class RefreshedPlanner(BasePlanner, ABC):
-    """The plan of the latest search: one every `refresh` cycles, on what the `window` cycles before it committed.
+    """Searches every `refresh` cycles, on the tokens that the `window` cycles before committed.
 
-    What `warm`, which does not search, plans stands for the first search; without it there are plain steps until there
-    are states.
+    Until the first search it plans as `warm` does, which does not search itself. Without `warm` it plans plain steps
+    until there are enough states.
     """
 
     def __init__(self, window: int, refresh: int, warm: Planner | None = None) -> None:
-        self._window, self._refresh = window, refresh
+        self._window = window
+        self._refresh = refresh
         self._first: Planner = warm or ConstantPlanner(COLLECTING)
         self._at_once = warm is None
         self._recent = RecentStates(window)
@@ -34,25 +35,26 @@ class RefreshedPlanner(BasePlanner, ABC):
 
     @property
     def wants_states(self) -> bool:
-        """Only the states just before a search are looked at."""
+        """Whether the next cycle is one of the `window` before a search."""
         return self._at_once or self._cycles + self._window >= self._refresh
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Keep hold of the session whose cache the searches read."""
+        """Keep the session, whose cache the searches read."""
         self._session = session
         session.look_back(self._window * CYCLE_TOKENS)
         self._first.start(session, prompt)
         self.domain = self._first.domain
 
     def searching(self, context: int) -> Work[None]:
-        """Search again when it is time to."""
+        """Search again if it is due."""
         if len(self._recent) >= self._window and (self._at_once or self._cycles >= self._refresh):
             assert self._session is not None, "start() comes first"
             self._plan = yield from self.replanning(self._session, context)
-            self._cycles, self._at_once = 0, False
+            self._cycles = 0
+            self._at_once = False
 
     def plan(self, context: int, pending: int) -> Plan:
-        """The plan of the latest search."""
+        """Return the plan of the latest search."""
         return self._plan or self._first.plan(context, pending)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
@@ -62,9 +64,9 @@ class RefreshedPlanner(BasePlanner, ABC):
         self._cycles += 1
 
     def finish(self) -> None:
-        """Let go of the session."""
+        """Release the session."""
         self._session = None
 
     @abstractmethod
     def replanning(self, session: Session, context: int) -> Work[Plan]:
-        """A new plan, from the states kept."""
+        """Search for a new plan on the kept states."""

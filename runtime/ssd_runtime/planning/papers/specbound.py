@@ -1,4 +1,4 @@
-"""SpecBound: drafts by early exit, bounded in depth and width."""
+"""SpecBound drafts by early exit, bounded in depth and width."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import BasePlanner, Plan
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import ExitSettings
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
-DEPTH, WIDTH, THRESHOLD, ANNEALING = 10 / 32, 8, 0.55, 0.2
-"""SpecBound §3.1, the depth as a share of its models' layers."""
+DEPTH = 10 / 32
+"""Depth bound as a share of the layers (SpecBound §3.1)."""
+WIDTH = 8
+"""Longest draft (SpecBound §3.1)."""
+THRESHOLD = 0.55
+ANNEALING = 0.2
 STOPS = 4
-"""Exits up to the depth bound where none are fitted: the paper has one behind every layer, but a look at a large
-vocabulary costs as much as several layers of a small model."""
+"""Number of exits up to the depth bound if none are fitted. The paper has one after every layer, but a pass through
+the head of a large vocabulary costs as much as several layers of a small model."""
 
 
 class BoundedExitPlanner(BasePlanner):
-    """One way to exit for a whole request: the nearest domain's where the bundle has tuned one, else the paper's."""
+    """Plans the same early exits for a whole request: those tuned for the nearest domain, or else the paper's."""
 
     def __init__(
         self,
@@ -30,8 +35,11 @@ class BoundedExitPlanner(BasePlanner):
         tuned: Mapping[str, ExitChoice],
         router: Router | None,
     ) -> None:
-        self._heads, self._layers, self._settings = heads, num_layers, settings
-        self._tuned, self._router = tuned, router
+        self._heads = heads
+        self._layers = num_layers
+        self._settings = settings
+        self._tuned = tuned
+        self._router = router
         self._plan: Plan | None = None
 
     def start(self, session: Session, prompt: Prefill) -> None:
@@ -41,26 +49,32 @@ class BoundedExitPlanner(BasePlanner):
         self._plan = self._made(self._tuned.get(self.domain or ""))
 
     def plan(self, context: int, pending: int) -> Plan:
-        """The same every cycle."""
+        """Return the request's one plan."""
         assert self._plan is not None, "start() comes first"
         return self._plan
 
     def _made(self, tuned: ExitChoice | None) -> Plan:
-        settings, stops = self._settings, self._stops(tuned)
-        width, threshold, annealing = (
-            (tuned.width, tuned.threshold, tuned.annealing) if tuned else (WIDTH, THRESHOLD, ANNEALING)
-        )
-        width = settings.width if settings.width >= 0 else width
-        threshold = settings.threshold if settings.threshold >= 0 else threshold
-        annealing = settings.annealing if settings.annealing >= 0 else annealing
-        where = f"behind layer {', '.join(map(str, stops))} of {self._layers}"
+        """Make the plan: settings come first, then the tuned values, then the paper's."""
+        settings = self._settings
+        stops = self._stops(tuned)
+        width = tuned.width if tuned else WIDTH
+        threshold = tuned.threshold if tuned else THRESHOLD
+        annealing = tuned.annealing if tuned else ANNEALING
+        if settings.width >= 0:
+            width = settings.width
+        if settings.threshold >= 0:
+            threshold = settings.threshold
+        if settings.annealing >= 0:
+            annealing = settings.annealing
+        where = f"after layer {', '.join(map(str, stops))} of {self._layers}"
         return Plan(
-            f"up to {width} tokens, exits {where} at {threshold:g}",
-            EarlyExit(self._heads, stops, threshold, annealing),
-            width,
+            reason=f"up to {width} tokens, exits {where} at {threshold:g}",
+            drafter=EarlyExit(heads=self._heads, stops=stops, threshold=threshold, annealing=annealing),
+            draft_length=width,
         )
 
     def _stops(self, tuned: ExitChoice | None) -> tuple[int, ...]:
+        """Layers after which a token may exit, ascending; the last is the depth bound."""
         if tuned is not None and self._settings.depth < 0:
             return tuple(tuned.stops)
         share = self._settings.depth if self._settings.depth >= 0 else DEPTH
@@ -68,10 +82,25 @@ class BoundedExitPlanner(BasePlanner):
         fitted = self._heads.fitted
         if not fitted:
             return _spread(deepest)
-        # The bound is an exit itself, and one by the model's own head would not be what its paper has there.
+        # The bound is an exit itself, and the paper has a fitted head at every exit.
         bound = min(fitted, key=lambda layer: abs(layer - deepest))
         return tuple(layer for layer in fitted if layer <= bound)
 
 
+def make_exit(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of SpecBound planners."""
+    heads = inputs.make_exit_heads()
+    router = inputs.make_router()
+    tuned = inputs.exit_choices
+    return lambda: BoundedExitPlanner(
+        heads=heads,
+        num_layers=inputs.num_layers,
+        settings=inputs.settings,
+        tuned=tuned,
+        router=router,
+    )
+
+
 def _spread(deepest: int) -> tuple[int, ...]:
+    """Up to `STOPS` layers, evenly spaced from the first to `deepest`."""
     return tuple(sorted({max(1, round(deepest * part / STOPS)) for part in range(1, STOPS + 1)}))

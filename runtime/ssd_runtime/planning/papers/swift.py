@@ -1,4 +1,4 @@
-"""SWIFT: masks tried on the fly against what the model has just generated, kept for the whole stream of requests."""
+"""SWIFT tries masks on the tokens that the model has just generated, and keeps the best for the stream of requests."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.refreshed import CYCLE_TOKENS
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import SwiftSettings
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.gaussian import most_promising
 from ssd_runtime.search.replay import ReferenceStates, replaying
 
 TREE: Branching = ((0.5, 10), (0.8, 5), (0.95, 3), (1.0, 1))
-"""Candidates a place by the probability of its token (SWIFT §4.2)."""
+"""Candidates per place, by the probability of its token (SWIFT §4.2)."""
 SKIP_STEP = 0.05
 JUDGED = 64
-"""Draft steps over which the acceptance rate is judged."""
+"""Draft steps after which the acceptance rate is judged."""
 DOUBT = 2.0
-"""Standard errors by which a finished search's mask must do worse on new tokens for the search to begin again."""
+"""A search begins again if its mask's score falls by so many standard errors on new tokens."""
 LOOK_EVERY = 256
-"""Tokens of the stream from one look at a finished search's mask to the next. With the window's own choices a look
-takes some two plain steps: that is within 1% of the time up to 1.28 times plain decoding's speed."""
+"""Tokens of the stream between two scorings of a finished search's mask. A scoring and its window's targets take about
+two plain steps: less than 1% of the time up to 1.28 times plain decoding's speed."""
 EVERYTHING = 1 << 30
-"""Tokens, more than any context has."""
+"""More tokens than any context has."""
 POOL = 256
-"""Masks that the Gaussian process chooses from."""
+"""Number of masks that the Gaussian process chooses from."""
 
 
 @dataclass(slots=True)
 class SwiftSearch:
-    """What one stream of requests has found out so far. It outlives a request: this planner's declared state.
+    """The search of one stream of requests. It outlives a request: this is the planner's declared state.
 
-    While the search goes on, the best mask is scored again with every new request, so that an easy prompt cannot block
-    later ones; the others are taken to lie as far from it as they did. Once it has ended, every `LOOK_EVERY` tokens.
+    While the search goes on, the best mask is scored again on every new request, so that an easy prompt cannot block
+    later ones. Scores of the other masks move by the same amount. A finished search's mask is scored again every
+    `LOOK_EVERY` tokens.
     """
 
     num_layers: int
@@ -49,14 +51,18 @@ class SwiftSearch:
     score: float = 0.0
     """The best mask's matchness on the current request."""
     skip: float = field(init=False)
+    """Share of the sub-layers that candidates skip."""
     tried: int = 0
+    """Candidates of this search."""
     idle: int = 0
+    """Candidates since the latest better one."""
     finished_at: float | None = None
     """The best mask's matchness when the search ended; None while it goes on."""
     searches: int = 0
     """Searches begun so far, this one included."""
     _random: np.random.Generator = field(init=False)
     _seen: list[tuple[SkipMask, float]] = field(default_factory=list)
+    """Masks with their matchness."""
     _drafted: int = 0
     _accepted: int = 0
     _unseen: int = 0
@@ -75,16 +81,16 @@ class SwiftSearch:
 
     @property
     def running(self) -> bool:
-        """Whether there are masks to be tried."""
+        """Whether the search goes on."""
         return self.finished_at is None
 
     @property
     def due(self) -> bool:
-        """Whether the best mask is to be scored on what comes next."""
+        """Whether the best mask is to be scored on the next tokens."""
         return self.settings.steps > 0 and (self.running or self._unseen >= LOOK_EVERY)
 
     def suggest(self) -> SkipMask:
-        """The next mask to try: every so often the Gaussian process's, else a random one (SWIFT eq. 2)."""
+        """Choose the next mask to try: at intervals by the Gaussian process, otherwise at random (SWIFT eq. 2)."""
         if (self.tried + 1) % self.settings.bayes_interval == 0 and len(self._seen) > 1:
             pool = [self._near(self.best) for _ in range(POOL // 2)] + [self._any() for _ in range(POOL // 2)]
             tried = np.asarray([mask.bits for mask, _ in self._seen], bool)
@@ -92,70 +98,86 @@ class SwiftSearch:
             return pool[most_promising(tried, [score for _, score in self._seen], candidates)]
         return self._any()
 
-    def record(self, mask: SkipMask, score: float) -> None:
-        """Take in a mask's matchness; the best one drafts from now on. Ends the search where it should end."""
+    def update(self, mask: SkipMask, score: float) -> None:
+        """Add a candidate's matchness; the best mask drafts from now on. Ends the search if a limit is reached."""
         settings = self.settings
         self._seen.append((mask, score))
         self.tried += 1
         self.idle += 1
         self._unseen = 0
         if score > self.score:
-            self.best, self.score, self.idle = mask, score, 0
+            self.best = mask
+            self.score = score
+            self.idle = 0
         if self.score > settings.enough or self.tried >= settings.steps or self.idle >= settings.idle:
             self.finished_at = self.score
 
-    def rescored(self, score: float) -> None:
-        """Take in the best mask's matchness on a new request; those of others are moved by as much."""
+    def update_best(self, score: float) -> None:
+        """Replace the best mask's matchness by that on a new request; those of other masks move by the same amount."""
         self._seen = [(mask, seen + score - self.score) for mask, seen in self._seen]
-        self.score, self._unseen = score, 0
+        self.score = score
+        self._unseen = 0
         if self.finished_at is not None and score < min(self.finished_at - self._chance, self.settings.enough):
             self._begin(self.best, score)
 
-    def drafted(self, steps: int, accepted: int, tokens: int) -> None:
-        """Take in a cycle; where too little is accepted for long, skip less and search again.
+    def update_acceptance(self, steps: int, accepted: int, tokens: int) -> None:
+        """Add a cycle; if the acceptance rate stays too low, skip less and search again.
 
-        Not before an interval's candidates have been compared: a uniform mask says nothing of what a search can find.
+        Cycles count only after `bayes_interval` candidates: the uniform mask at the start does not show what a search
+        can find.
         """
         self._unseen += tokens
         if not self.settings.steps or (self.running and self.tried < self.settings.bayes_interval):
             return
-        self._drafted, self._accepted = self._drafted + steps, self._accepted + accepted
+        self._drafted += steps
+        self._accepted += accepted
         if self._drafted < JUDGED:
             return
         low = self._accepted < self.settings.acceptance * self._drafted
-        self._drafted = self._accepted = 0
+        self._drafted = 0
+        self._accepted = 0
         lower = max(self.skip - SKIP_STEP, min(self.settings.least_skip, self.skip))
         if low and lower < self.skip:
             self.skip = lower
             self._begin(self._uniform())
 
     def _begin(self, best: SkipMask, score: float = 0.0) -> None:
+        """Begin a search from the mask `best`."""
         self.searches += 1
-        self.best, self.score, self.tried, self.idle, self._seen = best, score, 0, 0, [(best, score)]
+        self.best = best
+        self.score = score
+        self.tried = 0
+        self.idle = 0
+        self._seen = [(best, score)]
         self.finished_at = None if self.settings.steps else score
 
     @property
     def _chance(self) -> float:
-        """How far below the found mask's matchness another window's may lie by chance."""
+        """Largest fall of the found mask's matchness on another window that chance explains."""
         tokens = self.settings.window
-        share = ((self.finished_at or 0.0) * tokens + 1) / (tokens + 2)  # all of a few tokens right: not certainty yet
+        # The rule of succession: all of a few tokens right is no certainty.
+        share = ((self.finished_at or 0.0) * tokens + 1) / (tokens + 2)
         return DOUBT * float(np.sqrt(2 * share * (1 - share) / tokens))
 
     @property
     def _count(self) -> int:
+        """Number of sub-layers that candidates skip."""
         return min(round(self.skip * 2 * self.num_layers), len(self.free))
 
     def _uniform(self) -> SkipMask:
-        # Whole layers: of an odd number of sub-layers the last layer's attention alone.
+        """A mask of evenly spaced layers."""
+        # Of an odd number of sub-layers, the last is a layer's attention alone.
         layers = SkipMask.uniform(self.num_layers, -(-self._count // 2), self.settings.protect)
         return self._mask(list(layers)[: self._count])
 
     def _any(self) -> SkipMask:
+        """A random mask."""
         return self._mask(self._random.choice(self.free, self._count, replace=False))
 
     def _near(self, mask: SkipMask) -> SkipMask:
-        """`mask` with up to four skipped sub-layers exchanged for others."""
-        skipped, kept = list(mask), [index for index in self.free if not mask.bits[index]]
+        """A mask that differs from `mask` in one to four exchanged sub-layers."""
+        skipped = list(mask)
+        kept = [index for index in self.free if not mask.bits[index]]
         count = min(int(self._random.integers(1, 5)), len(skipped), len(kept))
         out = self._random.choice(skipped, count, replace=False) if count else ()
         into = self._random.choice(kept, count, replace=False) if count else ()
@@ -166,37 +188,37 @@ class SwiftSearch:
 
 
 class SwiftPlanner(BasePlanner):
-    """Drafts with the stream's best mask; tries one candidate a cycle once there are tokens to compare on."""
+    """Plans drafts with the stream's best mask, and tries a candidate per cycle once the window is full."""
 
     def __init__(self, search: SwiftSearch) -> None:
         self._search = search
         self._recent = RecentStates(search.settings.window)
         self._window: ReferenceStates | None = None
-        """The tokens that masks are compared on in this request."""
+        """The tokens of this request on which masks are compared."""
         self._outdated = False
-        """Whether another mask has become the best one without being scored on the window."""
+        """Whether the best mask has no score on the window yet."""
         self._session: Session | None = None
 
     @property
     def wants_states(self) -> bool:
-        """Until a window is full, once one is due: another request may meanwhile have put the next one off."""
+        """Whether a window is due or begun: another request may make the next one less urgent meanwhile."""
         return self._window is None and (self._search.due or self._recent.tokens > 0)
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Keep hold of the session whose cache candidates are compared on."""
+        """Keep the session, whose cache candidates are compared on."""
         self._session = session
         session.look_back(self._search.settings.window + CYCLE_TOKENS)
 
     def searching(self, context: int) -> Work[None]:
-        """Score the best mask where it has no score on this request, and try a candidate while the search goes on."""
+        """Score the best mask if it has no score on this request, and try a candidate while the search goes on."""
         assert self._session is not None, "start() comes first"
-        # Sequences that decode at once share the search: it may change while this one waits for a forward.
+        # Concurrent sequences share the search, so it may change while this one waits for a forward.
         search = self._search
         if self._window is None:
             if self._recent.tokens < search.settings.window:
                 return
             self._window = yield from self._recent.referencing(self._session)
-            self._session.look_back(EVERYTHING)  # masks are compared on it until the request ends
+            self._session.look_back(EVERYTHING)  # masks are compared on the window until the request ends
             self._recent = RecentStates(0)
             self._outdated = True
         if self._outdated:
@@ -204,41 +226,49 @@ class SwiftPlanner(BasePlanner):
             score = yield from self._matching(self._window, best)
             self._outdated = search.best is not best
             if not self._outdated:
-                search.rescored(score)
+                search.update_best(score)
         if search.running:
-            number, candidate = search.searches, search.suggest()
+            number = search.searches
+            candidate = search.suggest()
             score = yield from self._matching(self._window, candidate)
             if search.running and search.searches == number:
-                search.record(candidate, score)
+                search.update(candidate, score)
 
     def plan(self, context: int, pending: int) -> Plan:
-        """Draft with the best mask so far."""
-        search, settings = self._search, self._search.settings
+        """Plan a draft with the best mask so far."""
+        search = self._search
+        settings = search.settings
         if not any(search.best.bits):
             return Plan("plain: there is nothing to skip")
         stage = "still searching" if search.running else f"the best of {search.tried + 1} tried"
         return Plan.masked(
-            f"swift skips {len(list(search.best))} of {2 * search.num_layers}: {stage}",
-            search.best,
-            settings.max_draft,
-            settings.confidence,
-            "swift",
-            TREE if settings.tree else CHAIN,
+            reason=f"swift skips {len(list(search.best))} of {2 * search.num_layers}: {stage}",
+            mask=search.best,
+            draft_length=settings.max_draft,
+            threshold=settings.confidence,
+            entry="swift",
+            branching=TREE if settings.tree else CHAIN,
         )
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Gather the window of tokens that masks are compared on in this request; then only count."""
+        """Update the search with the cycle, and keep its states if the window needs them."""
         before = self._search.best
-        self._search.drafted(cycle.drafted, cycle.accepted, len(cycle.tokens))
+        self._search.update_acceptance(cycle.drafted, cycle.accepted, len(cycle.tokens))
         self._outdated |= self._search.best is not before
         if states is not None:
             self._recent.add(states)
 
     def _matching(self, window: ReferenceStates, mask: SkipMask) -> Work[float]:
-        """Share of the window's tokens that the masked model predicts, each after the target's own keys (eq. 4)."""
+        """Share of the window's tokens that the masked model predicts, each after the target's keys (SWIFT eq. 4)."""
         assert self._session is not None, "start() comes first"
-        # The request has gone on since: the slots after the window hold committed tokens.
+        # The request has gone on since, so the slots after the window hold committed tokens.
         groups = [replace(group, spare=self._session.committed) for group in window.groups]
         batches = self._session.decoder.batches
-        [trace] = yield from replaying(batches, replace(window, groups=groups), mask, 1)
+        [trace] = yield from replaying(batches, reference=replace(window, groups=groups), mask=mask, block=1)
         return float(trace.matches.mean())
+
+
+def make_swift(inputs: StrategyInputs) -> MakePlanner:
+    """Return a maker of SWIFT planners, which share the stream's search."""
+    search = SwiftSearch(inputs.num_layers, inputs.settings)
+    return lambda: SwiftPlanner(search)
