@@ -1,4 +1,4 @@
-"""Keeps former import paths of the package working, with a deprecation note."""
+"""Former import paths of the package, which still work with a deprecation warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def moved(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """Make a module's `__getattr__` that finds each moved name at its new place, `package.module:name`."""
+    """Make a module's `__getattr__` that imports each moved name from its new place, `package.module:name`."""
 
     def find(name: str) -> Any:
         if name not in places:

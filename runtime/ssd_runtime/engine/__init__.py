@@ -1,4 +1,4 @@
-"""Engine, the decode loop and what it reports."""
+"""The engine, the decode loop and its results."""
 
 from ssd_runtime._moved import moved
 

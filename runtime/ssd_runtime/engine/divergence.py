@@ -1,4 +1,4 @@
-"""Telling a rounding tie from a wrong output where two decodings of one prompt differ."""
+"""Tells a rounding tie from a wrong output if two decodings of one prompt differ."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from ssd_runtime.engine.session import Session
 
 NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-"""Gap between plain decoding's top two logits below which the number of query tokens may tip the choice."""
+"""Gap between plain decoding's top two logits within which the number of rows of a forward may change the choice."""
 
 
 class Kind(StrEnum):
-    """How two outputs compare."""
+    """Kinds of differences between two outputs."""
 
     NONE = "none"
     NEAR_TIE = "near_tie"
@@ -29,17 +29,17 @@ class Divergence:
     position: int | None = None
     """Index among the new tokens."""
     gap: float | None = None
-    """Plain decoding's gap in logits between its own token and the other's there, the place's noise included."""
+    """Gap in logits between plain decoding's token and the other, the noise of sampling included."""
 
 
 @torch.inference_mode()
 def compare(
     session: Session, prompt_ids: list[int], plain: list[int], other: list[int], within: float | None = None
 ) -> Divergence:
-    """Classify the first difference by the logits of the full model at that position.
+    """Classify the first difference by the full model's logits at that position.
 
-    A near tie is one where logits that differ by no more than `within` choose the other output's token: by default
-    `NEAR_TIE` of the dtype.
+    It is a near tie if logits that differ by at most `within` choose the other output's token. The default of `within`
+    is `NEAR_TIE` of the dtype.
     """
     if plain == other:
         return Divergence(Kind.NONE)
@@ -49,5 +49,5 @@ def compare(
     logits = session.decoder.head(session.prefill(prompt_ids + plain[:position]).last[None])[0]
     if within is None:
         within = NEAR_TIE.get(session.decoder.dtype, NEAR_TIE[torch.float32])
-    gap, near = session.gap(logits, len(prompt_ids), other[position], within)
+    gap, near = session.gap(logits, prompt=len(prompt_ids), token=other[position], within=within)
     return Divergence(Kind.NEAR_TIE if near else Kind.ERROR, position, gap)

@@ -1,4 +1,4 @@
-"""The front door from Python: a model on this device with what its bundle knows of it."""
+"""The front door from Python: a model on this device, with or without a bundle."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 
 class IgnoredSettingsWarning(UserWarning):
-    """The model's generation config asks for something that decoding does not do."""
+    """The model's generation config has settings that decoding ignores."""
 
 
 class Engine:
-    """What decodes: a loaded model, of which it is a view, with or without a bundle.
+    """Decodes with a loaded model, with or without a bundle.
 
         engine = Engine.open("bundle")
         print(engine.generate(["Why is the sky blue?"])[0].text)
 
-    `add_request` and `step` are for requests that come and go; `runner` decodes one stream of prompts in turn.
-    Nothing of the model is changed. Raises UserError where the bundle is of another model, or does not fit its sizes.
-    Emits one IgnoredSettingsWarning where the model's generation config has settings that decoding ignores.
+    `add_request` and `step` serve requests that come and go; `runner` decodes one stream of prompts in turn. The model
+    is viewed and never changed. Raises UserError if the bundle belongs to another model or does not fit its sizes.
+    Emits one IgnoredSettingsWarning if the model's generation config has settings that decoding ignores.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Engine:
         weight_memory: int | None = None,
         before_measuring: Callable[[], object] | None = None,
     ) -> None:
-        """`where` names the bundle in errors; packed copies of weights take `weight_memory` bytes at most.
+        """`where` names the bundle in errors, and `before_measuring` is called before latencies are measured.
 
-        By default that is half of what is free. `before_measuring` is called where no table has this device's.
+        Packed copies of weights take at most `weight_memory` bytes, by default half of the free memory.
         """
         if bundle is not None:
             config = loaded.model.config
@@ -68,13 +68,14 @@ class Engine:
                 IgnoredSettingsWarning,
                 stacklevel=2,
             )
-        self.loaded, self.bundle = loaded, bundle
+        self.loaded = loaded
+        self.bundle = bundle
         with guard_memory("packing and checking the model", loaded.model.device):
             self.decoder = fitted_decoder(loaded.model, weight_memory)
             require_faithful(self.decoder)
         self._before_measuring = before_measuring
         self.max_sequences = 8
-        """Requests that are decoded at once; to be set before the first is added."""
+        """Most requests that are decoded at once; set it before the first request is added."""
         self._streams: dict[tuple[str, Any], MakePlanner] = {}
         self._requests: dict[Job[Generation], tuple[Request, TextStream]] = {}
         self._numbers = count(1)
@@ -87,9 +88,9 @@ class Engine:
         device: str | None = None,
         dtype: str | None = None,
     ) -> Engine:
-        """Load a bundle, which is a folder or `demo`, and its model; or a `model` alone, as `load_model` takes it.
+        """Load a bundle, a folder or `demo`, with its model, or a `model` alone (`load_model`).
 
-        Raises UserError saying what to give instead.
+        Raises UserError if neither is given or one cannot be loaded.
         """
         bundle = Bundle.load(bundle_path(Path(artifact))) if artifact is not None else None
         if model is None:
@@ -100,9 +101,9 @@ class Engine:
 
     @cached_property
     def latency(self) -> LatencyTable:
-        """This device's: the bundle's, else one measured here, now (well under a minute) or on an earlier run.
+        """This device's latency table: the bundle's, else one measured here, now or on an earlier run.
 
-        A bundle's table of other layer kinds than the model's is not used.
+        Measuring takes well under a minute. A bundle's table is used only if its layer kinds are the model's.
         """
 
         def measure() -> LatencyTable:
@@ -117,7 +118,7 @@ class Engine:
 
     @cached_property
     def _scheduler(self) -> Scheduler:
-        """Runs all requests."""
+        """The scheduler of all requests."""
         return Scheduler(self.decoder, self.max_sequences)
 
     @cached_property
@@ -126,44 +127,47 @@ class Engine:
         return ExitHeads(self.decoder, self.bundle.exits if self.bundle is not None else None)
 
     def planners(self, strategy: str = "auto", parameters: Any = None) -> MakePlanner:
-        """What makes a planner for each request of one stream; `parameters` as in `RunSettings`."""
+        """Return a maker of planners for the requests of one stream; `parameters` are those of `RunSettings`."""
         check_strategy(strategy, self.bundle is not None)
         latency = self.latency if needs_latency(strategy) else None
         parameters = read_settings(strategy, []) if parameters is None else parameters
-        return make_strategy(strategy, parameters, self.decoder, self.bundle, latency, self._exit_heads)
+        return make_strategy(
+            name=strategy,
+            settings=parameters,
+            decoder=self.decoder,
+            bundle=self.bundle,
+            latency=latency,
+            heads=self._exit_heads,
+        )
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:
-        """What decodes one stream of prompts: what one of them shows of the model serves the next.
-
-        `write` receives text as it comes.
-        """
+        """Return a runner of one stream of prompts, whose statistics serve later prompts. `write` receives the text."""
         settings = settings or RunSettings()
-        make = self.planners(settings.strategy, settings.parameters)
-        return Runner(self.loaded, self.decoder, make, settings, write or _nowhere)
+        return self._runner(self.planners(settings.strategy, settings.parameters), settings, write)
 
     def add_request(
         self, prompt: str | Prompt, settings: RunSettings | None = None, write: Callable[[str], None] | None = None
     ) -> Request:
-        """Queue a prompt, to be decoded beside those that are queued or running already; `step` does it.
+        """Queue a prompt, which `step` decodes together with the other requests.
 
         Requests of one strategy with equal parameters form a stream. `write` receives the answer's text as it comes.
-        Raises UserError where the chat template refuses the prompt; what else is wrong with it, its outcome raises.
+        Raises UserError if the chat template refuses the prompt. Other errors of the prompt are raised by its outcome.
         """
         settings = settings or RunSettings()
         key = settings.strategy, settings.parameters
         if key not in self._streams:
             self._streams[key] = self.planners(*key)
-        runner = Runner(self.loaded, self.decoder, self._streams[key], settings, write or _nowhere)
+        runner = self._runner(self._streams[key], settings, write)
         if isinstance(prompt, str):
             prompt = Prompt(str(next(self._numbers)), turns=(prompt,))
-        turn = runner.turn(prompt, 0, conversation(prompt), 0)
+        turn = runner.turn(prompt, place=0, messages=conversation(prompt), number=0)
         stream = TextStream(self.loaded.decode, settings.stops, runner.write)
         request = Request(runner, turn, runner.start(turn, self._scheduler, stream.feed))
         self._requests[request.job] = request, stream
         return request
 
     def step(self) -> list[Request]:
-        """Move all requests on by one forward of the full model; returns those that have ended or failed."""
+        """Advance all requests by one forward of the full model; returns those that have ended or failed."""
         ended = []
         for job in self._scheduler.step():
             request, stream = self._requests.pop(job)
@@ -172,12 +176,12 @@ class Engine:
         return ended
 
     def cancel(self, request: Request) -> None:
-        """End a request at once; the others do not notice."""
+        """End a request at once, without an effect on the others."""
         self._scheduler.cancel(request.job)
         self._requests.pop(request.job, None)
 
     def generate(self, prompts: Sequence[str | Prompt], settings: RunSettings | None = None) -> list[Outcome]:
-        """Decode prompts, up to `max_sequences` at once, in the order given. Raises the first UserError."""
+        """Decode prompts, up to `max_sequences` at once; returns outcomes in order. Raises the first UserError."""
         requests = [self.add_request(prompt, settings) for prompt in prompts]
         try:
             while not all(request.done for request in requests):
@@ -187,6 +191,15 @@ class Engine:
                 self.cancel(request)
         return [request.outcome() for request in requests]
 
+    def _runner(self, make: MakePlanner, settings: RunSettings, write: Callable[[str], None] | None) -> Runner:
+        return Runner(
+            loaded=self.loaded,
+            decoder=self.decoder,
+            make_planner=make,
+            settings=settings,
+            write=write or _discard,
+        )
 
-def _nowhere(text: str) -> None:
-    """Of a user who waits for the whole answer."""
+
+def _discard(text: str) -> None:
+    """Discard text, for a user who waits for the whole answer."""

@@ -1,4 +1,4 @@
-"""Timing several ways to decode the same prompts in turn, so that a drifting machine is fair to all."""
+"""Decodes the same prompt in several ways in turn, so that a drifting machine is fair to all of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.planning.plan import Planner
 
 Contenders = Mapping[str, Callable[[], Planner]]
-"""A name to what makes a planner for one request."""
+"""Names, each with a maker of one request's planner."""
 
 
 def in_turn(
     session: Session, prompt: Prefill, contenders: Contenders, limits: Limits, turn: int = 0
 ) -> dict[str, Generation]:
-    """Decode behind one prefilled prompt with each contender; `turn` rotates who goes first."""
+    """Decode after one prefilled prompt with each contender; `turn` rotates the order."""
     names = list(contenders)
     shift = turn % len(names)
     order = names[shift:] + names[:shift]
-    done = {name: decode(session, prompt, contenders[name](), limits) for name in order}
+    done = {name: decode(session=session, prompt=prompt, planner=contenders[name](), limits=limits) for name in order}
     return {name: done[name] for name in names}

@@ -1,4 +1,4 @@
-"""Generation, top-down: prefill, then plan, draft, verify, accept, report until the end."""
+"""The life of a sequence, top-down: prefill, then plan, draft, verify, accept and observe until the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Limits:
     max_new_tokens: int
     eos_ids: frozenset[int] = frozenset()
     stop: Callable[[Sequence[int]], bool] | None = None
-    """Asked after every new token, with all new tokens so far."""
+    """Stop condition, called after every new token with all new tokens so far."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Generation:
-    """The new tokens of one request, with the cycles and seconds that they took."""
+    """The new tokens of one request, with their cycles and seconds."""
 
     prompt_tokens: int
     domain: str | None = None
@@ -48,28 +48,28 @@ class Generation:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     finish_reason: FinishReason = "length"
-    """An answer whose last allowed token is a stop finished by `stop`."""
+    """The reason is `stop` even if the stop is the last token that is allowed."""
     num_cached_tokens: int = 0
-    """Tokens of the prompt that were not run, since an earlier sequence had begun with them."""
+    """Prompt tokens that were not run, because the prompt began like an earlier sequence."""
 
     @property
     def target_forwards(self) -> int:
-        """Full-model forwards behind the prefill."""
+        """Number of full-model forwards after the prefill."""
         return len(self.cycles)
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens drafted, but for those behind the end of generation."""
+        """Tokens drafted, except those after the end of generation."""
         return sum(cycle.num_draft_tokens for cycle in self.cycles)
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Drafted tokens that stood and are part of the output."""
+        """Accepted tokens that are part of the output."""
         return sum(cycle.num_accepted_tokens for cycle in self.cycles)
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens a second of decoding, prefill excluded."""
+        """New tokens per second of decoding, prefill excluded."""
         return len(self.token_ids) / self.decode_seconds if self.decode_seconds else 0.0
 
 
@@ -80,8 +80,9 @@ def generate(
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Generation:
-    """`generating` of a sequence that is alone."""
-    return ModelRunner(session.decoder).finish(generating(session, prompt_ids, planner, limits, on_tokens))
+    """Run `generating` for a lone sequence."""
+    work = generating(session=session, prompt_ids=prompt_ids, planner=planner, limits=limits, on_tokens=on_tokens)
+    return ModelRunner(session.decoder).finish(work)
 
 
 def decode(
@@ -92,8 +93,15 @@ def decode(
     on_tokens: Callable[[list[int]], None] | None = None,
     prefill_seconds: float = 0.0,
 ) -> Generation:
-    """`decoding` of a sequence that is alone."""
-    work = decoding(session, prompt, planner, limits, on_tokens, prefill_seconds)
+    """Run `decoding` for a lone sequence."""
+    work = decoding(
+        session=session,
+        prompt=prompt,
+        planner=planner,
+        limits=limits,
+        on_tokens=on_tokens,
+        prefill_seconds=prefill_seconds,
+    )
     return ModelRunner(session.decoder).finish(work)
 
 
@@ -104,16 +112,20 @@ def generating(
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Work[Generation]:
-    """Decode after `prompt_ids`: the whole life of a sequence.
+    """Prefill `prompt_ids` and decode after them.
 
-    The output does not depend on what `planner` plans, unless drafts are tested by rejection. `on_tokens` receives new
-    tokens as soon as they are certain. Raises UserError when the prompt is empty or leaves no room in the context; ends
-    early where the context is full.
+    The output does not depend on the plans of `planner`, unless drafts are tested by rejection. `on_tokens` receives
+    new tokens as soon as they are certain. Generation ends early if the context is full. Raises UserError if the
+    prompt is empty or leaves no room in the context.
     """
     began = perf_counter()
     prompt = yield from session.prefilling(prompt_ids, new_tokens=limits.max_new_tokens)
     session.decoder.synchronize()
-    return (yield from decoding(session, prompt, planner, limits, on_tokens, perf_counter() - began))
+    seconds = perf_counter() - began
+    work = decoding(
+        session=session, prompt=prompt, planner=planner, limits=limits, on_tokens=on_tokens, prefill_seconds=seconds
+    )
+    return (yield from work)
 
 
 def decoding(
@@ -124,7 +136,7 @@ def decoding(
     on_tokens: Callable[[list[int]], None] | None = None,
     prefill_seconds: float = 0.0,
 ) -> Work[Generation]:
-    """Decode after a prompt that the session has been through; may be repeated for the same prompt."""
+    """Decode after a prompt that the session has prefilled; this may be repeated for the same prompt."""
     session.decoder.synchronize()
     began = perf_counter()
     session.rewind(prompt)
@@ -148,9 +160,12 @@ def decoding(
     try:
         logits = yield Head(prompt.last[None], normed=True)
         _deliver(output.append([session.choose(logits, lambda: [[]])(0)]), on_tokens)
-        watch, observing = Stopwatch(session.decoder.lock), 0.0
+        watch = Stopwatch(session.decoder.lock)
+        observing = 0.0
         while not output.done:
-            cycle, observing = yield from _cycle(session, planner, output, watch, observing)
+            cycle, observing = yield from _cycle(
+                session=session, planner=planner, output=output, watch=watch, observed=observing
+            )
             result.cycles.append(cycle)
             _deliver(cycle.tokens, on_tokens)
     finally:
@@ -163,31 +178,40 @@ def decoding(
 def _cycle(
     session: Session, planner: Planner, output: _Output, watch: Stopwatch, observed: float
 ) -> Work[tuple[Cycle, float]]:
-    """Search, plan, draft, verify, accept, observe; `observed` are the seconds that the last cycle's observing took.
+    """Search, plan, draft, verify, accept and observe.
 
-    Returns the cycle, and the seconds that observing it took.
+    `observed` are the seconds that observing the last cycle took. Returns the cycle, and the seconds that observing it
+    took.
     """
-    watch.lap()  # what the receiver of the tokens took is nobody's
-    context, pending = session.committed, output.tokens[-1]
+    watch.lap()  # drops the time of the receiver of tokens
+    context = session.committed
+    pending = output.tokens[-1]
+
     yield from planner.searching(context)
     plan = planner.plan(context, pending)
     planning = observed + watch.lap()
-    draft = yield from _drafting(session, pending, plan, output.remaining - 1)
+
+    draft = yield from _drafting(session=session, pending=pending, plan=plan, most=output.remaining - 1)
     drafting = watch.lap()
-    keeps = planner.wants_states
-    answer = yield verification(session, pending, draft, keeps)
-    states = answer[-1] if keeps else answer
+
+    keep_states = planner.wants_states
+    answer = yield verification(session=session, pending=pending, draft=draft, keep_states=keep_states)
+    states = answer[-1] if keep_states else answer
     logits = yield Head(states)
-    accepted = _accepted(session, pending, draft, logits)
-    before, rows = session.ids[-1], draft.rows(pending)
+
+    accepted = _accepted(session=session, pending=pending, draft=draft, logits=logits)
+    before = session.ids[-1]
+    rows = draft.rows(pending)
     session.commit([rows[row] for row in accepted.rows], accepted.rows, states)
     verifying = watch.lap()
+
+    new = [rows[row] for row in accepted.rows[1:]] + [accepted.next_token]
     cycle = Cycle(
         plan=replace(plan, drafter=None),
         context=context,
         drafted=draft.main_path,
         accepted=accepted.drafts,
-        tokens=output.append([*(rows[row] for row in accepted.rows[1:]), accepted.next_token]),
+        tokens=output.append(new),
         verified=len(rows),
         draft_seconds=drafting,
         verify_seconds=verifying,
@@ -196,15 +220,15 @@ def _cycle(
         load=session.load,
         begun=draft.begun is not None,
     )
-    planner.observe(cycle, _rows(answer, accepted.rows) if keeps else None)
-    # Only now: guesses are judged by what was known before.
+    planner.observe(cycle, _rows(answer, accepted.rows) if keep_states else None)
+    # The planner judges guesses by the table as it was when they were made, so the table is updated after it.
     if planner.successors is not None:
-        planner.successors.update(before, draft.paths(pending), accepted.rows, logits)
+        planner.successors.update(before, paths=draft.paths(pending), rows=accepted.rows, logits=logits)
     return cycle, watch.lap()
 
 
 def _drafting(session: Session, pending: int, plan: Plan, most: int) -> Work[Draft]:
-    """Draft tokens; never more than could be used, since a verification yields one token besides."""
+    """Draft up to `most` tokens, as many as can be part of the output."""
     length = min(plan.draft_length, session.draft_room(most))
     if plan.drafter is None or length < 1:
         return NOTHING
@@ -212,13 +236,13 @@ def _drafting(session: Session, pending: int, plan: Plan, most: int) -> Work[Dra
 
 
 def _accepted(session: Session, pending: int, draft: Draft, logits: Tensor) -> Accepted:
-    """Hold the draft against the full model's `logits` [rows, vocabulary]."""
+    """Accept the draft's tokens that the full model's `logits` [rows, vocabulary] choose."""
     drawn = list(zip(draft.tokens, draft.probs, strict=False))
     return accept(draft, session.choose(logits, lambda: draft.paths(pending), drawn))
 
 
 def _rows(states: list[Tensor], rows: list[int]) -> list[Tensor]:
-    """The states [n, hidden] of those rows alone."""
+    """The states [n, hidden] of those rows."""
     kept = torch.tensor(rows, device=states[0].device)
     return [x[kept] for x in states]
 
@@ -230,29 +254,31 @@ def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -
 
 @dataclass(slots=True)
 class _Output:
-    """The new tokens so far and whether they are complete."""
+    """The new tokens so far, and whether they are complete."""
 
     tokens: list[int]
     limits: Limits
     most: int
+    """Most new tokens, by the limits and the room in the context."""
     finish_reason: FinishReason
-    """The reason why `most` tokens are the limit, until a stop comes first."""
+    """The reason for the limit `most`, until a stop comes first."""
     done: bool = False
 
     @property
     def remaining(self) -> int:
-        """New tokens that there is still room for."""
+        """Number of new tokens that may still follow."""
         return self.most - len(self.tokens)
 
     def append(self, tokens: list[int]) -> list[int]:
-        """Append tokens up to the end of generation; what lies behind it is dropped. Returns those appended."""
+        """Append tokens up to the end of generation and drop the rest; returns those appended."""
         before = len(self.tokens)
         for token in tokens:
             if self.done:
                 break
             self.tokens.append(token)
             if token in self.limits.eos_ids or (self.limits.stop is not None and self.limits.stop(self.tokens)):
-                self.finish_reason, self.done = "stop", True
+                self.finish_reason = "stop"
+                self.done = True
             elif self.remaining <= 0:
                 self.done = True
         return self.tokens[before:]

@@ -1,4 +1,4 @@
-"""Keys and values of sequences that have ended, for those that begin with the same tokens."""
+"""Keeps keys and values of ended sequences, for new sequences that begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.kv_pool import KVPool
 
 SHARE = 0.5
-"""Most of the pool that prefixes take."""
+"""Largest share of the pool that prefixes take."""
 TAKEN_OVER = 0.75
-"""A prefix of which this share is reused goes over to the new sequence; of one that is reused less, a copy is made."""
+"""The new sequence takes a prefix over if it reuses at least this share of it; otherwise it copies the common part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """The committed tokens of a sequence that has ended."""
+    """The committed tokens of an ended sequence."""
 
     ids: NDArray[np.int64]
     cache: KVCache
     states: PromptStates
     version: int
-    """The decoder's, when they were computed: with other weights the keys are others."""
+    """Version of the decoder that computed the keys: other weights make other keys."""
 
     def common(self, ids: NDArray[np.int64]) -> int:
-        """Number of leading tokens that both have, as far as decoding can go on after them: a multiple of `BLOCK`."""
+        """Number of common leading tokens after which decoding can resume: a multiple of `BLOCK`."""
         most = min(len(ids), len(self.ids))
         differing = np.flatnonzero(self.ids[:most] != ids[:most])
         same = int(differing[0]) if differing.size else most
@@ -38,9 +38,9 @@ class Prefix:
 
 
 class PrefixCache:
-    """Prefixes within a pool, the one that was used last at the end.
+    """Prefixes within a pool, the least recently used first.
 
-    They take at most `SHARE` of the pool, and give way wherever a running sequence needs the room.
+    They take at most `SHARE` of the pool, and are dropped when a running sequence needs the room.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -49,7 +49,7 @@ class PrefixCache:
 
     @property
     def bytes(self) -> int:
-        """Memory that the prefixes take."""
+        """Bytes that the prefixes take."""
         return sum(prefix.cache.bytes for prefix in self._prefixes)
 
     def __len__(self) -> int:
@@ -57,14 +57,14 @@ class PrefixCache:
         return len(self._prefixes)
 
     def keep(self, ids: Sequence[int], cache: KVCache, states: PromptStates, version: int) -> None:
-        """Take over the cache of a sequence that has ended; what does not fit in is forgotten, oldest first."""
+        """Take over the cache of an ended sequence, and drop the least recently used prefixes that do not fit."""
         if len(ids) < BLOCK:
             cache.release()
             return
         cache.trim(len(ids))
-        new = Prefix(np.asarray(ids, np.int64), cache, states, version)
+        new = Prefix(ids=np.asarray(ids, np.int64), cache=cache, states=states, version=version)
         for old in self._prefixes[:]:
-            # An earlier turn of the same conversation, and whatever other weights have computed, is of no more use.
+            # Earlier turns of the same conversation and prefixes of other weights are of no more use.
             if old.version != version or new.common(old.ids) >= len(old.ids) // BLOCK * BLOCK:
                 self._forget(old)
         self._prefixes.append(new)
@@ -72,9 +72,10 @@ class PrefixCache:
             self._forget(self._prefixes[0])
 
     def longest(self, ids: Sequence[int], long: bool, version: int) -> tuple[Prefix, int] | None:
-        """The prefix that shares most tokens with a prompt, and how many; at least one token is left to run.
+        """The prefix with the most tokens in common with a prompt, and their number; None without any.
 
-        `long` says on which side of longrope's switch the prompt is: angles differ there.
+        At least one token of the prompt is left to run. `long` is the prompt's side of longrope's switch, whose sides
+        differ in angles.
         """
         wanted = np.asarray(ids[:-1], np.int64)
         usable = [each for each in self._prefixes if each.cache.long == long and each.version == version]
@@ -82,7 +83,7 @@ class PrefixCache:
         return (usable[found[1]], found[0]) if found[0] else None
 
     def reuse(self, prefix: Prefix, tokens: int, cache: KVCache) -> KVCache:
-        """A cache of the first `tokens` tokens: the prefix's own, or `cache` with a copy of them."""
+        """Return a cache of the prefix's first `tokens` tokens: the prefix's own, or `cache` with a copy of them."""
         self._prefixes.remove(prefix)
         if tokens < TAKEN_OVER * len(prefix.ids):
             self._prefixes.append(prefix)
@@ -93,9 +94,9 @@ class PrefixCache:
         return prefix.cache
 
     def make_room(self, tokens: int, spared: Prefix | None = None) -> bool:
-        """Forget prefixes, oldest first, until a sequence of so many tokens fits; whether it does.
+        """Drop prefixes, least recently used first and `spared` last, until a sequence of `tokens` tokens fits.
 
-        `spared` is forgotten last.
+        Returns whether it fits.
         """
         order = sorted(self._prefixes, key=lambda prefix: prefix is spared)
         while not self.pool.has_room(tokens):
@@ -105,7 +106,7 @@ class PrefixCache:
         return True
 
     def forget_oldest(self) -> bool:
-        """Forget the prefix that was used longest ago; whether there was one."""
+        """Drop the least recently used prefix; returns whether there was one."""
         if self._prefixes:
             self._forget(self._prefixes[0])
             return True

@@ -1,4 +1,4 @@
-"""Sums of the normed states of a sequence's tokens: what routing by the mean needs, wherever a prompt was resumed."""
+"""Sums of the normed states of a sequence's tokens, so that routing by the mean works for resumed prompts too."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from torch import Tensor
 from ssd_runtime.model.runner import Norm, Work
 
 BLOCK = 64
-"""Tokens per sum. A prompt that begins like an earlier sequence is resumed at a multiple of it."""
+"""Tokens per sum. A prompt that begins like an earlier sequence resumes at a multiple of it."""
 
 
 class PromptStates:
-    """Sums of the normed states of every whole block of committed tokens, and the states after the last of these.
+    """Sums of the normed states of every whole block of committed tokens, and the states of the tokens after these.
 
-    Sums do not depend on how the tokens were split into forwards, but for rounding, since each is of one block. States
-    of an answer's tokens are kept as they are until somebody asks: summing them would take time in every cycle.
+    A sum is of one block, so it does not depend on how the tokens were split into forwards, except for rounding.
+    States of an answer's tokens are summed only when they are needed, since that would take time in every cycle.
     """
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []
-        """Each [blocks, hidden], in fp32."""
+        """Sums [blocks, hidden] in fp32, of consecutive blocks."""
         self._blocks = 0
+        """Number of whole blocks that are summed."""
         self._open: list[Tensor] = []
         """States [n, hidden] after the last sub-layer, of the tokens after the last whole block."""
 
     def copy(self) -> PromptStates:
-        """Another object of the same states."""
+        """Return an independent copy of the same states."""
         other = PromptStates()
-        other._sums, other._blocks, other._open = list(self._sums), self._blocks, list(self._open)
+        other._sums = list(self._sums)
+        other._blocks = self._blocks
+        other._open = list(self._open)
         return other
 
     def add(self, states: Tensor) -> None:
-        """Add the states [n, hidden] of the next tokens, as they come out of the last sub-layer."""
+        """Add the states [n, hidden] of the next tokens, after the last sub-layer and before the final norm."""
         self._open.append(states)
 
     def closing(self) -> Work[Tensor]:
-        """Norm what has been added and sum its whole blocks; returns normed states [n, hidden] of the latest tokens.
-
-        Those are the tokens that were in no whole block before.
-        """
+        """Norm the states that are in no sum yet, and sum their whole blocks; returns the normed states [n, hidden]."""
         rows = _joined(self._open)
         normed = yield Norm(rows)
         blocks = rows.shape[0] // BLOCK
@@ -54,7 +54,7 @@ class PromptStates:
         return normed
 
     def resuming(self, tokens: int) -> Work[PromptStates]:
-        """The states of the first `tokens` tokens, a multiple of `BLOCK`."""
+        """Return the states of the first `tokens` tokens, a multiple of `BLOCK`."""
         if tokens > self._blocks * BLOCK:
             yield from self.closing()
         beginning = PromptStates()
@@ -63,7 +63,7 @@ class PromptStates:
         return beginning
 
     def mean(self, normed: Tensor, tokens: int) -> Tensor:
-        """Mean [hidden] over all `tokens` tokens; `normed` is what the latest `closing` returned."""
+        """Mean [hidden] over all `tokens` tokens; `normed` is the result of the latest `closing`."""
         total = normed[normed.shape[0] - tokens % BLOCK :].sum(0, dtype=torch.float32)
         for sums in self._sums:
             total = total + sums.sum(0)

@@ -1,4 +1,4 @@
-"""A prompt that an engine decodes beside others."""
+"""A prompt that an engine decodes together with others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ssd_runtime.engine.scheduler import Job
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One prompt with its own settings; `Engine.step` moves it on."""
+    """One prompt with its own settings; `Engine.step` advances it."""
 
     runner: Runner
     turn: Turn
@@ -24,6 +24,6 @@ class Request:
         return self.job.done
 
     def outcome(self) -> Outcome:
-        """The answer with its figures, once it is done. Raises the UserError that it failed with."""
+        """The answer with its figures, once the request is done. Raises the UserError that it failed with."""
         with naming(self.turn.prompt):
             return self.runner.outcome(self.turn, self.job.ended())

@@ -1,4 +1,4 @@
-"""What the user is told of each prompt and of all of them, under the field's names."""
+"""Results of each prompt and of all prompts, under the field's names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ssd_runtime.engine.divergence import Divergence, Kind
 from ssd_runtime.engine.loop import Generation
 
 KINDS = tuple(Kind)
-"""From none to the worst."""
+"""Kinds of differences, the worst last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One decoded prompt, with plain decoding of the same when that was asked for."""
+    """One decoded turn of a prompt, with its plain decoding if that was asked for."""
 
     prompt: Prompt
     turn: int
@@ -25,7 +25,7 @@ class Outcome:
     plain: Generation | None = None
     divergence: Divergence | None = None
     seed: int | None = None
-    """Of sampling."""
+    """Seed of the sampling; None for greedy decoding."""
 
     def to_json(self) -> dict[str, Any]:
         """The prompt's JSON object."""
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Sums over prompts: all that is kept of them once each has been reported."""
+    """Sums over prompts."""
 
     prompts: int = 0
     tokens: int = 0
@@ -63,12 +63,14 @@ class Tally:
     plain_seconds: float = 0.0
     compared: int = 0
     divergence: int = 0
-    """The worst, by its place in `Kind`."""
+    """Place of the worst difference in `Kind`."""
 
     @classmethod
     def of(cls, outcome: Outcome) -> Tally:
-        """One prompt's."""
-        run, plain, divergence = outcome.generation, outcome.plain, outcome.divergence
+        """The tally of one prompt."""
+        run = outcome.generation
+        plain = outcome.plain
+        divergence = outcome.divergence
         return cls(
             prompts=1,
             tokens=len(run.token_ids),
@@ -89,7 +91,7 @@ class Tally:
         return Tally(**{**sums, "divergence": max(self.divergence, other.divergence)})
 
     def figures(self, compare: bool) -> dict[str, Any]:
-        """Totals over totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, tokens ÷ target forwards.
+        """Figures for the user, whose ratios are of totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, …
 
         A ratio whose denominator is zero is None. `compare` adds the figures of plain decoding.
         """
@@ -118,23 +120,25 @@ class Tally:
 
 @dataclass(slots=True)
 class Summary:
-    """The figures over all prompts and for each category, while they come in."""
+    """Running sums over all prompts and over each category."""
 
     compare: bool = False
-    """Whether prompts are decoded plainly, too."""
+    """Whether prompts are decoded plainly too."""
     failed: int = 0
-    """Prompts whose decoding ended in a UserError; the figures leave them out."""
+    """Prompts whose decoding ended in a UserError; the figures omit them."""
     concurrency: int = 1
-    """Prompts that were decoded at once."""
+    """Most prompts that were decoded at once."""
     seconds: float = 0.0
-    """Wall seconds of decoding all prompts, several at once; the same of plain decoding follows."""
+    """Wall seconds of decoding all prompts, several at once."""
     plain_seconds: float = 0.0
+    """Wall seconds of decoding them plainly, several at once."""
     total: Tally = field(default_factory=Tally)
     categories: dict[str, Tally] = field(default_factory=dict)
 
     def add(self, outcome: Outcome) -> None:
-        """Count another prompt in."""
-        tally, name = Tally.of(outcome), outcome.prompt.category
+        """Add a prompt."""
+        tally = Tally.of(outcome)
+        name = outcome.prompt.category
         self.total += tally
         if name:
             self.categories[name] = self.categories.get(name, Tally()) + tally
@@ -150,7 +154,7 @@ class Summary:
         }
 
     def _together(self) -> dict[str, Any]:
-        """Figures of several prompts at once: all new tokens ÷ wall seconds, and that ÷ plain decoding's."""
+        """Figures of concurrent prompts: all new tokens ÷ wall seconds, and this ÷ that of plain decoding."""
         if self.concurrency == 1:
             return {}
         rate = _ratio(self.total.tokens, self.seconds)

@@ -1,4 +1,4 @@
-"""Decodes a user's prompts one after another with a strategy."""
+"""Decodes a user's prompts one after the other with a strategy."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class RunSettings:
     strategy: str = "auto"
     _: KW_ONLY
     parameters: Any = None
-    """The strategy's: a class of `planning/settings.py`; None for their defaults."""
+    """The strategy's parameters, an object of `planning/settings.py`; None for the defaults."""
     max_new_tokens: int = 128
     stops: tuple[str, ...] = ()
     raw: bool = False
     compare: bool = False
     sampling: SamplingParams = GREEDY
-    """The first prompt's; each further one has the next seed, so that equal prompts get answers of their own."""
+    """Sampling of the first prompt. Each further prompt has the next seed, so that equal prompts differ in answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Turn:
 
     prompt: Prompt
     place: int
-    """Among the prompt's turns, from 0."""
+    """Place among the prompt's turns, from 0."""
     ids: list[int]
     sampling: SamplingParams
     number: int
-    """Among the turns of all prompts, from 0."""
+    """Number among the turns of all prompts, from 0."""
 
 
 @dataclass(slots=True)
@@ -62,46 +62,48 @@ class Runner:
     settings: RunSettings
     write: Callable[[str], None]
     _turns: int = field(default=0)
-    """Turns of the prompts so far, those that failed or were skipped included."""
+    """Turns of the prompts so far, including those that failed or were skipped."""
     _scheduler: Scheduler | None = None
 
     @property
     def scheduler(self) -> Scheduler:
-        """Decodes one prompt at a time, and keeps what a conversation's next turn begins with."""
+        """A scheduler of one prompt at a time, which keeps the prefix of a conversation's next turn."""
         if self._scheduler is None:
             self._scheduler = Scheduler(self.decoder, 1)
         return self._scheduler
 
     def answer(self, text: str) -> Outcome:
-        """Decode the answer to one message of a user's. Raises UserError where it does not fit into the context."""
+        """Decode the answer to one message. Raises UserError if it does not fit into the context."""
         return next(self.run(Prompt("1", turns=(text,))))
 
     def run(self, prompt: Prompt) -> Iterator[Outcome]:
         """Decode a prompt, turn by turn; each turn sees the answers before it.
 
-        Raises UserError where a turn does not fit into the context or the memory, or the chat template refuses it.
+        Raises UserError if a turn does not fit into the context or the memory, or if the chat template refuses it.
         The next prompt can be decoded all the same.
         """
-        first, messages = self.number(prompt), conversation(prompt)
+        first = self.number(prompt)
+        messages = conversation(prompt)
         for place in range(max(1, len(prompt.turns))):
-            outcome = self._decoded(self.turn(prompt, place, messages, first + place))
+            turn = self.turn(prompt, place=place, messages=messages, number=first + place)
+            outcome = self._decoded(turn)
             yield outcome
             messages += next_messages(prompt, place, outcome)
 
     def number(self, prompt: Prompt) -> int:
-        """Count a prompt in; returns the number of its first turn among all prompts' turns, from 0.
+        """Count a prompt's turns; returns the number of its first turn among all prompts' turns, from 0.
 
-        Turns are counted beforehand, so that one that fails changes no other prompt's seed.
+        Turns are counted before they are decoded, so that a failed turn does not change another prompt's seed.
         """
         first = self._turns
         self._turns += max(1, len(prompt.turns))
         return first
 
     def turn(self, prompt: Prompt, place: int, messages: list[tuple[str, str]], number: int) -> Turn:
-        """A prompt's turn, encoded. Raises UserError where the chat template refuses its messages."""
+        """Encode a prompt's turn. Raises UserError if the chat template refuses its messages."""
         with naming(prompt):
             ids = self.loaded.encode(messages, self.settings.raw)
-        return Turn(prompt, place, ids, self._sampling(number), number)
+        return Turn(prompt=prompt, place=place, ids=ids, sampling=self._sampling(number), number=number)
 
     def limits(self) -> Limits:
         """The limits of an answer, by the settings and the model."""
@@ -116,8 +118,15 @@ class Runner:
         make_planner: MakePlanner | None = None,
     ) -> Job[Generation]:
         """Queue a turn; `make_planner` is the strategy's by default."""
-        session, planner = scheduler.session(turn.sampling), (make_planner or self.make_planner)()
-        return scheduler.add(session, generating(session, turn.ids, planner, self.limits(), on_tokens), turn.ids)
+        session = scheduler.session(turn.sampling)
+        work = generating(
+            session=session,
+            prompt_ids=turn.ids,
+            planner=(make_planner or self.make_planner)(),
+            limits=self.limits(),
+            on_tokens=on_tokens,
+        )
+        return scheduler.add(session, work, turn.ids)
 
     def outcome(
         self,
@@ -126,13 +135,20 @@ class Runner:
         plain: Generation | None = None,
         divergence: Divergence | None = None,
     ) -> Outcome:
-        """What the user is told of a turn that has been decoded."""
-        settings, seed = self.settings, turn.sampling.seed if turn.sampling.random else None
-        text = cut_at_stop(self.loaded.decode(generation.token_ids), settings.stops)
-        return Outcome(turn.prompt, turn.place, settings.strategy, generation, text, plain, divergence, seed)
+        """The outcome of a turn that has been decoded."""
+        return Outcome(
+            prompt=turn.prompt,
+            turn=turn.place,
+            strategy=self.settings.strategy,
+            generation=generation,
+            text=cut_at_stop(self.loaded.decode(generation.token_ids), self.settings.stops),
+            plain=plain,
+            divergence=divergence,
+            seed=turn.sampling.seed if turn.sampling.random else None,
+        )
 
     def _decoded(self, turn: Turn) -> Outcome:
-        """Decode a turn that is alone; its text is written as it comes."""
+        """Decode a lone turn; its text is written as it comes."""
         stream = TextStream(self.loaded.decode, self.settings.stops, self.write)
         plain: Generation | None = None
         divergence: Divergence | None = None
@@ -143,47 +159,57 @@ class Runner:
             else:
                 generation = self.scheduler.finish(self.start(turn, self.scheduler, stream.feed))
         stream.close()
-        return self.outcome(turn, generation, plain, divergence)
+        return self.outcome(turn=turn, generation=generation, plain=plain, divergence=divergence)
 
     def _sampling(self, number: int) -> SamplingParams:
-        """The settings', with the seed of turn `number` and the model's own penalty where they have none."""
+        """The settings' sampling with the seed of turn `number`, and with the model's own penalty by default."""
         asked = self.settings.sampling
         own = self.loaded.repetition_penalty
         penalty = own if asked.repetition_penalty is None else asked.repetition_penalty
         return replace(asked, seed=asked.seed + number, repetition_penalty=penalty)
 
     def _both(self, turn: Turn) -> tuple[Generation, Generation, Divergence | None]:
-        """Plain decoding and the strategy after one prefill; they take turns in going first.
+        """Decode with the strategy and plainly after one prefill, each first for every other turn.
 
-        Their outputs are compared unless rejection sampling makes them differ.
+        Returns both generations and their difference.
         """
-        session, limits, runs = Session(self.decoder, turn.sampling), self.limits(), dict[str, Generation]()
+        session = Session(self.decoder, turn.sampling)
+        limits = self.limits()
+        runs = dict[str, Generation]()
         with guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
-            first = generate(session, turn.ids, PlainPlanner(), Limits(1))  # the prefill, timed, and a warm-up
+            # One token times the prefill and warms up.
+            first = generate(session=session, prompt_ids=turn.ids, planner=PlainPlanner(), limits=Limits(1))
             prefilled = session.prefill(turn.ids, new_tokens=limits.max_new_tokens)
             for name in ("plain", "strategy") if turn.number % 2 else ("strategy", "plain"):
-                planner = PlainPlanner() if name == "plain" else self.make_planner()
-                runs[name] = decode(session, prefilled, planner, limits, prefill_seconds=first.prefill_seconds)
-            plain, generation = runs["plain"], runs["strategy"]
-            return generation, plain, difference(session, turn.ids, plain, generation)
+                runs[name] = decode(
+                    session=session,
+                    prompt=prefilled,
+                    planner=PlainPlanner() if name == "plain" else self.make_planner(),
+                    limits=limits,
+                    prefill_seconds=first.prefill_seconds,
+                )
+            plain = runs["plain"]
+            generation = runs["strategy"]
+            differing = difference(session=session, ids=turn.ids, plain=plain, generation=generation)
+            return generation, plain, differing
 
 
 def difference(session: Session, ids: list[int], plain: Generation, generation: Generation) -> Divergence | None:
-    """Compare an output with plain decoding's; None where tests by rejection make the two differ."""
+    """Compare an output with plain decoding's; None if tests by rejection make the two differ."""
     if session.sampling.tests_drafts:
         return None
-    return compare(session, ids, plain.token_ids, generation.token_ids)
+    return compare(session=session, prompt_ids=ids, plain=plain.token_ids, other=generation.token_ids)
 
 
 def next_messages(prompt: Prompt, place: int, outcome: Outcome) -> list[tuple[str, str]]:
-    """The answer to a turn and the user's next message; none after the last turn."""
+    """The answer to a turn and the user's next message; empty after the last turn."""
     following = prompt.turns[place + 1 : place + 2]
     return [message for text in following for message in (("assistant", outcome.text), ("user", text))]
 
 
 @contextmanager
 def naming(prompt: Prompt) -> Iterator[None]:
-    """Let a UserError in the block name the prompt."""
+    """Add the prompt's id to a UserError that the block raises."""
     try:
         yield
     except UserError as error:

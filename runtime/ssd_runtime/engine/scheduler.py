@@ -22,48 +22,50 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 T = TypeVar("T")
 PREFILL_ROWS = 128
-"""Rows of prompts that join a step in which other sequences decode: these wait for the whole step."""
+"""Most prompt rows in a step of decoding sequences, which wait for the whole step."""
 CACHE_SHARE = 0.5
-"""Share of the free memory that the pool of keys and values takes at most, by default."""
+"""Largest share of the free memory that the pool of keys and values takes by default."""
 
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[T]):
-    """A sequence that decodes beside others, or waits to."""
+    """A sequence that waits, decodes together with others, or has ended."""
 
     session: Session
     work: Work[T]
     prompt: Sequence[int]
     request: Request | None = None
-    """What it has asked for last; None before it runs."""
+    """The latest request; None before the job runs."""
     result: T | None = None
     error: UserError | None = None
-    """Why it failed, if it did."""
+    """The error that it failed with; None without a failure."""
     done: bool = False
+    """Whether it has ended, failed or been cancelled."""
     _paused: _Paused | None = None
 
     @property
     def tokens(self) -> int:
-        """Tokens that it needs room for when it starts or goes on."""
+        """Number of tokens that it needs room for when it starts or resumes."""
         return max(len(self.prompt), self.session.committed) + POOL_ROOM
 
     @property
     def slots(self) -> int:
-        """Slots that its latest request and the drafts after that write at most."""
+        """Most slots that its latest request, and the drafts after that, write."""
         return self.session.committed + (rows_of(self.request) if self._paused is None else 0) + SPARE_SLOTS
 
     @property
     def decodes(self) -> bool:
-        """Whether it is past its prompt, and has the keys of all its tokens."""
+        """Whether its prompt has been run and the keys of all its tokens are there."""
         return self.session.prefilled and self._paused is None
 
     def advance(self, answer: Any) -> None:
-        """Go on with the answer to the last request, up to the next one or the end."""
+        """Run the work with the answer to the latest request, up to the next request or the end."""
         try:
             with guard_memory("decoding", self.session.decoder.device, DECODING_REMEDY):
                 self.request = self._next(answer)
         except StopIteration as stop:
-            self.result, self.done = stop.value, True
+            self.result = stop.value
+            self.done = True
             self.session.close()
         except PoolFull:
             room = gib(self.session.cache.pool.bytes)
@@ -74,26 +76,28 @@ class Job(Generic[T]):
             self.fail(error)
 
     def pause(self) -> None:
-        """Give up the memory for keys and values, until `resume`."""
+        """Release the memory for keys and values until `resume`."""
         assert isinstance(self.request, Forward), "running jobs wait for a forward of the full model"
         session = self.session
         if self._paused is not None:
             self._paused.recomputing.close()
             self._paused = replace(self._paused, recomputing=session.recomputing())
         else:
-            # A draft by early exit has keys in the layers that it has been through; the forward goes on after these.
+            # The forward of an early-exit draft begins after its first layers and reads the keys that it left there.
             drafted = session.cache.save(session.committed, session.committed + self.request.size)
             self._paused = _Paused(self.request, drafted, session.recomputing())
         session.cache.release()
 
     def resume(self) -> None:
-        """Take memory again and ask for the forwards that compute the committed tokens' keys and values anew."""
+        """Reserve memory and request the forwards that compute the committed tokens' keys and values again."""
         assert self._paused is not None, "pause() comes first"
         self.session.cache.reserve_tokens(self.session.committed + POOL_ROOM)
         self.advance(None)
 
     def _next(self, answer: Any) -> Request:
-        if (paused := self._paused) is None:
+        """The next request: of the work, or of computing a paused job's keys and values again."""
+        paused = self._paused
+        if paused is None:
             return self.work.send(answer)
         try:
             return paused.recomputing.send(answer)
@@ -103,77 +107,79 @@ class Job(Generic[T]):
             return paused.request
 
     def ended(self) -> T:
-        """The result of a job that is done. Raises the UserError that it failed with."""
+        """The result of a job that has ended. Raises the UserError that it failed with."""
         if self.error is not None:
             raise self.error
         assert self.result is not None, "the job has neither ended nor failed: it was cancelled, or still runs"
         return self.result
 
     def fail(self, error: UserError | None) -> None:
-        """End without a result: with an error, or because it was cancelled."""
+        """End without a result: with an error, or with None for a cancelled job."""
         self.work.close()
         self.session.close(keep=False)
-        self.error, self.done = error, True
+        self.error = error
+        self.done = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Paused:
-    """What a job goes on with that has given up its memory."""
+    """The state of a paused job, which has released its memory."""
 
     request: Forward
     drafted: list[Tensor]
-    """Keys and values of the request's rows, per layer."""
+    """Keys and values of the request's rows, one tensor per layer."""
     recomputing: Work[None]
 
 
 class Scheduler:
-    """Admits jobs while sequences and memory allow, and steps all that run.
+    """Admits jobs while `max_sequences` and the memory allow, and steps all running ones.
 
-    What a job decodes does not depend on the jobs beside it, but for rounding where logits nearly tie. Keys and values
-    are in one pool of `cache_bytes`; where that is full, prefixes of ended sequences give way first, then the job that
-    came last is paused, and its keys are computed again later.
+    A job's output does not depend on the other jobs, except for rounding at near ties. Keys and values are in one pool
+    of `cache_bytes`. When that is full, prefixes of ended sequences are dropped first. Then the latest job is paused,
+    and its keys are computed again later.
     """
 
     def __init__(self, decoder: Decoder, max_sequences: int, cache_bytes: int | None = None) -> None:
-        """The pool has `pool_bytes` by default. Raises UserError where `max_sequences` is less than 1."""
+        """The pool has `pool_bytes` by default. Raises UserError if `max_sequences` is less than 1."""
         if max_sequences < 1:
             raise UserError(f"concurrency: {max_sequences} is too few; give 1 or more")
-        self.decoder, self.max_sequences = decoder, max_sequences
+        self.decoder = decoder
+        self.max_sequences = max_sequences
         if cache_bytes is None:
             cache_bytes = pool_bytes(decoder, max_sequences)
-        # Sliding layers have as much for prefixes as for running sequences.
+        # Twice the sequences: sliding layers have as much room for prefixes as for running sequences.
         self.pool = decoder.new_pool(cache_bytes, 2 * max_sequences)
         self.prefixes = PrefixCache(self.pool)
         self._runner = ModelRunner(decoder)
         self._waiting: deque[Job[Any]] = deque()
         self._paused: deque[Job[Any]] = deque()
-        """The one that was paused last comes first: it is the oldest of them."""
+        """Paused jobs, the oldest first: it was paused last."""
         self._running: list[Job[Any]] = []
-        """The oldest first."""
+        """Running jobs, the oldest first."""
         self._steps = 0
 
     @property
     def running(self) -> int:
-        """Jobs that are being decoded."""
+        """Number of jobs that are being decoded."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Jobs that have not begun, or are paused."""
+        """Number of jobs that have not begun or are paused."""
         return len(self._waiting) + len(self._paused)
 
     def session(self, sampling: SamplingParams = GREEDY) -> Session:
-        """A session for a job's work, with its memory in the pool."""
+        """Make a session for a job's work, with its memory in the pool."""
         return Session(self.decoder, sampling, self.prefixes)
 
     def add(self, session: Session, work: Work[T], prompt: Sequence[int]) -> Job[T]:
-        """Queue the work of a sequence that begins with the tokens of a prompt."""
+        """Queue the work of a sequence that begins with the tokens of `prompt`."""
         job = Job(session, work, prompt)
         self._waiting.append(job)
         return job
 
     def cancel(self, job: Job[Any]) -> None:
-        """End a job at once; the others do not notice. One that is done stays as it is."""
+        """End a job at once, without an effect on the others. A job that is done stays as it is."""
         if job.done:
             return
         job.fail(None)
@@ -194,10 +200,10 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> list[Job[Any]]:
-        """One forward of the full model for all, and what comes of it up to the next; returns the jobs that ended.
+        """Run one forward of the full model for all jobs, and all other requests up to the next; returns ended jobs.
 
-        Every running job waits for the full model when a step begins. After it come heads, then drafts by masks and
-        exits, each shared by the jobs that ask for the same, until all wait for the full model again.
+        After the full model come heads, and drafts by masks and exits, each shared by the jobs with equal requests,
+        until all jobs wait for the full model again.
         """
         self._steps += 1
         self._make_room()
@@ -210,30 +216,30 @@ class Scheduler:
         return ended
 
     def _make_room(self) -> None:
-        """Let every running job have the slots of its next cycle; for older jobs, the latest are paused."""
+        """Reserve the slots of every running job's next cycle; the latest jobs are paused for older ones."""
         for job in list(self._running):
             while job in self._running and not self._has_slots(job):
                 self.pause_latest()
 
     def pause_latest(self) -> None:
-        """Let the running job that came last give up its memory; it goes on when there is room again."""
+        """Pause the latest running job until there is room again."""
         latest = self._running.pop()
         latest.pause()
         self._paused.appendleft(latest)
 
     def _has_slots(self, job: Job[Any]) -> bool:
-        """Reserve the slots of a job's next cycle, in the room of prefixes too; whether there are as many."""
+        """Reserve the slots of a job's next cycle, dropping prefixes for it; returns whether there were enough."""
         while True:
             try:
                 job.session.cache.reserve(job.slots, job.session.committed)
             except PoolFull:
                 if self.prefixes.forget_oldest():
                     continue
-                return len(self._running) == 1  # it goes on as long as it can
+                return len(self._running) == 1  # a lone job goes on until a request fails
             return True
 
     def _admit(self) -> list[Job[Any]]:
-        """Start jobs as long as there is room, those that were paused first; returns those that failed at once."""
+        """Start jobs while there is room, paused ones first; returns those that failed at once."""
         failed = list[Job[Any]]()
         while (queue := self._paused or self._waiting) and len(self._running) < self.max_sequences:
             job = queue[0]
@@ -249,21 +255,25 @@ class Scheduler:
         return failed
 
     def _catch_up(self) -> None:
-        """Answer heads and drafts until every running job waits for the full model."""
-        while drafting := [job for job in self._running if not (job.done or waits_for_all(job.request))]:
+        """Answer all other requests until every running job waits for the full model."""
+        while drafting := [job for job in self._running if not (job.done or is_full(job.request))]:
             self._answer(drafting)
 
     def _fits(self, job: Job[Any]) -> bool:
-        """Whether the pool has room for a job, prefixes of others having given way where that helps."""
+        """Whether the pool has room for a job; prefixes of other sequences are dropped for it."""
         if job.session.cache.pool is not self.pool:
             return True
         known = job.session.known_prefix(job.prompt)
         return self.prefixes.make_room(job.tokens, known[0] if known else None)
 
     def _joint(self) -> list[Job[Any]]:
-        """The jobs of the next joint forward: all that decode, and one prompt or more, up to `PREFILL_ROWS` rows."""
+        """The jobs of the next joint forward: all that decode, and prompts of up to `PREFILL_ROWS` rows, at least one.
+
+        It also sets the size of the prompts' next chunks.
+        """
         decoding = [job for job in self._running if job.decodes]
-        prompts, rows = list[Job[Any]](), 0
+        prompts = list[Job[Any]]()
+        rows = 0
         for job in self._running:
             if job.decodes:
                 continue
@@ -274,7 +284,7 @@ class Scheduler:
         return decoding + prompts
 
     def _answer(self, jobs: Sequence[Job[Any]]) -> None:
-        """Answer what the jobs ask for; where memory runs out, all of them fail."""
+        """Answer the jobs' requests; if memory runs out, all of these jobs fail."""
         if not jobs:
             return
         load = Load(sequences=len(jobs), rows=sum(rows_of(job.request) for job in jobs), step=self._steps)
@@ -286,22 +296,22 @@ class Scheduler:
                 job.fail(error)
             return
         for job, answer in zip(jobs, answers, strict=True):
-            if waits_for_all(job.request):
+            if is_full(job.request):
                 job.session.load = load
             job.advance(answer)
 
 
-def waits_for_all(request: Request | None) -> bool:
-    """Whether a request is for the full model's last sub-layers, which all running jobs share."""
+def is_full(request: Request | None) -> bool:
+    """Whether a request is for the full model up to its last sub-layer, which all running jobs share."""
     return request is not None and request.is_full
 
 
 def rows_of(request: Request | None) -> int:
-    """Rows that a request takes through the model."""
+    """Number of rows of a request; 0 without one."""
     return 0 if request is None else request.size
 
 
 def pool_bytes(decoder: Decoder, sequences: int) -> int:
-    """Memory for so many sequences of any length and as many prefixes; `CACHE_SHARE` of what is free at most."""
+    """Bytes for `sequences` sequences of any length and as many prefixes; at most `CACHE_SHARE` of the free memory."""
     most = 2 * sequences * (decoder.shape.max_context + SPARE_SLOTS) * decoder.kv_layout.bytes_per_slot
     return min(most, int(CACHE_SHARE * available_bytes(decoder.device)))

@@ -1,4 +1,4 @@
-"""From token ids to text, piece by piece, and where a stop string ends it."""
+"""Turns token ids into text, piece by piece, up to a stop string."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from collections.abc import Callable, Sequence
 
 Decode = Callable[[list[int]], str]
 UNFINISHED = "\ufffd"
-"""What decoders put for the bytes of a character that is not complete yet."""
+"""The character that decoders emit for an incomplete one."""
 TAIL = 8
-"""Tokens decoded together with the new ones, so that spacing between them comes out right."""
+"""Earlier tokens that are decoded together with the new ones, so that the spacing between them is right."""
 
 
 class TextStream:
-    """Emits text as tokens arrive, holding back incomplete characters and what may be the start of a stop string."""
+    """Writes text as tokens arrive, but holds back incomplete characters and possible beginnings of a stop string."""
 
     def __init__(self, decode: Decode, stops: Sequence[str], write: Callable[[str], None]) -> None:
-        self._decode, self._stops, self._write = decode, stops, write
+        self._decode = decode
+        self._stops = stops
+        self._write = write
         self._ids: list[int] = []
         self._done = 0
+        """Number of tokens whose text was written or held back."""
         self._held = ""
 
     def feed(self, ids: list[int]) -> None:
-        """Take in new tokens and write what is certain of their text."""
+        """Add new tokens and write the part of their text that is certain."""
         self._ids += ids
         new = self._new_text()
         if new.endswith(UNFINISHED):
@@ -35,27 +38,29 @@ class TextStream:
         self._held = self._held[cut:]
 
     def close(self) -> None:
-        """Write what was held back, up to a stop string; of a character that was never completed, what it is."""
+        """Write the text that was held back, up to a stop string, incomplete characters included."""
         self._write(cut_at_stop(self._held + self._new_text(), self._stops))
-        self._held, self._done = "", len(self._ids)
+        self._held = ""
+        self._done = len(self._ids)
 
     def _new_text(self) -> str:
+        """The text of the tokens that are not done yet."""
         start = max(0, self._done - TAIL)
-        known, text = self._decode(self._ids[start : self._done]), self._decode(self._ids[start:])
-        return text[len(known) :]
+        known = self._decode(self._ids[start : self._done])
+        return self._decode(self._ids[start:])[len(known) :]
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:
-    """`text` up to the first stop string in it."""
+    """The text up to its first stop string."""
     found = [text.find(stop) for stop in stops]
     return text[: min((place for place in found if place >= 0), default=len(text))]
 
 
 def stop_condition(decode: Decode, stops: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
-    """A test of whether the text of some new tokens contains a stop string; None when there are no stop strings."""
+    """Return a test of whether the text of new tokens contains a stop string; None without stop strings."""
     if not stops:
         return None
-    # The text before was asked about already; a character takes at most 4 tokens, and a stop string ends in the last.
+    # Earlier text was tested already. A stop string ends in the last token, and a character takes at most 4 tokens.
     window = 4 * max(map(len, stops)) + TAIL
 
     def stopped(ids: Sequence[int]) -> bool:
@@ -66,6 +71,6 @@ def stop_condition(decode: Decode, stops: Sequence[str]) -> Callable[[Sequence[i
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Length of the longest end of `text` that is a beginning of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

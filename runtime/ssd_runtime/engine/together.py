@@ -19,12 +19,12 @@ from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner
 
 WINDOW = 4
-"""Under `compare`, so many times as many prompts as are decoded at once are decoded by one way and then the other."""
+"""Under `compare`, batches of `WINDOW` × `concurrency` prompts are decoded in both ways in turn."""
 
 
 @dataclass(slots=True)
 class Answered:
-    """What came of a prompt: an outcome per turn, and the error that ended it, if one did."""
+    """A decoded prompt: an outcome per turn, and the error that ended it, if any."""
 
     prompt: Prompt
     outcomes: list[Outcome] = field(default_factory=list)
@@ -33,20 +33,20 @@ class Answered:
 
 @dataclass(slots=True)
 class Together:
-    """Up to `concurrency` prompts of one stream at once."""
+    """Decodes up to `concurrency` prompts of one stream at once."""
 
     runner: Runner
     concurrency: int
     seconds: float = 0.0
     """Wall seconds of decoding with the strategy, prefills included."""
     plain_seconds: float = 0.0
-    """The same of plain decoding, under `compare`."""
+    """Wall seconds of plain decoding under `compare`, prefills included."""
 
     def run(self, prompts: Sequence[Prompt]) -> Iterator[Answered]:
         """Decode all prompts; yields them in their order, each as soon as those before it are done.
 
-        Under `compare` they are decoded plainly as well, as many at once, and plain decoding of each alone tells
-        whether the output is identical.
+        Under `compare` they are decoded plainly too, as many at once. The output is compared with plain decoding of
+        each prompt alone.
         """
         numbered = [(prompt, self.runner.number(prompt)) for prompt in prompts]
         if not self.runner.settings.compare:
@@ -69,23 +69,28 @@ class Together:
         for (_, first), answered, plainly in zip(prompts, runs[True], runs[False], strict=True):
             messages = conversation(answered.prompt)
             for place, outcome in enumerate(answered.outcomes):
-                turn = self.runner.turn(answered.prompt, place, messages, first + place)
+                turn = self.runner.turn(answered.prompt, place=place, messages=messages, number=first + place)
                 messages += next_messages(answered.prompt, place, outcome)
                 plain = plainly.outcomes[place].generation if place < len(plainly.outcomes) else None
-                answered.outcomes[place] = self._held_against_alone(turn, outcome.generation, plain)
+                answered.outcomes[place] = self._compared_alone(turn, outcome.generation, plain)
             yield answered
 
-    def _held_against_alone(self, turn: Turn, generation: Generation, plain: Generation | None) -> Outcome:
+    def _compared_alone(self, turn: Turn, generation: Generation, plain: Generation | None) -> Outcome:
+        """The outcome of a turn, compared with plain decoding of the turn alone."""
         session = Session(self.runner.decoder, turn.sampling)
-        alone = generate(session, turn.ids, PlainPlanner(), self.runner.limits())
-        divergence = difference(session, turn.ids, alone, generation)
-        return self.runner.outcome(turn, generation, plain or alone, divergence)
+        alone = generate(session=session, prompt_ids=turn.ids, planner=PlainPlanner(), limits=self.runner.limits())
+        divergence = difference(session=session, ids=turn.ids, plain=alone, generation=generation)
+        return self.runner.outcome(turn=turn, generation=generation, plain=plain or alone, divergence=divergence)
 
     def _decoded(self, prompts: Sequence[tuple[Prompt, int]], make_planner: MakePlanner) -> Iterator[Answered]:
         """Decode prompts with their numbers, up to `concurrency` at once."""
         scheduler = Scheduler(self.runner.decoder, self.concurrency)
-        conversations = [_Conversation(self.runner, make_planner, *each) for each in prompts]
-        left, active = deque(conversations), dict[Job[Generation], _Conversation]()
+        conversations = [
+            _Conversation(runner=self.runner, make_planner=make_planner, prompt=prompt, first=first)
+            for prompt, first in prompts
+        ]
+        left = deque(conversations)
+        active = dict[Job[Generation], _Conversation]()
         ready = 0
         while ready < len(conversations):
             began = perf_counter()
@@ -95,7 +100,7 @@ class Together:
                     active[job] = one
             for job in scheduler.step():
                 one = active.pop(job)
-                if (following := one.take(job, scheduler)) is not None:
+                if (following := one.finish_turn(job, scheduler)) is not None:
                     active[following] = one
             self.seconds += perf_counter() - began
             while ready < len(conversations) and conversations[ready].done:
@@ -107,29 +112,37 @@ class _Conversation:
     """A prompt's turns, one job after the other."""
 
     def __init__(self, runner: Runner, make_planner: MakePlanner, prompt: Prompt, first: int) -> None:
-        self.answered, self.done = Answered(prompt), False
-        self._runner, self._make_planner, self._first = runner, make_planner, first
+        """`first` is the number of its first turn among all prompts' turns."""
+        self.answered = Answered(prompt)
+        self.done = False
+        self._runner = runner
+        self._make_planner = make_planner
+        self._first = first
         self._messages = conversation(prompt)
         self._turn: Turn | None = None
 
     def start(self, scheduler: Scheduler) -> Job[Generation] | None:
-        """Queue the next turn; None, and the conversation is done, where it cannot be encoded."""
+        """Queue the next turn; returns its job. If it cannot be encoded, the conversation is done: returns None."""
         place = len(self.answered.outcomes)
         try:
-            self._turn = self._runner.turn(self.answered.prompt, place, self._messages, self._first + place)
+            self._turn = self._runner.turn(
+                self.answered.prompt, place=place, messages=self._messages, number=self._first + place
+            )
         except UserError as error:
-            self.answered.error, self.done = error, True
+            self.answered.error = error
+            self.done = True
             return None
         return self._runner.start(self._turn, scheduler, make_planner=self._make_planner)
 
-    def take(self, job: Job[Generation], scheduler: Scheduler) -> Job[Generation] | None:
-        """Take in a turn that has ended; returns the next one's job, if there is one."""
+    def finish_turn(self, job: Job[Generation], scheduler: Scheduler) -> Job[Generation] | None:
+        """Add the outcome of a turn that has ended; returns the next turn's job, or None after the last."""
         assert self._turn is not None, "start() comes first"
         try:
             with naming(self.answered.prompt):
                 generation = job.ended()
         except UserError as error:
-            self.answered.error, self.done = error, True
+            self.answered.error = error
+            self.done = True
             return None
         outcome = self._runner.outcome(self._turn, generation)
         self.answered.outcomes.append(outcome)
