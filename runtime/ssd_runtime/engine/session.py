@@ -105,7 +105,7 @@ class Session:
         return self._runner.finish(self.prefilling(ids, beginning, new_tokens))
 
     def prefilling(self, ids: list[int], beginning: Prefill | None = None, new_tokens: int = 0) -> Work[Prefill]:
-        """Run the full model over the prompt `ids`, from position 0 or from the end of the prefilled prompt `beginning`.
+        """Run the full model over the prompt `ids`, from position 0 or after the prefilled `beginning` of the prompt.
 
         Reserves memory for the prompt and up to `new_tokens` more. Raises UserError if the prompt is empty or leaves
         no room to decode.

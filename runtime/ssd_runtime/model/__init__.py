@@ -1,1 +1,1 @@
-"""The user's own model as sub-layers, and the cache that they share."""
+"""A view of the user's own model as sub-layers, and its caches."""

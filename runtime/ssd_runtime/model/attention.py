@@ -1,4 +1,4 @@
-"""Scores and mixing of values."""
+"""Scaled dot-product attention of rows and of variants of rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 GROUPED_ROWS = 31
-"""Up to so many rows, the query heads that share a key-value head are run as rows of one head: its keys are read once,
-which takes up to a third less time. Beyond, heads stay apart and share one bias, which takes a group's less memory."""
+"""Most rows for which the query heads that share a key-value head run as rows of one head. Its keys are then read once,
+which takes up to a third less time. With more rows, heads stay apart and share one bias, which takes less memory."""
 
 
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, cap: float | None
 ) -> Tensor:
-    """Values mixed by attention: [heads, n, head_dim] of queries [heads, n, head_dim].
+    """The attention output [heads, n, head_dim] of queries [heads, n, head_dim].
 
-    Keys and values are [1, kv_heads, length, head_dim]. `bias`, as `bias_of` makes it, is added to the scores.
+    Keys and values are [1, kv_heads, length, head_dim]. `bias` (`bias_of`) is added to the scores.
     """
     (heads, n, width), kv_heads = queries.shape, keys.shape[1]
     if cap is None and n > GROUPED_ROWS:
@@ -29,7 +29,7 @@ def attend(
     grouped = queries.reshape(1, kv_heads, -1, width)
     if cap is None:
         return scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=scale).view(heads, n, width)
-    # The fused kernels know no soft-cap.
+    # The fused kernels have no soft-cap.
     scores = capped(grouped @ keys.transpose(-1, -2) * scale, cap)
     if bias is not None:
         scores = (scores.unflatten(2, (-1, bias.shape[0])) + bias).flatten(2, 3)
@@ -39,11 +39,11 @@ def attend(
 def attend_apart(
     queries: Tensor, own: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, cap: float | None
 ) -> Tensor:
-    """Values mixed by the attention of variants of some rows, which do not see each other: [heads, n, head_dim].
+    """The attention output [heads, n, head_dim] of variants of rows, which do not see each other.
 
-    Queries are [heads, n, head_dim], the variants of one row next to each other. `own` [2, kv_heads, n, head_dim] are
-    their own keys and values, each seen by its variant alone. `keys` and `values` [1, kv_heads, length, head_dim] are
-    shared; `bias` [rows, length], 0 or -inf, hides some of them from a row's variants.
+    Queries are [heads, n, head_dim], with the variants of one row next to each other. `own` [2, kv_heads, n, head_dim]
+    are their own keys and values, each seen by its variant only. `keys` and `values` [1, kv_heads, length, head_dim]
+    are shared. `bias` [rows, length], 0 or -inf, hides some of these from a row's variants.
     """
     heads, n, width = queries.shape
     _, kv_heads, length, _ = keys.shape
@@ -61,9 +61,9 @@ def attend_apart(
 
 
 def bias_of(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """The bias of scores that hides keys where `visible` [n, keys] is false: 0 or -inf.
+    """The bias of scores, 0 or -inf, that hides keys where `visible` [n, keys] is false.
 
-    It is [n, keys], or [groups * n, keys] where `attend` runs the `groups` query heads of a key-value head as rows.
+    It is [n, keys], or [groups * n, keys] if `attend` runs the `groups` query heads of a key-value head as rows.
     """
     bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
     return bias if visible.shape[0] > GROUPED_ROWS else bias.repeat(groups, 1)

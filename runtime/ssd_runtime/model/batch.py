@@ -1,4 +1,4 @@
-"""The rows of a forward: whose they are, where they stand, which slots they fill and which keys they see."""
+"""The rows of a forward: their sequences, their positions, the slots that they write and the keys that they see."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Seen = tuple[int, int, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
-    """What the rows of one sequence see in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
+    """The view of one sequence's rows in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
 
-    `bias` hides the keys among them that a row does not see (`attention.bias_of`); None where every row sees them all.
-    `rotation` is None in layers without one. Else it has a row per head of queries, keys and values; those of values
-    change nothing.
+    `bias` hides the keys among these that a row does not see (`attention.bias_of`); None if every row sees them all.
+    `rotation` has a row per head of queries, keys and values, where those of values change nothing. It is None in
+    layers without a rotation.
     """
 
     rotation: Rotation | None
@@ -39,34 +39,35 @@ class LayerView:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`rows` rows of one sequence: their keys and values go to slots `slot`, `slot` + 1, … of its cache."""
+    """Rows of one sequence, whose keys and values are written to slots `slot`, `slot` + 1, … of its cache."""
 
     cache: KVCache
     slot: int
     rows: int
+    """Number of rows."""
     views: tuple[LayerView, ...]
-    """One per layer kind."""
+    """One view per layer kind."""
 
     def on(self, device: torch.device) -> Segment:
         """The same segment for layers on another device."""
-        return Segment(self.cache, self.slot, self.rows, tuple(view.on(device) for view in self.views))
+        return replace(self, views=tuple(view.on(device) for view in self.views))
 
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """Variants of consecutive rows of a sequence, equally many of each row, those of one row next to each other.
+    """Variants of consecutive rows of a sequence, the same number of each row, next to each other.
 
     A variant sees the cache's keys before its position, and its own key. Nothing is written to the cache.
     """
 
     cache: KVCache
     rows: int
-    """All variants together."""
+    """Number of all variants together."""
     views: tuple[LayerView, ...]
-    """One per layer kind; a `bias` has one row for all variants of a row."""
+    """One view per layer kind; a `bias` has one row for all variants of a row."""
 
     def times(self, count: int) -> Variants:
-        """Each variant `count` times."""
+        """Variants that have each of these `count` times."""
         views = tuple(replace(view, rotation=repeated(view.rotation, count)) for view in self.views)
         return Variants(self.cache, self.rows * count, views)
 
@@ -79,17 +80,17 @@ class Variants:
 class Batch:
     """Packed rows of any number of sequences, in segments.
 
-    Norms, projections and MLPs do not care whose row it is: they take all rows at once. Only attention goes by segment.
+    Norms, projections and MLPs take all rows at once, whatever their sequence. Only attention runs per segment.
     """
 
     segments: tuple[Segment | Variants, ...]
     rotations: tuple[Rotation | None, ...]
-    """Of all rows, one per layer kind."""
+    """One rotation of all rows per layer kind."""
     _copies: dict[torch.device, Batch] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, segments: Sequence[Segment | Variants]) -> Batch:
-        """The rows of some segments, one after the other."""
+        """The batch of the segments' rows, one segment after the other."""
         kinds = zip(*(segment.views for segment in segments), strict=True)
         return cls(tuple(segments), tuple(joined([view.rotation for view in views]) for views in kinds))
 
@@ -109,36 +110,37 @@ class BatchBuilder:
     groups: int
     """Query heads that share a key-value head."""
     rotated_heads: int
-    """Heads of queries and keys."""
+    """Number of heads of queries and keys."""
     kept_heads: int
-    """Heads of values."""
+    """Number of heads of values."""
     dtype: torch.dtype
     device: torch.device
 
     def consecutive(self, cache: KVCache, start: int, n: int) -> Segment:
-        """Rows at positions `start`, …, `start` + n - 1, each seeing all before it in its window, and itself."""
+        """Rows at positions `start`, …, `start` + n - 1; each sees itself and the rows before it in its window."""
         end = start + n
         seen: dict[int | None, _Seen] = {}
         for window in self._windows():
             begin = max(0, start - window + 1) if window else 0
             seen[window] = begin, end, self._bias(self._causal(start, end, begin, window)) if n > 1 else None
-        return Segment(cache, start, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
+        views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
+        return Segment(cache=cache, slot=start, rows=n, views=views)
 
     def tree(self, cache: KVCache, positions: Tensor, slot: int, visible: Tensor, key_positions: Tensor) -> Segment:
-        """Rows at any `positions` [n], written from `slot` on.
+        """Rows at any `positions` [n], written to `slot`, `slot` + 1, …
 
-        They see slots where `visible` [n, slots] is true, in sliding layers only those whose `key_positions`
+        They see the slots where `visible` [n, slots] is true; in sliding layers only those whose `key_positions`
         [slots] lie in the window.
         """
         seen: dict[int | None, _Seen] = {}
         first = int(positions.min())
         for window in self._windows():
             inside = visible & (key_positions > positions[:, None] - window) if window else visible
-            # Slots before the window's first are those of positions before it: what is spare lies after them.
+            # Up to `slot`, slot i holds position i, so slots before the window's first can be left out.
             begin = min(slot, max(0, first - window + 1)) if window else 0
             seen[window] = begin, visible.shape[1], self._bias(inside[:, begin:])
         rotations = self._rotations(positions, int(positions.max()) + 1, cache.long)
-        return Segment(cache, slot, len(positions), self._views(rotations, seen))
+        return Segment(cache=cache, slot=slot, rows=len(positions), views=self._views(rotations, seen))
 
     def variants(self, cache: KVCache, start: int, n: int) -> Variants:
         """One variant of each of the rows at positions `start`, …, `start` + n - 1."""
@@ -151,19 +153,22 @@ class BatchBuilder:
         return Variants(cache, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
 
     def _windows(self) -> set[int | None]:
-        """Layers that differ in rotation alone see the same keys."""
+        """The windows of all layer kinds: kinds that differ in rotation alone see the same keys."""
         return {kind.window for kind in self.kinds}
 
     def _views(self, rotations: dict[str | None, Rotation], seen: Mapping[int | None, _Seen]) -> tuple[LayerView, ...]:
         return tuple(LayerView(rotations.get(kind.rope), *seen[kind.window]) for kind in self.kinds)
 
     def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[str | None, Rotation]:
-        # One rotation for queries, keys and values: two operations a layer fewer than leaving the values out.
-        turned, kept = self.rotated_heads, self.kept_heads
+        """The rotations of rows at `positions`, all below `end`, by the names of the rotary embeddings."""
+        # One rotation of queries, keys and values takes two operations per layer fewer than one without the values.
+        turned = self.rotated_heads
+        kept = self.kept_heads
         found: dict[str | None, Rotation] = {}
         for name, table in self.tables.items():
             cos, sin = table.rows(positions, end, long)
-            unit, zero = torch.ones_like(cos), torch.zeros_like(sin)
+            unit = torch.ones_like(cos)
+            zero = torch.zeros_like(sin)
             found[name] = (
                 torch.cat([cos.expand(-1, turned, -1), unit.expand(-1, kept, -1)], 1),
                 torch.cat([sin.expand(-1, turned, -1), zero.expand(-1, kept, -1)], 1),
@@ -171,7 +176,7 @@ class BatchBuilder:
         return found
 
     def _causal(self, start: int, end: int, begin: int, window: int | None) -> Tensor:
-        """Whether rows at positions `start`, … see keys at `begin`, …, `end` - 1, their own among them."""
+        """Whether rows at positions `start`, …, `end` - 1 see keys at `begin`, …, `end` - 1 [rows, keys]."""
         keys = torch.arange(begin, end, device=self.device)
         rows = torch.arange(start, end, device=self.device)[:, None]
         visible = keys <= rows

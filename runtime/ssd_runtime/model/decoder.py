@@ -1,4 +1,4 @@
-"""A view of the user's own loaded transformers model, sub-layer by sub-layer. Nothing of it is changed."""
+"""A view of the user's own loaded transformers model, sub-layer by sub-layer; the model is never changed."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Decoder:
     """A causal LM as 2L sub-layers between an embedding and a head; immutable and shared between sessions.
 
     Every `x` is [rows, hidden], the rows of a `Batch`'s sequences one after the other. Sub-layer 2i is the attention
-    block of layer i, 2i + 1 its MLP block, each with its norm and residual. Layers run where they are: accelerate may
-    spread a model over devices, or offload it. Weights come and go then, so that whatever calls a module holds `lock`.
-    Packed copies of its weights take at most `weight_memory` bytes; as many as there are layers' weights by default.
-    Raises UserError for models that are not supported.
+    block of layer i and 2i + 1 its MLP block, each with its norm and residual. Layers run on their own devices, since
+    accelerate may spread or offload a model. Offloaded weights are fetched for a call, so every call of a module holds
+    `lock`. Packed copies of weights take at most `weight_memory` bytes; by default all layers have one. Raises
+    UserError for models that are not supported.
     """
 
     def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62) -> None:
@@ -59,28 +59,28 @@ class Decoder:
         self.model = model
         self.lock = WaitedLock()
         self.version = 0
-        """Raised by `refresh` whenever something has changed: what was computed before is another model's."""
+        """Incremented by `refresh` when the model has changed: states computed before belong to another model."""
         self._embedding_stamp = stamp_of([model.model.embed_tokens])
-        config, base = model.config, model.model
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        config = model.config
+        base = model.model
         self.shape = Shape(
-            config.num_hidden_layers,
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            head_dim,
-            config.vocab_size,
-            max_context(config),
+            num_layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            vocabulary=config.vocab_size,
+            max_context=max_context(config),
         )
         self._serves: tuple[bool, ...] = ALWAYS
         self.dtype: torch.dtype = model.dtype
         self.device = device_of(base.embed_tokens)
-        """Where states and logits are handed over; layers may run elsewhere."""
+        """The device of states and logits; layers may run on other devices."""
         kinds = layer_kinds(config, self.family)
         distinct = list(dict.fromkeys(kinds))
         self.layer_kinds = tuple(kind.name for kind in kinds)
         self.rope_switch = _rope_switch(config, self.family)
-        """A sequence of more tokens is rotated by other angles throughout (longrope)."""
+        """All tokens of a longer sequence are rotated by other angles (longrope); None for other models."""
         self._cap = setting(config, self.family.attention_cap)
         self._logit_cap = setting(config, self.family.logit_cap)
         self._logit_divisor = setting(config, self.family.logit_divisor) or 1.0
@@ -89,16 +89,22 @@ class Decoder:
         self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
         with torch.inference_mode():
             self.layers = [
-                Layer.of(layer, self.family, distinct.index(kind), residual, self.packed)
+                Layer.of(
+                    layer=layer,
+                    family=self.family,
+                    kind=distinct.index(kind),
+                    residual=residual,
+                    memory=self.packed,
+                )
                 for layer, kind in zip(base.layers, kinds, strict=True)
             ]
-            ends = [device_of(base.norm), device_of(model.lm_head)]
-            self._spread = any(device != self.device for device in [*ends, *(layer.device for layer in self.layers)])
+            devices = {device_of(base.norm), device_of(model.lm_head)} | {layer.device for layer in self.layers}
+            self._spread = devices != {self.device}
             self._norm = Norm(base, "norm", self.family.norm_offset)
             self._head = Linear(model, ("lm_head",), self.packed)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
-                name: RotaryTable(base.rotary_emb, like, self.rope_switch, name)
+                name: RotaryTable(module=base.rotary_emb, like=like, switch=self.rope_switch, name=name)
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
@@ -108,16 +114,22 @@ class Decoder:
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             dtype=self.dtype,
-            # Slots after the last position let evaluations keep their own keys beside committed ones.
+            # Searches write the keys of their rows to slots after the committed ones.
             max_slots=2 * shape.max_context,
         )
         self.batches = BatchBuilder(
-            distinct, tables, shape.groups, shape.heads + shape.kv_heads, shape.kv_heads, self.dtype, self.device
+            kinds=distinct,
+            tables=tables,
+            groups=shape.groups,
+            rotated_heads=shape.heads + shape.kv_heads,
+            kept_heads=shape.kv_heads,
+            dtype=self.dtype,
+            device=self.device,
         )
 
     @property
     def kernels(self) -> str:
-        """Which kernels serve the projections: `module`, `packed`, or packed for some of them or for some rows."""
+        """The kernels of the projections: `module`, `packed`, or packed for some projections or numbers of rows."""
         packed = [linear.packed for linear in self._linears()]
         beside = f"{named(self.foreign)}{self._placement}"
         if not any(packed) or not any(self._serves):
@@ -128,23 +140,23 @@ class Decoder:
 
     @property
     def foreign(self) -> list[nn.Module]:
-        """The projections that are not exactly a plain `nn.Linear`: quantised ones, adapters."""
+        """The projections that are not a plain `nn.Linear`, such as quantised ones and adapters."""
         return [module for linear in self._linears() for module in linear.foreign]
 
     @property
     def _placement(self) -> str:
-        """What makes the same model's steps take another time: layers elsewhere, weights that are fetched."""
+        """Devices of spread layers and the number of offloaded weights, which change the time of steps."""
         devices = sorted({str(layer.device) for layer in self.layers}) if self._spread else []
         fetched = sum(parameter.is_meta for parameter in self.model.parameters())
         return "".join(f" on {device}" for device in devices) + (f" {fetched} weights offloaded" if fetched else "")
 
     @property
     def memory(self) -> str:
-        """What packed copies take, for people."""
+        """The memory of packed copies, as a message for the user."""
         return f"kernels: {self.kernels}; packed copies of weights take {gib(self.packed.used)}"
 
     def serve(self, rows: Sequence[bool]) -> None:
-        """Let packed copies serve n rows where `rows[n - 1]` is true; the last entry holds for all more rows."""
+        """Let packed copies serve forwards of n rows if `rows[n - 1]` is true; the last entry holds beyond its end."""
         self._serves = tuple(rows)
         for linear in self._linears():
             linear.serve(rows)
@@ -152,8 +164,8 @@ class Decoder:
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
 
-        Weights written in place through their `data` are not seen: build another decoder for these. Raises UserError
-        where a hook has come to a part that is not called as a whole.
+        Weights that were written in place through their `data` are not noticed: build another decoder for these.
+        Raises UserError if a part that is not called as a whole has a new hook.
         """
         require_unhooked(self.model)
         embedding = stamp_of([self.model.model.embed_tokens])
@@ -164,16 +176,19 @@ class Decoder:
             self._embedding_stamp = embedding
 
     def synchronize(self) -> None:
-        """Wait for what is queued on the devices it runs on; returns at once on a CPU."""
-        for device in {self.device, *(layer.device for layer in self.layers)} if self._spread else {self.device}:
+        """Wait for the work queued on the model's devices; returns at once on a CPU."""
+        devices = {self.device}
+        if self._spread:
+            devices |= {layer.device for layer in self.layers}
+        for device in devices:
             synchronize(device)
 
     def new_cache(self) -> KVCache:
-        """A cache of its own memory, which grows, for one sequence."""
+        """Make a cache for one sequence, whose memory grows."""
         return self.new_pool().cache()
 
     def new_pool(self, max_bytes: int | None = None, sequences: int = 1) -> KVPool:
-        """Memory for sequences' keys and values (`KVPool`)."""
+        """Make memory for the keys and values of sequences (`KVPool`)."""
         return KVPool(self.kv_layout, max_bytes, sequences)
 
     def embed(self, ids: list[int]) -> Tensor:
@@ -186,9 +201,11 @@ class Decoder:
         """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches."""
         with self.lock.inner:
             parts = self.layers[layer]
-            x, batch = self._brought(layer, x), batch.on(parts.device) if self._spread else batch
+            if self._spread:
+                x = x.to(parts.device)
+                batch = batch.on(parts.device)
             queries, new = self.project(layer, x, batch.rotations[parts.kind])
-            if len(batch.segments) == 1:  # slices of a single sequence's rows would be half a percent of a plain step
+            if len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
                 mixed = self._mixed(layer, queries, new, batch.segments[0])
             else:
                 sizes = [segment.rows for segment in batch.segments]
@@ -197,27 +214,44 @@ class Decoder:
             return parts.add_attention(x, mixed)
 
     def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
-        """Values mixed by the attention of one sequence's rows [n, heads * head_dim]; writes `new` into its cache."""
+        """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
         if isinstance(segment, Variants):
             return self._mixed_apart(layer, queries, new, segment)
         parts = self.layers[layer]
         view = segment.views[parts.kind]
         segment.cache.write(layer, segment.slot, new)
         keys, values = segment.cache.read(layer, view.begin, view.end)
-        mixed = attend(queries.transpose(0, 1), keys, values, view.bias, parts.scale, self._cap)
+        mixed = attend(
+            queries=queries.transpose(0, 1),
+            keys=keys,
+            values=values,
+            bias=view.bias,
+            scale=parts.scale,
+            cap=self._cap,
+        )
         return mixed.transpose(0, 1).reshape(segment.rows, -1)
 
     def _mixed_apart(self, layer: int, queries: Tensor, new: Tensor, variants: Variants) -> Tensor:
-        """The same for variants of a sequence's rows; writes nothing."""
-        parts, shape = self.layers[layer], self.shape
-        view, own = variants.views[parts.kind], new.transpose(0, 1).view(2, shape.kv_heads, -1, shape.head_dim)
+        """Attention output [n, heads * head_dim] of variants of one sequence's rows; writes nothing."""
+        parts = self.layers[layer]
+        shape = self.shape
+        view = variants.views[parts.kind]
         keys, values = variants.cache.read(layer, view.begin, view.end)
-        mixed = attend_apart(queries.transpose(0, 1), own, keys, values, view.bias, parts.scale, self._cap)
+        mixed = attend_apart(
+            queries=queries.transpose(0, 1),
+            own=new.transpose(0, 1).view(2, shape.kv_heads, -1, shape.head_dim),
+            keys=keys,
+            values=values,
+            bias=view.bias,
+            scale=parts.scale,
+            cap=self._cap,
+        )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)
 
     def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
-        """Normed and rotated queries of `x` [n, heads, head_dim], and keys with values [n, 2 * kv_heads, head_dim]."""
-        parts, shape = self.layers[layer], self.shape
+        """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim]."""
+        parts = self.layers[layer]
+        shape = self.shape
         qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if parts.q_norm is not None and parts.k_norm is not None:
             qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
@@ -228,7 +262,8 @@ class Decoder:
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden]."""
         with self.lock.inner:
-            return self.layers[layer].add_mlp(self._brought(layer, x))
+            parts = self.layers[layer]
+            return parts.add_mlp(x.to(parts.device) if self._spread else x)
 
     def run(
         self,
@@ -239,7 +274,7 @@ class Decoder:
         last: int | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """Sub-layers `first`, …, `last` - 1 but for those in `mask`; appends the state behind each to `states`."""
+        """Run sub-layers `first`, …, `last` - 1 except those of `mask`; appends the state after each to `states`."""
         with self.lock:
             for index in range(first, 2 * self.shape.num_layers if last is None else last):
                 if mask is None or not mask.bits[index]:
@@ -250,33 +285,33 @@ class Decoder:
         return self._handed(x)
 
     def norm(self, x: Tensor) -> Tensor:
-        """The final norm."""
+        """States `x` after the final norm."""
         with self.lock:
             return self._handed(self._norm(x))
 
     def head(self, normed: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of states behind the final norm."""
+        """Logits [n, vocabulary] of states after the final norm."""
         with self.lock:
             return self.finished(self._handed(self._head(normed)))
 
     def finished(self, logits: Tensor) -> Tensor:
-        """Logits from what the head's projection gives: scaled and capped where the family does so."""
+        """Logits from the output of the head's projection, scaled and capped as the family does."""
         if self._logit_divisor != 1.0:
             logits = logits / self._logit_divisor
         return capped(logits, self._logit_cap)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of states behind the last sub-layer."""
+        """Logits [n, vocabulary] of states after the last sub-layer."""
         return self.head(self.norm(x))
 
-    def _brought(self, layer: int, x: Tensor) -> Tensor:
-        return x.to(self.layers[layer].device) if self._spread else x
-
     def _handed(self, x: Tensor) -> Tensor:
+        """A tensor on the decoder's device."""
         return x.to(self.device) if self._spread else x
 
     def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:
-        n, shape = qkv.shape[0], self.shape
+        """Queries, keys and values [n, heads, head_dim] with normed queries and keys."""
+        n = qkv.shape[0]
+        shape = self.shape
         queries, keys, values = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
         if self.family.qk_norm == "projection":
             queries, keys = queries.reshape(n, -1), keys.reshape(n, -1)
@@ -295,7 +330,7 @@ def _rope_switch(config: PreTrainedConfig, family: Family) -> int | None:
 
 
 def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor | None:
-    """What the base model multiplies embeddings by, beyond what its embedding module does itself."""
+    """The base model's factor of embeddings, unless its embedding module applies it; None for 1."""
     module = model.model.embed_tokens
     # The first 5.x versions of transformers scale Gemma-2's embeddings in the model, later ones in the module.
     if family.scaled_embedding and not hasattr(module, "embed_scale"):
@@ -304,8 +339,9 @@ def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor |
 
 
 def _ranges(rows: Sequence[bool]) -> str:
-    """The numbers of rows that are true, such as `4-32`; the last entry stands for all beyond."""
-    runs, first = [], 1
+    """The numbers of rows whose entry is true, such as `4-32`; the last entry holds beyond its end."""
+    runs = list[str]()
+    first = 1
     for served, run in groupby(rows):
         last = first + len(list(run)) - 1
         if served:

@@ -1,4 +1,4 @@
-"""What the state behind an inner layer says of the next token."""
+"""Predicts the next token from the state after an inner layer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ssd_runtime.model.decoder import Decoder
 
 
 class ExitHeads:
-    """A token and its probability behind any layer.
+    """Logits after any layer, by the model's own head.
 
-    Behind layers with a fitted map, the normed state is carried over to what the last layer would make of it; the
-    model's own head does the rest. Elsewhere it gets the normed state as it is.
+    After layers with a fitted map, the map takes the normed state to a prediction of the last layer's. After other
+    layers the head has the normed state itself.
     """
 
     def __init__(self, decoder: Decoder, fitted: ExitSet | None = None) -> None:
@@ -27,7 +27,7 @@ class ExitHeads:
 
     @property
     def fitted(self) -> tuple[int, ...]:
-        """Numbers of layers, from 1, behind which there is a fitted map."""
+        """Numbers, from 1, of the layers that a fitted map follows."""
         return tuple(self._maps)
 
     def logits(self, layer: int, x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class ExitHeads:
         return self._decoder.head(self.carried(layer, x))
 
     def carried(self, layer: int, x: Tensor) -> Tensor:
-        """Normed states [n, hidden] that the model's head takes, from states `x` [n, hidden] after `layer` layers."""
+        """Normed states [n, hidden] for the model's head, from states `x` [n, hidden] after `layer` layers."""
         normed = self._decoder.norm(x)
         if layer in self._maps:
             weight, bias = self._maps[layer]

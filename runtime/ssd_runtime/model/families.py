@@ -1,4 +1,4 @@
-"""Which model families are understood, where their modules are, and what differs between them."""
+"""The supported model families: their modules, and the differences between them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,41 @@ from ssd_profiles.errors import UserError
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles depend on the position alone, so that a table can hold them."""
 LONGROPE = "longrope"
-"""The one whose angles depend on the sequence's length too: one set up to the original context, another beyond."""
+"""The rotary embedding with one set of angles for sequences within the original context and another for longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's decoder layer is built. Every family calls its blocks `self_attn` and `mlp`."""
+    """The structure of a family's decoder layer. Every family calls its blocks `self_attn` and `mlp`."""
 
     title: str
     qk_norm: Literal["head", "projection"] | None = None
-    """Whether queries and keys are normed before the rotation: each head by itself, or all heads as one vector."""
+    """Norm of queries and keys before the rotation: of each head, of all heads as one vector, or none."""
     norm_offset: float = 0.0
-    """What is added to a norm's stored weight before it is applied."""
+    """Number that is added to a norm's stored weight."""
     attention_norm: str | None = "input_layernorm"
+    """Module of the norm before the attention block; None without one."""
     mlp_norm: str | None = "post_attention_layernorm"
+    """Module of the norm before the MLP block; None without one."""
     attention_after: str | None = None
-    """The norm of the attention block's output, before it joins the residual stream."""
+    """Module of the norm of the attention block's output; None without one."""
     mlp_after: str | None = None
+    """Module of the norm of the MLP block's output; None without one."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     activation: str = "act_fn"
     windows: Literal["never", "by_layer", "everywhere"] = "never"
-    """Where attention slides: nowhere, where `config.layer_types` says so, or everywhere if a window is set."""
+    """Layers with sliding attention: none, those of `config.layer_types`, or all if a window is set."""
     rope_by_layer: bool = False
-    """Whether `config.rope_parameters` holds one rotary embedding a layer type."""
+    """Whether `config.rope_parameters` has one rotary embedding per layer type."""
     no_rope: str | None = None
-    """The setting that lists, a layer, whether there is a rotation at all."""
+    """Setting that lists per layer whether there is a rotation; None if all layers have one."""
     longrope: bool = False
-    """Whether the cache is computed again with the other angles once a sequence outgrows the original context."""
+    """Whether the cache is computed again with other angles once a sequence outgrows the original context."""
     scaled_embedding: bool = False
-    """Whether embeddings are multiplied by the root of the hidden size."""
+    """Whether embeddings are multiplied by the square root of the hidden size."""
     attention_cap: str | None = None
+    """Setting of the soft-cap of attention scores; this and the following are None without such a setting."""
     logit_cap: str | None = None
     embedding_multiplier: str | None = None
     residual_multiplier: str | None = None
@@ -90,18 +94,18 @@ FAMILIES = {
     ),
     "smollm3": Family("SmolLM3", windows="by_layer", no_rope="no_rope_layers"),
 }
-"""By `config.model_type`. Adding one: an entry here and one in `tests/models.py` (see CONTRIBUTING.md)."""
+"""Families by `config.model_type`. A new one needs an entry here and one in `tests/models.py` (CONTRIBUTING.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What attention in a layer may see and how it is rotated: layers that share it share masks and latencies."""
+    """The window and the rotation of a layer's attention; layers of one kind share views and latencies."""
 
     name: Literal["full", "sliding"]
     window: int | None = None
-    """A row sees itself and `window` - 1 rows before it."""
+    """Number of rows that a row sees, itself included; None for all."""
     rope: str | None = "default"
-    """Which of the model's rotary embeddings; None for no rotation."""
+    """Name of the layer's rotary embedding; None for no rotation."""
 
 
 def family_of(config: PreTrainedConfig) -> Family:
@@ -122,7 +126,7 @@ def family_of(config: PreTrainedConfig) -> Family:
 
 
 def rope_types(config: PreTrainedConfig, family: Family) -> dict[str, str]:
-    """The rope type of each of the model's rotary embeddings, by name; a single one is called `default`."""
+    """The types of the model's rotary embeddings by name; a single one is called `default`."""
     ropes = _rope_parameters(config, family)
     return {name: parameters.get("rope_type", "default") for name, parameters in ropes.items()}
 
@@ -130,8 +134,8 @@ def rope_types(config: PreTrainedConfig, family: Family) -> dict[str, str]:
 def max_context(config: PreTrainedConfig) -> int:
     """The longest sequence, in tokens.
 
-    YaRN extends the original context by its factor. Many configurations, by Qwen2.5's recipe, have that factor and
-    leave `max_position_embeddings` at the original.
+    YaRN extends the original context by its factor. Many configurations follow Qwen2.5's recipe, which has that factor
+    and leaves `max_position_embeddings` at the original.
     """
     longest = int(config.max_position_embeddings)
     for parameters in _rope_parameters(config, family_of(config)).values():
@@ -155,7 +159,7 @@ def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
 
 
 def setting(config: PreTrainedConfig, name: str | None) -> float | None:
-    """A number of the config, where the family has it and the model uses it."""
+    """A number of the config; None if the family has no such setting or the model does not use it."""
     value = getattr(config, name, None) if name else None
     return None if value is None else float(value)
 

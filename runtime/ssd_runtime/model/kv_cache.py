@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 FORWARD_ROWS = 768
 """Most rows of one sequence in a forward: a chunk of a prompt."""
 SPARE_SLOTS = 128
-"""Slots beyond the tokens that a sequence will have: rows of a verification, drafts, tokens of a search."""
+"""Slots beyond a sequence's tokens, for rows of a verification, drafts and tokens of a search."""
 LOOKBACK = 128
-"""Tokens before the latest that a search may go back to; sliding layers keep the windows of those, too."""
+"""Tokens before the latest that a search may return to; sliding layers keep the windows of these too."""
 GROWTH = 8
-"""A cache that turns out too small grows by this part of itself, and by `SPARE_SLOTS` at least."""
+"""A cache that is too small grows by 1 / `GROWTH` of itself, and by at least `SPARE_SLOTS`."""
 
 
 def sliding_slots(window: int) -> int:
-    """Slots of one sequence in layers of a window, however long it gets.
+    """Number of slots of one sequence in layers with a window, however long it gets.
 
-    Half of them and more are there so that keys have to be moved to the front only every now and then.
+    More than half of them are spare, so that keys are moved to the front only now and then.
     """
     return window + LOOKBACK + max(window, FORWARD_ROWS) + SPARE_SLOTS
 
 
 @dataclass(slots=True)
 class Lease:
-    """A sequence's slots `begin`, …, `end` - 1 of a layer group; the first holds position `first` of the sequence."""
+    """A sequence's slots `begin`, …, `end` - 1 in a layer group; the first one holds position `first`."""
 
     begin: int = 0
     end: int = 0
@@ -43,30 +43,31 @@ class Lease:
 
     @property
     def reach(self) -> int:
-        """The position after the last that there is a slot for."""
+        """The first position after those with a slot."""
         return self.first + self.size
 
 
 class KVCache:
     """Keys and values of one sequence in every layer, by slot: slot i is for position i, or for a row of a tree.
 
-    How many slots count is the session's affair. Drafts write past the committed length and verification overwrites
-    them, so that rollback is a number in the session. Layers with a sliding window keep the keys that the rows to come
-    can see, and `lookback` tokens more; `mark` names positions that a session may return to all the same.
+    The session knows how many slots are committed. Drafts write after these and verification overwrites them, so
+    rollback is a number in the session. Layers with a sliding window keep the keys that later rows can see, and
+    `lookback` tokens more. `mark` names further positions that a session may return to.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         self.long = False
-        """Whether what is written was rotated as in a sequence beyond the original context (longrope)."""
+        """Whether keys are rotated by the angles of sequences beyond the original context (longrope)."""
         self.lookback = LOOKBACK
         self.leases = [Lease() for _ in pool.groups]
-        """One per layer group."""
+        """One lease per layer group."""
         self._shift = [0] * len(pool.group_of)
-        """Per layer, what leads from a slot to its place in the pool."""
+        """Offset per layer from a slot to its place in the pool."""
         self._reach = 0
+        """The slot after the last that every layer has."""
         self._marks: dict[int, list[Tensor] | None] = {}
-        """Positions to return to, with the window before each once sliding layers have dropped a part of it."""
+        """Positions to return to, with copies of the window before each once a sliding layer has dropped some of it."""
 
     @property
     def capacity(self) -> int:
@@ -75,12 +76,12 @@ class KVCache:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Memory that one token takes over all layers, where none of them slides."""
+        """Bytes of one slot over all layers."""
         return self.pool.layout.bytes_per_slot
 
     @property
     def bytes(self) -> int:
-        """Memory that the sequence takes."""
+        """Bytes that the sequence takes."""
         leased = sum(
             lease.size * len(group.layers) * self.pool.layout.layer_bytes
             for lease, group in zip(self.leases, self.pool.groups, strict=True)
@@ -89,15 +90,15 @@ class KVCache:
         return leased + kept
 
     def reserve_tokens(self, tokens: int) -> None:
-        """Make room for a sequence that will have so many tokens, and for what is tried out after it."""
+        """Reserve slots for a sequence of `tokens` tokens, and spare ones after it."""
         slots = min(tokens + SPARE_SLOTS, self.pool.layout.max_slots)
         for number, group in enumerate(self.pool.groups):
             self._grow(number, self.pool.slots_for(group, slots))
 
     def reserve(self, slots: int, committed: int = 0) -> None:
-        """Make room for `slots` slots; sliding layers drop what no row from position `committed` on can see.
+        """Reserve `slots` slots; sliding layers drop the keys that no row from position `committed` on can see.
 
-        Raises ValueError beyond the layout's `max_slots`, PoolFull where the pool has no more.
+        Raises ValueError beyond the layout's `max_slots`, and PoolFull if the pool has no more.
         """
         if slots <= self._reach:
             return
@@ -112,30 +113,30 @@ class KVCache:
                 self._grow(number, min(lease.size + more, most - lease.first))
 
     def mark(self, position: int) -> None:
-        """Let the session return to `position` committed tokens whenever it likes."""
+        """Let the session return to `position` committed tokens at any time."""
         self._marks.setdefault(position)
 
     def resumable(self, position: int) -> bool:
-        """Whether decoding can go on after the first `position` tokens: sliding layers have the window before them."""
+        """Whether decoding can resume after the first `position` tokens: sliding layers have the window before that."""
         return self._marks.get(position) is not None or all(
             lease.first <= _window_begin(group, position)
             for lease, group in zip(self.leases, self.pool.groups, strict=True)
         )
 
     def rewind(self, position: int) -> None:
-        """Return to `position` tokens, which are resumable."""
+        """Return to `position` tokens, which must be resumable."""
         self._restore(position)
         self._marks = {mark: saved for mark, saved in self._marks.items() if mark <= position}
 
     def restart(self, keep_marks: bool = False) -> None:
-        """Return to no tokens at all; marks that are kept hold for what will be written."""
+        """Return to no tokens at all; with `keep_marks`, marked positions stay marked for the tokens written next."""
         for number, lease in enumerate(self.leases):
             lease.first = 0
             self.placed(number)
         self._marks = dict.fromkeys(self._marks if keep_marks else ())
 
     def copy_from(self, other: KVCache, position: int) -> None:
-        """Take over the first `position` tokens, which are resumable, of another cache of the same model."""
+        """Copy the first `position` tokens, which must be resumable, of another cache of the same model."""
         self.long = other.long
         for number, (mine, theirs, group) in enumerate(zip(self.leases, other.leases, self.pool.groups, strict=True)):
             mine.first = max(theirs.first, _window_begin(group, position))
@@ -149,7 +150,7 @@ class KVCache:
         self._restore(position)
 
     def release(self) -> None:
-        """Give all slots back to the pool; nothing is written any more."""
+        """Give all slots back to the pool; nothing may be written any more."""
         self.pool.give_back(self.leases)
         for number in range(len(self.leases)):
             self.placed(number)
@@ -187,7 +188,7 @@ class KVCache:
         return slots[0, :, :, begin + shift : end + shift], slots[1, :, :, begin + shift : end + shift]
 
     def placed(self, number: int) -> None:
-        """Follow a lease that has changed."""
+        """Update offsets and reach after a change of lease `number`."""
         lease = self.leases[number]
         for layer in self.pool.groups[number].layers:
             self._shift[layer] = lease.begin - lease.first
@@ -205,26 +206,28 @@ class KVCache:
             self.placed(number)
 
     def _slide(self, number: int, committed: int) -> None:
-        """Drop the positions from a sliding layer group that nothing from position `committed` on looks at."""
-        lease, group = self.leases[number], self.pool.groups[number]
+        """Drop the positions of a sliding layer group that no row from position `committed` on can see."""
+        lease = self.leases[number]
+        group = self.pool.groups[number]
         first = max(0, _window_begin(group, committed) - self.lookback)
         dropped = first - lease.first
-        if dropped < SPARE_SLOTS:  # moving all for a few slots would be repeated soon: the lease grows instead
+        if dropped < SPARE_SLOTS:  # keys would soon be moved again, so the lease grows instead
             return
         self._save_marks(group, first, committed)
         kept = lease.size - dropped
         for layer in group.layers:
             slots = self._part(layer, first, kept)
-            # The new place begins before the old one and may reach into it.
+            # The new place may overlap the old one.
             self._part(layer, lease.first, kept).copy_(slots.clone() if dropped < kept else slots)
         lease.first = first
         self.placed(number)
 
     def _restore(self, position: int) -> None:
-        """Write the windows before a marked position again, where sliding layers have dropped them."""
+        """Restore the windows before a marked position in the sliding layers that have dropped them."""
         windows = iter(self._marks.get(position) or ())
         for number, group in enumerate(self.pool.groups):
-            begin, lease = _window_begin(group, position), self.leases[number]
+            lease = self.leases[number]
+            begin = _window_begin(group, position)
             saved = [next(windows, None) for _ in group.layers] if group.window is not None else []
             if lease.first <= begin:
                 continue
@@ -235,7 +238,7 @@ class KVCache:
                 self._part(layer, begin, position - begin).copy_(window)
 
     def _save_marks(self, group: LayerGroup, first: int, committed: int) -> None:
-        """Keep the windows before marked positions that are about to be dropped from a layer group."""
+        """Copy the windows before marked positions that a layer group is about to drop."""
         for position, saved in self._marks.items():
             if position <= committed and _window_begin(group, position) < first and not saved:
                 self._marks[position] = self._windows(position)

@@ -12,17 +12,17 @@ from ssd_runtime.model.kv_cache import SPARE_SLOTS, KVCache, Lease, sliding_slot
 from ssd_runtime.model.slot_ranges import SlotRanges
 
 
-class PoolFull(Exception):  # noqa: N818 - it says what is the case, and only the scheduler handles it
+class PoolFull(Exception):  # noqa: N818 - a state of the pool, which the scheduler handles
     """A pool of fixed size has no room for more slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What the keys and values of one token are, layer by layer."""
+    """The sizes and devices of the keys and values of one sequence, layer by layer."""
 
     devices: Sequence[torch.device]
     windows: Sequence[int | None]
-    """Tokens that a layer's rows see, the row's own included; None for all."""
+    """Number of tokens that a layer's rows see, their own included; None for all."""
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class KVLayout:
 
 @dataclass(slots=True)
 class LayerGroup:
-    """Layers of one window: a sequence has the same slots in all of them."""
+    """Layers with the same window, in which a sequence has the same slots."""
 
     window: int | None
     layers: list[int]
@@ -53,12 +53,13 @@ class KVPool:
     """Keys and values of any number of sequences of one model.
 
     A sequence leases one contiguous range of slots per layer group, so that attention reads it as a view. With
-    `max_bytes` the memory is allocated here, once, and its pointers never move; a request for more raises `PoolFull`.
-    Without it the memory grows as needed: that is for a sequence that is alone.
+    `max_bytes` the memory is allocated once and its pointers never move; a request for more raises `PoolFull`.
+    Without `max_bytes`, which is for a lone sequence, the memory grows as needed.
     """
 
     def __init__(self, layout: KVLayout, max_bytes: int | None = None, sequences: int = 1) -> None:
-        self.layout, self.fixed = layout, max_bytes is not None
+        self.layout = layout
+        self.fixed = max_bytes is not None
         windows = list(dict.fromkeys(layout.windows))
         self.groups = [
             LayerGroup(window, [layer for layer, own in enumerate(layout.windows) if own == window])
@@ -67,7 +68,7 @@ class KVPool:
         self.group_of = [windows.index(window) for window in layout.windows]
         shape = (2, 1, layout.kv_heads, 0, layout.head_dim)
         self.storage = [torch.empty(shape, dtype=layout.dtype, device=device) for device in layout.devices]
-        """Per layer [2, 1, kv_heads, slots, head_dim]: keys, then values."""
+        """One tensor [2, 1, kv_heads, slots, head_dim] per layer: keys, then values."""
         self._caches: WeakSet[KVCache] = WeakSet()
         if max_bytes is not None:
             for group, slots in zip(self.groups, self._sizes(max_bytes, sequences), strict=True):
@@ -85,15 +86,15 @@ class KVPool:
         return used * self.layout.layer_bytes
 
     def cache(self) -> KVCache:
-        """A new sequence's cache, without slots yet."""
+        """Make the cache of a new sequence, without slots yet."""
         cache = KVCache(self)
         self._caches.add(cache)
-        # A cache that nobody holds any more gives its slots back, whoever forgot to release it.
+        # A cache that was never released gives its slots back when it is garbage.
         finalize(cache, self.give_back, cache.leases)
         return cache
 
     def has_room(self, tokens: int) -> bool:
-        """Whether another sequence of so many tokens, and what is tried out after it, fits; moves others if need be."""
+        """Whether another sequence of `tokens` tokens and its spare slots fit; moves the others if necessary."""
         for group in self.groups:
             needed = min(self.slots_for(group, tokens + SPARE_SLOTS), self.layout.max_slots)
             if group.ranges.longest < needed and group.ranges.free >= needed:
@@ -103,19 +104,24 @@ class KVPool:
         return True
 
     def slots_for(self, group: LayerGroup, slots: int) -> int:
-        """Slots that a sequence of `slots` slots has in a layer group."""
+        """Number of slots that a sequence of `slots` slots has in a layer group."""
         return slots if group.window is None else min(slots, sliding_slots(group.window))
 
     def resize(self, number: int, lease: Lease, size: int) -> None:
-        """Let a lease of a layer group have `size` slots, keeping what is written. Raises PoolFull."""
-        group, more = self.groups[number], size - lease.size
+        """Change a lease of layer group `number` to `size` slots and keep their content.
+
+        Raises PoolFull if a fixed pool has no more.
+        """
+        group = self.groups[number]
+        more = size - lease.size
         if more <= 0:
             group.ranges.give_back(lease.end + more, lease.end)
         elif not (lease.size and group.ranges.extend(lease.end, more)):
             if (begin := group.ranges.take(size)) is not None:
                 self._copy(group, lease.begin, begin, lease.size)
                 group.ranges.give_back(lease.begin, lease.end)
-                lease.begin, lease.end = begin, begin + lease.size
+                lease.end = begin + lease.size
+                lease.begin = begin
             else:
                 self._free_after(group, lease, more)
         lease.end += more
@@ -124,19 +130,25 @@ class KVPool:
         """Free the slots of leases, one per layer group."""
         for group, lease in zip(self.groups, leases, strict=True):
             group.ranges.give_back(lease.begin, lease.end)
-            lease.begin = lease.end = lease.first = 0
+            lease.begin = 0
+            lease.end = 0
+            lease.first = 0
 
     def _free_after(self, group: LayerGroup, lease: Lease, more: int) -> None:
-        """Hand out `more` slots right after a lease, which is moved to the end of all. Raises PoolFull."""
+        """Move a lease after all others, and hand out `more` slots right after it.
+
+        Raises PoolFull if a fixed pool has no more.
+        """
         if group.ranges.free < more:
             if self.fixed:
                 raise PoolFull
             self._grow(group, group.ranges.size + more - group.ranges.free)
         self._compact(group, lease)
         if lease.size == 0:
-            lease.begin = lease.end = group.ranges.size - group.ranges.free
+            lease.begin = group.ranges.size - group.ranges.free
+            lease.end = lease.begin
         extended = group.ranges.extend(lease.end, more)
-        assert extended, "all that is free comes after the last lease"
+        assert extended, "all free slots come after the last lease"
 
     def _grow(self, group: LayerGroup, size: int) -> None:
         for layer in group.layers:
@@ -145,29 +157,32 @@ class KVPool:
             kept = min(size, old.shape[3])
             grown[:, :, :, :kept] = old[:, :, :, :kept]
             self.storage[layer] = grown
-        # Only now: growth that is interrupted between two layers has yet to happen.
+        # The ranges grow last: if growth is interrupted between two layers, it has not happened.
         group.ranges.grow(size)
 
     def _compact(self, group: LayerGroup, last: Lease | None = None) -> None:
-        """Move all leases of a layer group to its beginning, `last` after the others: one free range is left."""
-        number, ranges = self.groups.index(group), SlotRanges(group.ranges.size)
+        """Move all leases of a layer group to its beginning, `last` at the end, so that one free range is left."""
+        number = self.groups.index(group)
+        ranges = SlotRanges(group.ranges.size)
         caches = [cache for cache in self._caches if cache.leases[number].size]
         caches.sort(key=lambda cache: (cache.leases[number] is last, cache.leases[number].begin))
         if caches and caches[-1].leases[number] is last and len(caches) > 1:
-            # It leaves its place first, where the others move to.
+            # The others move to its place, so its content is copied first.
             kept = [self.storage[layer][:, :, :, last.begin : last.end].clone() for layer in group.layers]
         else:
             kept = []
         for cache in caches:
             lease = cache.leases[number]
-            begin, size = ranges.take(lease.size), lease.size
+            size = lease.size
+            begin = ranges.take(size)
             assert begin is not None, "the leases had room before"
             if lease is last and kept:
                 for layer, slots in zip(group.layers, kept, strict=True):
                     self.storage[layer][:, :, :, begin : begin + size] = slots
             else:
                 self._copy(group, lease.begin, begin, size)
-            lease.begin, lease.end = begin, begin + size
+            lease.begin = begin
+            lease.end = begin + size
             cache.placed(number)
         group.ranges = ranges
 
@@ -181,7 +196,7 @@ class KVPool:
             slots[:, :, :, target : target + count] = old.clone() if overlapping else old
 
     def _sizes(self, max_bytes: int, sequences: int) -> list[int]:
-        """Slots of each layer group: sliding groups need few per sequence, the others share the rest."""
+        """Number of slots of each layer group: sliding groups need few per sequence, and the others share the rest."""
         each = self.layout.layer_bytes
         equal = max_bytes // self.layout.bytes_per_slot
         sizes = [

@@ -1,4 +1,4 @@
-"""One decoder layer, taken apart."""
+"""The parts of one decoder layer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NORM_TOLERANCE = 1e-5
 
 
 class Norm:
-    """An RMS norm module: a short form of it on its weight, or the module itself where rounding would differ.
+    """An RMS norm module, called in a short form on its weight, or as a module if its rounding would differ.
 
-    `offset` is what the family adds to the stored weight. The short form serves fp32 alone, since families
-    differ in where they round, and only where it gives what the module gives.
+    `offset` is added to the stored weight. The short form serves fp32 only, since families differ in where they round,
+    and only if it agrees with the module.
     """
 
     __slots__ = (
@@ -39,7 +39,9 @@ class Norm:
     )
 
     def __init__(self, parent: nn.Module, name: str, offset: float = 0.0) -> None:
-        self._parent, self._name, self._offset = parent, name, offset
+        self._parent = parent
+        self._name = name
+        self._offset = offset
         self._build()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -48,12 +50,12 @@ class Norm:
             return self._module(x)
         if x.is_cuda:
             return rms_norm(x, self._weight.shape, self._weight, self._epsilon)
-        # On a CPU the fused function is a dozen small ones. x / sqrt(mean(x²) + ε) = x √d / hypot(|x|, √(d ε)).
+        # torch's fused function runs a dozen kernels on a CPU. x / sqrt(mean(x²) + ε) = x √d / hypot(|x|, √(d ε)).
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
         return x.div(length).mul_(self._scaled)
 
     def refresh(self) -> bool:
-        """Build again if the user's module has changed; returns whether it has."""
+        """Build the short form again if the user's module has changed; returns whether it has."""
         changed = self._stamp != stamp_of([getattr(self._parent, self._name)])
         if changed:
             self._build()
@@ -61,10 +63,11 @@ class Norm:
 
     def _build(self) -> None:
         module: nn.Module = getattr(self._parent, self._name)
-        self._module, self._stamp = module, stamp_of([module])
+        self._module = module
+        self._stamp = stamp_of([module])
         self._epsilon = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
         weight = module._parameters.get("weight")
-        # A wrapper that forwards the `weight` of an inner module may change to another one at any time, as PEFT's do.
+        # A wrapper such as PEFT's forwards the `weight` of an inner module and may change that at any time.
         self._short = weight is not None and weight.dtype == torch.float32 and _has_nothing_else(module)
         if weight is not None and self._short:
             self._weight = weight.detach() + self._offset if self._offset else weight.detach()
@@ -77,7 +80,7 @@ class Norm:
 
 
 def _has_nothing_else(norm: nn.Module) -> bool:
-    """Whether a norm has no hook, submodule or tensor beside its weight that the result could depend on."""
+    """Whether a norm's result depends on its weight alone: it has no hook, submodule or other tensor."""
     return not (hooked(norm) or norm._modules or norm._buffers) and set(norm._parameters) == {"weight"}
 
 
@@ -86,11 +89,11 @@ class Layer:
     """The parts of one decoder layer; every `x` is [n, hidden]."""
 
     kind: int
-    """Which of the decoder's layer kinds."""
+    """Index among the decoder's layer kinds."""
     scale: float
-    """What scores are multiplied by before the softmax."""
+    """Factor of scores before the softmax."""
     residual: float
-    """What a block's output is multiplied by before it joins the residual stream."""
+    """Factor of a block's output before it is added to the residual stream."""
     attention_norm: Norm | None
     qkv: Linear
     q_norm: Norm | None
@@ -103,7 +106,7 @@ class Layer:
     down: Linear
     mlp_after: Norm | None
     device: torch.device
-    """Where it runs."""
+    """The device that the layer runs on."""
 
     @classmethod
     def of(cls, layer: nn.Module, family: Family, kind: int, residual: float, memory: PackedMemory) -> Layer:
@@ -146,7 +149,7 @@ class Layer:
         return self._join(x, self.down(self.activation(gate) * up), self.mlp_after)
 
     def linears(self) -> tuple[Linear, ...]:
-        """Every projection."""
+        """All projections."""
         return self.qkv, self.output, self.gate_up, self.down
 
     def refresh(self) -> bool:

@@ -1,4 +1,4 @@
-"""Checks the view of a model against the model itself, before anything is decoded with it."""
+"""Checks the view of a model against the model itself, before anything is decoded."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from ssd_runtime.engine.session import Session
 from ssd_runtime.model.decoder import Decoder
 
 FORWARDS = (11, 1, 4)
-"""Rows of the forwards that are compared: a prefill, a plain step and a verification."""
+"""Numbers of rows of the compared forwards: a prefill, a plain step and a verification."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
-"""Largest root mean square of the differences, as a share of the logits' own. Rounding alone reaches 2e-6, 0.004 and
-0.02 on the test models of four layers, and grows with depth."""
-
-
+"""Largest root mean square of the differences ÷ that of the logits. Rounding alone reaches 2e-6, 0.004 and 0.02 on the
+test models of four layers, and grows with depth."""
 QUANTISED = 0.03
-"""The same where modules quantise: a difference in the last bit may move an activation by a whole step."""
+"""Least tolerance with quantised modules: a difference in the last bit may move an activation by a whole step."""
 NEIGHBOURS = 4
-"""Rows that stand beside the one whose logits must not depend on them."""
+"""Number of rows in the same forward, on which a row's logits must not depend."""
 
 
 def require_faithful(decoder: Decoder) -> None:
-    """Raise UserError unless the decoder can stand for its model: same logits, each row's its own."""
+    """Raise UserError unless the decoder computes its model's logits, each row independently of the others."""
     if decoder.foreign:
         require_independent_rows(decoder)
     require_parity(decoder)
@@ -33,21 +31,22 @@ def require_faithful(decoder: Decoder) -> None:
 def require_parity(decoder: Decoder) -> None:
     """Raise UserError unless `decoder` computes the logits of `model(ids)`, up to rounding.
 
-    A subclass with a forward of its own, a patched class or a newer transformers may compute something else than the
-    family's layers do. Runs 16 tokens through both, the decoder's in forwards of several sizes.
+    A subclass with a forward of its own, a patched class or a newer transformers may differ from the family's layers.
+    16 tokens run through both, in forwards of several sizes through the decoder.
     """
     ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(sum(FORWARDS))]
     with decoder.lock:
         inputs = torch.tensor([ids], device=decoder.device)
         expected = decoder.model(input_ids=inputs, use_cache=False).logits[0].float().to(decoder.device)
-    session, got = Session(decoder), list[Tensor]()
+    session = Session(decoder)
+    got = list[Tensor]()
     for rows in FORWARDS:
         chunk = ids[session.committed : session.committed + rows]
         got.append(decoder.logits(session.forward(chunk)).float())
         session.commit(chunk)
     difference = _relative_rms(torch.cat(got), expected)
     allowed = max(TOLERANCE.get(decoder.dtype, 0.0), QUANTISED if decoder.foreign else 0.0)
-    if not difference <= allowed:  # a difference that is no number is refused, too
+    if not difference <= allowed:  # NaN is rejected too
         raise UserError(
             f"model: {type(decoder.model).__name__} computes other logits than a {decoder.family.title} model "
             f"(relative difference {difference:.2g}, rounding explains {allowed:g}); load it without patches and "
@@ -57,20 +56,21 @@ def require_parity(decoder: Decoder) -> None:
 
 @torch.inference_mode()
 def require_independent_rows(decoder: Decoder) -> None:
-    """Raise UserError where a row's logits depend on the rows behind it.
+    """Raise UserError if a row's logits depend on the rows after it.
 
-    Modules that scale or split activations by what all rows of a forward hold make it so: one dynamic scale for a
-    tensor, LLM.int8's outlier columns. Rejected drafts would then change the logits of accepted tokens.
+    This happens in modules that scale or split activations by all rows of a forward, such as one dynamic scale per
+    tensor or LLM.int8's outlier columns. Rejected drafts would then change the logits of accepted tokens.
     """
     row = decoder.embed([1])
     calm = decoder.embed([2])
-    # After a norm, nearly all of such a row is in a few columns: outliers, whatever the threshold.
+    # After a norm, such a row is nearly all in a few columns: these are outliers, whatever the threshold.
     spike = torch.arange(calm.shape[-1], device=calm.device) % 64 == 0
     logits = []
     for neighbour in (calm, torch.where(spike, 50.0 * calm.abs().max(), calm)):
         session = Session(decoder)
-        # As many rows both times: kernels round alike, so that any difference is the neighbours' doing.
-        logits.append(decoder.logits(session.forward(torch.cat([row, *[neighbour] * NEIGHBOURS])))[0])
+        # Both forwards have the same number of rows and round alike, so any difference comes from the neighbours.
+        rows = torch.cat([row] + [neighbour] * NEIGHBOURS)
+        logits.append(decoder.logits(session.forward(rows))[0])
     if not torch.equal(*logits):
         kinds = ", ".join(sorted({type(module).__name__ for module in decoder.foreign}))
         raise UserError(
@@ -80,7 +80,7 @@ def require_independent_rows(decoder: Decoder) -> None:
 
 
 def _relative_rms(got: Tensor, expected: Tensor) -> float:
-    """Root mean square of the differences ÷ that of the centred `expected`, where this is finite."""
+    """Root mean square of the differences ÷ that of the centred `expected`, over its finite entries."""
     finite = expected.isfinite()
     if not finite.any():
         return 0.0

@@ -14,7 +14,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class RotaryModule(Protocol):
-    """What transformers' rotary modules offer."""
+    """The interface of transformers' rotary modules."""
 
     def __call__(self, x: Tensor, position_ids: Tensor, **layer_type: Any) -> tuple[Tensor, Tensor]:
         """cos and sin, each [1, n, width], of `position_ids` [1, n] in the dtype of `x`."""
@@ -22,20 +22,22 @@ class RotaryModule(Protocol):
 
 
 class RotaryTable:
-    """cos and signed sin of positions 0, 1, …, computed by the model's own module and kept.
+    """A table of cos and signed sin of positions 0, 1, …, computed by the model's own module.
 
-    With `switch`, angles depend on the sequence's length too (longrope): transformers picks them by the largest
-    position of a forward, so that the tables of short and of long sequences are computed apart.
+    With `switch`, angles depend on the sequence's length too (longrope). transformers chooses them by the largest
+    position of a forward, so short and long sequences have separate tables.
     """
 
     def __init__(self, module: RotaryModule, like: Tensor, switch: int | None = None, name: str = "default") -> None:
-        self._module, self._like, self._switch = module, like, switch
+        self._module = module
+        self._like = like
+        self._switch = switch
         self._arguments = {} if name == "default" else {"layer_type": name}
         self._lock = Lock()
         self._tables = {long: self._compute(256, long) for long in ((False, True) if switch else (False,))}
 
     def rows(self, positions: Tensor | slice, end: int, long: bool = False) -> Rotation:
-        """The rows of positions below `end`, as in a sequence of more than `switch` tokens if `long`."""
+        """The rotation of positions below `end`; with `long`, that of a sequence of more than `switch` tokens."""
         long = long or (self._switch is not None and end > self._switch)
         cos, sin = self._tables[long]
         if end > cos.shape[0]:
@@ -52,15 +54,15 @@ class RotaryTable:
         positions = torch.arange(length, device=self._like.device)[None]
         cos, sin = self._module(self._like, positions, **self._arguments)
         half = cos.shape[-1] // 2
-        # rotate_half(x) = cat(-x2, x1) is a roll by half with the first half negated: the sign goes into sin.
+        # rotate_half(x) = cat(-x2, x1) is a roll by half with a negated first half; its sign goes into sin.
         signed = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        # The module may run elsewhere.
+        # The module may run on another device.
         device = self._like.device
         return cos[0, :, None].to(device).contiguous(), signed[0, :, None].to(device).contiguous()
 
 
 def joined(rotations: Sequence[Rotation | None]) -> Rotation | None:
-    """The rotation of several sequences' rows, one after the other; None where there is none."""
+    """The rotation of several sequences' rows, one after the other; None for layers without one."""
     first = rotations[0]
     if len(rotations) == 1 or first is None:
         return first
@@ -69,7 +71,7 @@ def joined(rotations: Sequence[Rotation | None]) -> Rotation | None:
 
 
 def repeated(rotation: Rotation | None, times: int) -> Rotation | None:
-    """The rotation of each row `times` times."""
+    """The rotation that has each row `times` times."""
     if rotation is None:
         return None
     cos, sin = rotation
@@ -77,14 +79,15 @@ def repeated(rotation: Rotation | None, times: int) -> Rotation | None:
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate `heads` [n, heads, head_dim]; of a partial embedding, the first part of each head.
+    """Rotate `heads` [n, heads, head_dim]; a partial embedding rotates the first part of each head.
 
-    Angles may be of higher precision than `heads` (OLMo-2 keeps them in fp32): the result is in the dtype of `heads`.
+    Angles may have a higher precision than `heads` (OLMo-2 keeps them in fp32). The result has the dtype of `heads`.
     """
     cos, sin = rotation
     width = cos.shape[-1]
-    turned, kept = (heads, None) if width == heads.shape[-1] else (heads[..., :width], heads[..., width:])
+    partial = width != heads.shape[-1]
+    turned = heads[..., :width] if partial else heads
     rotated = turned * cos + turned.roll(width // 2, -1) * sin
-    if rotated.dtype != heads.dtype:  # asked first: to convert nothing takes longer than to add
+    if rotated.dtype != heads.dtype:  # a call of `to` that converts nothing takes longer than the addition
         rotated = rotated.to(heads.dtype)
-    return rotated if kept is None else torch.cat([rotated, kept], -1)
+    return torch.cat([rotated, heads[..., width:]], -1) if partial else rotated

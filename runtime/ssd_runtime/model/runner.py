@@ -1,4 +1,4 @@
-"""Runs the forwards that sequences ask for, as few and as large ones as possible."""
+"""Runs the forwards that sequences request, in as few and as large ones as possible."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ssd_runtime.sampling.argmax import argmax_with_logit
 
 T = TypeVar("T")
 HEAD_ROWS = 128
-"""Rows whose logits are in memory at once where the best tokens are all that is asked for."""
+"""Most rows whose logits are in memory at once if only the best tokens are requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request to take the rows of one sequence through sub-layers `first`, …, `last` - 1, without those of `mask`.
+    """A request to run rows of one sequence through sub-layers `first`, …, `last` - 1, without those of `mask`.
 
-    It is answered with the states [rows, hidden] after the last of them. With `keep_states` the answer is a list:
-    the states before the first sub-layer, and those after each, skipped or not. A search may take several `segments`
-    at once, of one cache or of several.
+    The answer is the states [rows, hidden] after the last of these. With `keep_states` it is a list: the states before
+    the first sub-layer, and those after each, skipped or not. A search may have several `segments`, of one cache or of
+    several.
     """
 
     segments: Sequence[Segment | Variants]
@@ -38,12 +38,12 @@ class Forward:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is for the full model up to its end: a prompt's part, a plain step or a verification."""
+        """Whether it runs the full model to its end, as a prompt's chunk, a plain step and a verification do."""
         return self.mask is None and self.last is None
 
     @property
     def size(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return len(self.rows)
 
     @property
@@ -55,10 +55,10 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], which are `normed` already or not.
+    """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], `normed` or not.
 
-    With `best` the answer is a pair: the most probable tokens [rows] and their probabilities [rows]. Searches look at
-    more rows than there is memory for the logits of.
+    With `best` the answer is a pair: the most probable tokens [rows] and their probabilities [rows]. Searches have more
+    rows than the memory has room for logits.
     """
 
     x: Tensor
@@ -68,7 +68,7 @@ class Head:
 
     @property
     def size(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return self.x.shape[0]
 
     @property
@@ -86,7 +86,7 @@ class Norm:
 
     @property
     def size(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return self.x.shape[0]
 
     @property
@@ -97,7 +97,7 @@ class Norm:
 
 Request = Forward | Head | Norm
 Work = Generator[Request, Any, T]
-"""Work of one sequence: it yields requests, is sent their answers, and returns its result. It never runs the model."""
+"""The work of one sequence, which yields requests, receives their answers and returns its result."""
 
 
 class ModelRunner:
@@ -108,7 +108,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def answer(self, requests: Sequence[Request]) -> list[Any]:
-        """The answers, in the order of the requests."""
+        """Run the requests; returns their answers in order."""
         groups: dict[Hashable, list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault(request.key, []).append(place)
@@ -121,7 +121,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def finish(self, work: Work[T]) -> T:
-        """Run the work of a sequence that is alone; returns its result."""
+        """Run the work of a lone sequence; returns its result."""
         answer: Any = None
         while True:
             try:
@@ -139,7 +139,8 @@ class ModelRunner:
         return self._forward(requests)
 
     def _heads(self, requests: Sequence[Head]) -> Sequence[Any]:
-        one, x = requests[0], _packed([request.x for request in requests])
+        one = requests[0]
+        x = _packed([request.x for request in requests])
         sizes = [request.size for request in requests]
         logits = self.decoder.head if one.normed else self.decoder.logits
         if not one.best:
@@ -149,7 +150,8 @@ class ModelRunner:
         return list(zip(tokens, probabilities, strict=True))
 
     def _forward(self, requests: Sequence[Forward]) -> Sequence[Any]:
-        one, decoder = requests[0], self.decoder
+        one = requests[0]
+        decoder = self.decoder
         if isinstance(one.rows, Tensor):
             x = _packed([request.rows for request in requests if isinstance(request.rows, Tensor)])
         else:
@@ -157,9 +159,9 @@ class ModelRunner:
         batch = Batch.of([segment for request in requests for segment in request.segments])
         sizes = [request.size for request in requests]
         if not one.keep_states:
-            return _unpacked(decoder.run(x, batch, one.mask, one.first, one.last), sizes)
+            return _unpacked(decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last), sizes)
         states = [x]
-        decoder.run(x, batch, one.mask, one.first, one.last, states)
+        decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last, states=states)
         return [list(parts) for parts in zip(*(_unpacked(x, sizes) for x in states), strict=True)]
 
 

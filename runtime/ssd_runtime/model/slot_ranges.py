@@ -6,12 +6,12 @@ from bisect import bisect_left
 
 
 class SlotRanges:
-    """The free ranges of slots 0, …, `size` - 1, handed out first fit; returned ranges merge with their neighbours."""
+    """The free ranges of slots 0, …, `size` - 1, allocated first fit; freed ranges merge with their neighbours."""
 
     def __init__(self, size: int = 0) -> None:
         self.size = 0
         self._free: list[tuple[int, int]] = []
-        """Ranges [begin, end), ascending; no two of them touch."""
+        """Ranges [begin, end), ascending and never adjacent."""
         self.grow(size)
 
     @property
@@ -27,11 +27,12 @@ class SlotRanges:
     def grow(self, size: int) -> None:
         """Add slots at the end until there are `size`."""
         if size > self.size:
-            begin, self.size = self.size, size
+            begin = self.size
+            self.size = size
             self.give_back(begin, size)
 
     def take(self, count: int) -> int | None:
-        """Hand out `count` consecutive slots; returns the first of them, None where no free range is long enough."""
+        """Allocate `count` consecutive slots; returns the first of them, or None if no free range is long enough."""
         for place, (begin, end) in enumerate(self._free):
             if end - begin >= count:
                 self._free[place : place + 1] = [(begin + count, end)] if end - begin > count else []
@@ -39,7 +40,7 @@ class SlotRanges:
         return None
 
     def extend(self, end: int, count: int) -> bool:
-        """Hand out the `count` slots that follow a range which ends at `end`, if they are free."""
+        """Allocate the `count` slots from `end` on; returns whether they were free."""
         for place, (begin, last) in enumerate(self._free):
             if begin == end and last - begin >= count:
                 self._free[place : place + 1] = [(begin + count, last)] if last - begin > count else []
