@@ -1,1 +1,1 @@
-"""Where drafts come from."""
+"""Drafters, which propose tokens for the full model to verify."""

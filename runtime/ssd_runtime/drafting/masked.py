@@ -1,4 +1,4 @@
-"""Drafts by the model itself, without the sub-layers of a mask."""
+"""Drafts by the model itself without the sub-layers of a mask."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ssd_runtime.sampling.argmax import candidates
 from ssd_runtime.sampling.sampler import Proposal
 
 Branching = tuple[tuple[float, int], ...]
-"""(p, k) by rising p: a place whose token has probability at most p is given k candidates, that token included."""
+"""Pairs (p, k) with ascending p: a place whose token has a probability of at most p has k candidates in all."""
 CHAIN: Branching = ()
 MOST_SIBLINGS = 64
-"""Siblings of a whole draft: a cache has room for a context twice over, and verifying more never pays."""
+"""Most siblings of a draft: a cache has room for twice the context, and verifying more never pays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Each token is the masked model's choice.
+    """A drafter whose tokens are the masked model's choices.
 
-    Drafting ends behind the first token whose probability is below `threshold` (Self-SD's and KnapSpec's early stop):
-    that token is drafted already and costs only its place in the verification, so it stays in.
+    Drafting ends after the first token whose probability is below `threshold` (Self-SD's and KnapSpec's early stop).
+    That token is part of the draft, since it costs only its row in the verification.
     """
 
     mask: SkipMask
@@ -34,15 +34,18 @@ class Masked:
     branching: Branching = CHAIN
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
-        """Draft up to `length` tokens, one step of the masked model each."""
-        tokens, siblings, probs = list[int](), list[list[int]](), list[Tensor]()
+        """Draft up to `length` tokens, with one step of the masked model each."""
+        tokens = list[int]()
+        siblings = list[list[int]]()
+        probs = list[Tensor]()
         room = MOST_SIBLINGS
-        asked = 1.0 if self.threshold > 0.0 or self.branching else None
-        unsure = -math.log(self.threshold) if self.threshold > 0.0 else math.inf
+        # The confidence takes time, so it is computed only if it is used.
+        temperature = 1.0 if self.threshold > 0.0 or self.branching else None
+        most_nll = -math.log(self.threshold) if self.threshold > 0.0 else math.inf
         while len(tokens) < length:
             x = yield session.request([tokens[-1] if tokens else pending], len(tokens), self.mask)
             [logits] = yield Head(x)
-            proposal = session.propose(logits, lambda: [pending, *tokens], asked)
+            proposal = session.propose(logits, lambda: [pending, *tokens], temperature)
             tokens.append(proposal.token)
             if proposal.probs is not None:
                 probs.append(proposal.probs)
@@ -50,12 +53,12 @@ class Masked:
                 others = self._siblings(proposal)
                 siblings.append(others[: max(0, room)])
                 room -= len(others)
-            if proposal.nll > unsure:
+            if proposal.nll > most_nll:
                 break
         return Draft.branching(tokens, siblings, probs)
 
     def _siblings(self, proposal: Proposal) -> list[int]:
-        """The best tokens but the one proposed, as many as its probability asks for (SWIFT §4.2)."""
+        """The best other tokens, as many as the probability of the proposed one asks for (SWIFT §4.2)."""
         probability = math.exp(-proposal.nll)
         count = next((k for bound, k in self.branching if probability <= bound), 1)
         if count < 2:

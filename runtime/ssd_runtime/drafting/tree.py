@@ -1,4 +1,4 @@
-"""What a source of drafts proposes."""
+"""Drafts as trees of tokens, and the interface of drafters."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from ssd_runtime.model.runner import Work
 
 @dataclass(frozen=True, slots=True)
 class PartialForward:
-    """Rows of a draft that have been through the full model's first sub-layers and left their keys there."""
+    """A forward of a draft's rows that has run the full model's first sub-layers and written their keys."""
 
     first: int
-    """The sub-layer that comes next."""
+    """The next sub-layer."""
     states: Tensor
-    """Of the pending token and every drafted one, [1 + drafted, hidden]."""
+    """States [1 + drafted, hidden] of the pending token and every drafted one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree of tokens behind the pending one; most often a chain.
+    """A tree of tokens after the pending one, most often a chain.
 
-    Verified as rows: row 0 is the pending token, row i + 1 is `tokens[i]`.
+    In the verification, row 0 is the pending token and row i + 1 is `tokens[i]`.
     """
 
     tokens: list[int]
     parents: Sequence[int] | None = None
-    """parents[i]: the row that tokens[i] stands behind, at most i; the row before it where there are none given."""
+    """parents[i], at most i, is the row that tokens[i] follows; None for a chain."""
     begun: PartialForward | None = None
-    """Chains only."""
+    """The begun forward of a chain's rows; None if there is none."""
     probs: Sequence[Tensor] = ()
-    """draft_probs [vocabulary] that each token of the main path was drawn from by itself; empty where none was."""
+    """draft_probs [vocabulary] that each token of the main path was drawn from; empty unless drafts are tested by rejection."""
     steps: int = 0
-    """Steps of the model that drafting took."""
+    """Draft steps of the model."""
 
     @classmethod
     def branching(cls, chain: list[int], siblings: Sequence[Sequence[int]], probs: Sequence[Tensor] = ()) -> Draft:
-        """A chain of a step a token, with other tokens for the place of chain[i] in siblings[i], none continued."""
+        """A chain of one step per token, with other tokens siblings[i], without successors, beside chain[i]."""
         others = [(token, place) for place, tokens in enumerate(siblings) for token in tokens]
         if not others:
             return cls(chain, probs=probs, steps=len(chain))
@@ -51,24 +51,24 @@ class Draft:
 
     @property
     def main_path(self) -> int:
-        """Length of the chain that the tree begins with: what counts as drafted, siblings do not."""
+        """Length of the chain that the tree begins with; only its tokens count as drafted."""
         if self.parents is None:
             return len(self.tokens)
         return next((row for row, parent in enumerate(self.parents) if parent != row), len(self.tokens))
 
     def rows(self, pending: int) -> list[int]:
-        """The tokens of all rows."""
+        """The tokens of all rows, the pending one first."""
         return [pending, *self.tokens]
 
     def paths(self, pending: int) -> list[list[int]]:
-        """For each row the tokens from the pending one to its own."""
+        """The path of each row: the tokens from the pending one to its own."""
         paths = [[pending]]
         for row, token in enumerate(self.tokens):
             paths.append([*paths[row if self.parents is None else self.parents[row]], token])
         return paths
 
     def child(self, row: int, token: int) -> int | None:
-        """The row of `token` behind `row`, if it was drafted there."""
+        """The row of `token` after `row`; None if it was not drafted there."""
         if self.parents is None:
             return row + 1 if row < len(self.tokens) and self.tokens[row] == token else None
         return next(
@@ -85,11 +85,11 @@ NOTHING = Draft([])
 
 
 class Drafter(Protocol):
-    """A source of drafts."""
+    """Proposes drafts."""
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
         """Draft up to `length` tokens after `pending`.
 
-        Keys and values go past the session's committed ones, where verification overwrites them.
+        Keys and values are written after the session's committed ones, where verification overwrites them.
         """
         ...

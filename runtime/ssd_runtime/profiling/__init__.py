@@ -1,1 +1,1 @@
-"""Measurements of the device: latency, memory, time."""
+"""Measurements of the device: latency, memory and time."""

@@ -1,4 +1,4 @@
-"""Reading the clock when the device's work is done."""
+"""Clocks that wait for the device's work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long `work` takes, device included."""
+    """Seconds that `work` takes, the device's part included."""
     synchronize(device)
     began = perf_counter()
     work()
@@ -26,11 +26,11 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 class WaitedLock:
-    """A re-entrant lock that knows how long each thread has waited for it."""
+    """A re-entrant lock that sums the seconds that each thread has waited for it."""
 
     def __init__(self) -> None:
         self.inner = RLock()
-        """The lock itself, for those who hold it already and for work that nobody times."""
+        """The lock itself, for threads that hold it already and for work that is not timed."""
         self._waits = local()
 
     @property
@@ -50,7 +50,7 @@ class WaitedLock:
 
 
 class Stopwatch:
-    """Laps of this thread's own work: what it waits for sessions that share its model does not count."""
+    """Laps of this thread's own work, without the time that it waits for other threads with the same model."""
 
     __slots__ = ("_last", "_lock")
 
@@ -61,5 +61,6 @@ class Stopwatch:
     def lap(self) -> float:
         """Seconds since the last lap, or since the beginning."""
         now = perf_counter() - self._lock.waited
-        seconds, self._last = now - self._last, now
+        seconds = now - self._last
+        self._last = now
         return seconds

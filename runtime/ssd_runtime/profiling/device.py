@@ -1,4 +1,4 @@
-"""Which card or processor this is: what latencies were measured on."""
+"""Identifies the card or processor that latencies are measured on."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from pathlib import Path
 import torch
 
 CPU_INFO = Path("/proc/cpuinfo")
-TELLING = (
-    *("vendor_id", "cpu family", "model", "stepping", "cache size", "flags"),
-    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
-)
-"""What /proc/cpuinfo says of a processor on x86 and on Arm that does not change from start to start."""
+X86_KEYS = ("vendor_id", "cpu family", "model", "stepping", "cache size", "flags")
+ARM_KEYS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")
+IDENTIFYING = X86_KEYS + ARM_KEYS
+"""Keys of /proc/cpuinfo that identify a processor and do not change from start to start."""
 
 
 def device_name(device: torch.device) -> str:
-    """The card, or the processor, as the system names it."""
+    """The system's name of the card or processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return _cpu_name(_cpu_info())
 
 
 def device_identity(device: torch.device) -> str:
-    """The name, and of a processor what tells it from others of that name.
+    """The name of the device; for a processor, with a digest that tells it from others of that name.
 
-    Virtual machines go by names such as `AMD EPYC` whatever generation they run on, and Arm systems by `aarch64`.
+    Virtual machines have names such as `AMD EPYC`, whatever generation they run on, and Arm systems have `aarch64`.
     """
     if device.type == "cuda":
         return device_name(device)
     info = _cpu_info()
-    told = "\n".join(info.get(key, "") for key in TELLING)
+    told = "\n".join(info.get(key, "") for key in IDENTIFYING)
     digest = hashlib.sha256(f"{told}\n{os.cpu_count()}".encode()).hexdigest()[:6]
     return f"{_cpu_name(info)} ({digest})"
 
@@ -42,7 +41,7 @@ def _cpu_name(info: dict[str, str]) -> str:
 
 
 def _cpu_info() -> dict[str, str]:
-    """What the system says of its first processor; empty where it says it elsewhere."""
+    """The entries of /proc/cpuinfo for the first processor; empty on systems without that file."""
     try:
         first = CPU_INFO.read_text().partition("\n\n")[0]
     except OSError:

@@ -25,40 +25,44 @@ from ssd_runtime.sampling.argmax import argmax
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
 FAR = 2048
-"""A context at which attention shows what it costs."""
+"""A context at which the cost of attention is visible."""
 ENGINE = 5
-"""Raised whenever the decoder's steps get faster or slower, or are measured better: older tables are measured again."""
+"""Version of the decoder's speed and of its measurement; tables of older versions are measured again."""
 MAX_ROUNDS = 9
 MIN_ROUNDS = 3
 STEPS_A_ROUND = 3
-"""Whole steps are taken more often than their parts: plans hang on how they grow with the number of tokens."""
+"""Whole steps per round; there are more of them than of their parts, because plans depend on their growth with rows."""
 MAX_CACHE_BYTES = 2 << 30
 LEAST_SLOTS = 256
-"""The cache has so many, whatever they take: a table needs two contexts to tell what a longer one costs."""
+"""Least slots of the cache, whatever their size: the slope over contexts needs two of them."""
 CACHE_SHARE = 0.25
-"""Largest share of the free memory that the cache takes: a layer of it is there twice while it grows."""
+"""Largest share of the free memory that the cache takes: one layer of it exists twice while it grows."""
 SHARED_SHARE = 0.3
-"""Share of the time that goes to steps of many rows and of several sequences."""
+"""Share of the time for steps of many rows and of several sequences."""
 
 Progress = Callable[[float], None]
 
 
 def device_key(decoder: Decoder) -> DeviceKey:
-    """What latencies on the decoder's device depend on."""
-    dtype = str(decoder.dtype).removeprefix("torch.")
+    """The key of everything that latencies on the decoder's device depend on."""
     return DeviceKey(
-        device_identity(decoder.device), torch.get_num_threads(), torch.__version__, dtype, decoder.kernels, ENGINE
+        device=device_identity(decoder.device),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        kernels=decoder.kernels,
+        engine=ENGINE,
     )
 
 
 @torch.inference_mode()
 def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Progress | None = None) -> LatencyTable:
-    """Medians over interleaved rounds of every point of the grid; at most about `budget_seconds`.
+    """Measure medians over interleaved rounds at every point of the grid, in about `budget_seconds` at most.
 
-    Each figure is one pass through all layers, divided by their number: a single layer looped would stay in the
-    processor's cache. Every whole step is taken right behind a plain one: their ratio holds while the machine's pace
-    comes and goes. Long contexts that do not fit the budget are left out; the table goes on linearly there. So are
-    steps of many rows and of many sequences.
+    Each figure is one pass through all layers ÷ their number, since a single layer in a loop would stay in the
+    processor's cache. Every whole step follows a plain one, so that their ratio does not depend on the machine's pace.
+    Long contexts that do not fit the budget are omitted, and the table is linear there. The same holds for steps of
+    many rows and of many sequences.
     """
     bench = _Bench(decoder)
     deadline = perf_counter() + budget_seconds
@@ -84,7 +88,7 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
 def known_latency(
     decoder: Decoder, tables: Mapping[str, LatencyTable], model_key: str, measure: Callable[[], LatencyTable]
 ) -> LatencyTable:
-    """This device's table: of a bundle's `tables`, by slug, else of the user's cache, else measured and kept there."""
+    """This device's table: the bundle's (`tables` by slug), or the user cache's, or a new one that is kept there."""
     if (known := bundled_latency(decoder, tables)) is not None:
         return known
     path = latency_path(decoder, model_key)
@@ -97,21 +101,22 @@ def known_latency(
 
 
 def bundled_latency(decoder: Decoder, tables: Mapping[str, LatencyTable]) -> LatencyTable | None:
-    """This device's table of a bundle's; None where there is none, or its layer kinds are not the model's."""
+    """This device's table among a bundle's; None if there is none, or if its layer kinds are not the model's."""
     table = tables.get(device_key(decoder).slug())
     return table if table is not None and table.layer_kinds == decoder.layer_kinds else None
 
 
 def latency_path(decoder: Decoder, model_key: str) -> Path:
-    """Where the user's cache keeps this device's table for a model."""
+    """The path of this device's table for a model in the user's cache."""
     return cache_folder() / "latency" / model_key[:16] / f"{device_key(decoder).slug()}.json"
 
 
 @dataclass(slots=True)
 class _Bench:
+    """The works that are timed, on one cache."""
+
     decoder: Decoder
     cache: KVCache = field(init=False)
-
     kinds: dict[str, list[int]] = field(init=False)
     """The layers of each kind."""
 
@@ -126,22 +131,23 @@ class _Bench:
         return min(MAX_CACHE_BYTES, int(CACHE_SHARE * available_bytes(self.decoder.device)))
 
     def contexts(self, budget_seconds: float) -> list[int]:
-        """The contexts that fit the model, the memory and, but for two, the time: one pass of each is tried."""
+        """The contexts that fit the model, the memory and, except for two, the time; one pass of each is tried."""
         shape = self.decoder.shape
         slots = max(LEAST_SLOTS, self.cache_bytes // self.cache.bytes_per_slot)
         room = min(shape.max_context, slots) - max(QUERIES)
         wanted = [context for context in CONTEXTS if context < room]
         if shape.max_context - max(QUERIES) == room and room > (wanted[-1] if wanted else 0):
             wanted.append(room)
-        # What a longer context costs is told by two of them: the second is a far one, whatever it takes.
+        # The slope over contexts needs two of them; the second is a far one, whatever its time.
         far = [context for context in wanted[1:] if context <= FAR][-1:] or wanted[1:2]
+        others = [context for context in wanted[1:] if context not in far]
         chosen: list[int] = []
         spent = 0.0
-        for context in (*wanted[:1], *far, *(context for context in wanted[1:] if context not in far)):
+        for context in wanted[:1] + far + others:
             self.cache.reserve(context + max(QUERIES))
             passes = [self._attention(context, n, layers) for layers in self.kinds.values() for n in QUERIES]
             cost = sum(seconds(work, self.decoder.device) for work in passes)
-            # Room for the rounds still to come decides, so that a slow context is tried once at most.
+            # The time of all rounds decides, so that a slow context is tried once at most.
             if len(chosen) > 1 and spent + cost * MIN_ROUNDS > budget_seconds:
                 break
             chosen.append(context)
@@ -152,7 +158,7 @@ class _Bench:
         return sorted(chosen)
 
     def works(self, contexts: list[int]) -> list[tuple[str, Callable[[], object]]]:
-        """Every figure to be taken: a name and what to run."""
+        """The figures to measure: names, and the works to time."""
         base = contexts[min(1, len(contexts) - 1)]
         works: list[tuple[str, Callable[[], object]]] = []
         for n in QUERIES:
@@ -167,19 +173,22 @@ class _Bench:
         return works + steps * STEPS_A_ROUND
 
     def table(self, contexts: list[int], samples: dict[str, list[float]], shared: SharedSteps) -> LatencyTable:
+        """The latency table of the samples [seconds] of every figure."""
         layers = self.decoder.shape.num_layers
         base = min(1, len(contexts) - 1)
 
         def grid(kind: str, scale: int = 1) -> tuple[Array, Array]:
             return _curve([np.asarray(samples[f"{kind} {n}"]) / scale for n in QUERIES])
 
-        attention, spread = dict[str, Array](), dict[str, Array]()
+        attention = dict[str, Array]()
+        spread = dict[str, Array]()
         for kind, of_kind in self.kinds.items():
             medians, spreads = zip(*(grid(f"{kind} {context}", len(of_kind)) for context in contexts), strict=True)
-            # A longer context never takes less time either; the table goes on behind it by the last slope.
+            # A longer context never takes less time either, and the table continues with the last slope.
             attention[kind] = np.apply_along_axis(rising, 0, np.asarray(medians))
             spread[kind] = np.asarray(spreads)
-        (mlp, mlp_spread), (head, head_spread) = grid("mlp", layers), grid("head")
+        mlp, mlp_spread = grid("mlp", layers)
+        head, head_spread = grid("head")
         growth, step_spread = _curve([np.divide(samples[f"step {n}"], samples[f"plain {n}"]) for n in QUERIES])
         step = growth / growth[0] * np.median(np.concatenate([samples[f"plain {n}"] for n in QUERIES]))
         blocks = sum(len(of_kind) * attention[kind][base] for kind, of_kind in self.kinds.items())
@@ -201,7 +210,7 @@ class _Bench:
         )
 
     def _rows(self, n: int) -> torch.Tensor:
-        # Every row another token: equal rows would make softmax and norms unusually well behaved.
+        """Embeddings [n, hidden] of n different tokens: equal rows would make softmax and norms too easy."""
         ids = [(17 + 31 * i) % self.decoder.shape.vocabulary for i in range(n)]
         return self.decoder.embed(ids)
 
@@ -209,7 +218,9 @@ class _Bench:
         return Batch.of([self.decoder.batches.consecutive(self.cache, context, n)])
 
     def _attention(self, context: int, n: int, layers: list[int]) -> Callable[[], object]:
-        decoder, x, batch = self.decoder, self._rows(n), self._batch(context, n)
+        decoder = self.decoder
+        x = self._rows(n)
+        batch = self._batch(context, n)
 
         def work() -> None:
             for layer in layers:
@@ -218,7 +229,8 @@ class _Bench:
         return work
 
     def _mlp(self, n: int) -> Callable[[], object]:
-        decoder, x = self.decoder, self._rows(n)
+        decoder = self.decoder
+        x = self._rows(n)
 
         def work() -> None:
             for layer in range(decoder.shape.num_layers):
@@ -227,7 +239,8 @@ class _Bench:
         return work
 
     def _head(self, n: int) -> Callable[[], object]:
-        decoder, x = self.decoder, self._rows(n)
+        decoder = self.decoder
+        x = self._rows(n)
         return lambda: argmax(decoder.logits(x)).tolist()
 
     def _step(self, context: int, n: int) -> Callable[[], object]:
@@ -242,9 +255,9 @@ class _Bench:
 
 
 def _curve(taken: Sequence[Array]) -> tuple[Array, Array]:
-    """Medians of what was taken at each number of tokens, and their spreads, interquartile range ÷ median.
+    """Medians of the samples at each number of rows, and their spreads, interquartile range ÷ median.
 
-    More tokens never take less time: what looks like it is noise.
+    More rows never take less time; where the samples say so, it is noise.
     """
     low, middle, high = np.asarray([np.percentile(samples, [25, 50, 75]) for samples in taken]).T
     return rising(middle), (high - low) / middle

@@ -1,4 +1,4 @@
-"""How much memory there is for a model, and how much it takes."""
+"""The memory that is free, and the memory that a model takes."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
 OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|ALLOC_FAILED")
-"""What torch's allocators and cuBLAS say in a RuntimeError when memory runs out."""
+"""Messages of torch's allocators and of cuBLAS in a RuntimeError when memory runs out."""
 
 DECODING_REMEDY = "give a shorter prompt, fewer new tokens, --weight-memory 0 or --dtype bf16"
-"""What helps when memory runs out while decoding."""
+"""Advice for a user whose memory runs out while decoding."""
 
 
 def available_bytes(device: torch.device) -> int:
-    """What can still be allocated on `device`: within a container, no more than its limit leaves."""
+    """Bytes that can still be allocated on `device`, within the limit of a container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
     try:
-        # Pages of files count as used, but give way.
+        # Pages of files count as used, but the system drops them when memory is needed.
         stat = dict(line.split() for line in CGROUP_STAT.read_text().splitlines())
         used = int(CGROUP_USED.read_text()) - int(stat["inactive_file"]) - int(stat["active_file"])
         return min(free, int(CGROUP_LIMIT.read_text()) - used)
-    except (OSError, ValueError, KeyError):  # no container, or one without a limit
+    except (OSError, ValueError, KeyError):  # there is no container, or it has no limit
         return free
 
 
 def weight_bytes(files: Sequence[Path], dtype: torch.dtype | None) -> int:
-    """Memory that a checkpoint's weights take once loaded as `dtype`, or as they are stored.
+    """Bytes of a checkpoint's weights once loaded as `dtype`, or as stored if that is None.
 
-    Read from the files' headers alone. Raises UserError when a file is not safetensors.
+    Only the files' headers are read. Raises UserError if a file is not safetensors.
     """
     total = 0
     for path in files:
@@ -58,7 +58,7 @@ def weight_bytes(files: Sequence[Path], dtype: torch.dtype | None) -> int:
 
 
 def gguf_bytes(path: Path) -> int:
-    """Memory that the weights of a .gguf file take in fp32. Raises UserError when it is none."""
+    """Bytes of the weights of a .gguf file in fp32. Raises UserError if it is not a GGUF file."""
     from gguf import GGUFReader
 
     try:
@@ -68,7 +68,7 @@ def gguf_bytes(path: Path) -> int:
 
 
 def require_room(spec: str, needed: int, device: torch.device) -> None:
-    """Raise UserError, before anything is loaded, when `needed` bytes are not there."""
+    """Raise UserError if `needed` bytes are not free on `device`."""
     free = available_bytes(device)
     if needed > free:
         raise UserError(
@@ -81,7 +81,7 @@ def require_room(spec: str, needed: int, device: torch.device) -> None:
 def guard_memory(
     task: str, device: torch.device | str, remedy: str = "give --weight-memory 0, --dtype bf16 or a smaller model"
 ) -> Iterator[None]:
-    """Raise UserError where memory runs out in the block: the message names task, device and remedy."""
+    """Raise UserError if memory runs out in the block; the message has task, device and remedy."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -96,5 +96,5 @@ def _stored_size(dtype: str) -> int:
 
 
 def gib(count: int) -> str:
-    """A size for people."""
+    """A number of bytes as text in GiB."""
     return f"{count / 2**30:.1f} GiB"

@@ -18,16 +18,16 @@ from ssd_runtime.profiling.rising import rising
 from ssd_runtime.sampling.argmax import argmax
 
 WIDE_QUERIES = (48, 64, 96, 128, 192, 256)
-"""Numbers of rows beyond those that one verification has."""
+"""Numbers of rows beyond those of one verification."""
 SEQUENCES = (2, 4, 8, 16, 32)
 ROUNDS = 3
 CONTEXT = 16
-"""Cached tokens of every sequence: few, so that many caches take little memory."""
+"""Cached tokens of every sequence; they are few, so that many caches take little memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSteps:
-    """The fields of a latency table that tell what shared steps take (`LatencyTable`)."""
+    """The fields of a `LatencyTable` about shared steps."""
 
     wide_queries: Array
     growth: Array
@@ -37,10 +37,10 @@ class SharedSteps:
 
 @torch.inference_mode()
 def measure_shared_steps(decoder: Decoder, last_query: int, budget_seconds: float, cache_bytes: int) -> SharedSteps:
-    """Medians of whole steps, each taken right beside the step that it is compared with.
+    """Measure medians of whole steps, each next to the step that it is compared with.
 
-    Points are tried in ascending order, as far as they fit into the budget (sequences into half of it), into the
-    model's context and into `cache_bytes`.
+    Points are measured in ascending order while they fit the budget (half of it for sequences), the model's context
+    and `cache_bytes`.
     """
     began = perf_counter()
     room = decoder.shape.max_context - CONTEXT
@@ -67,14 +67,17 @@ def measure_shared_steps(decoder: Decoder, last_query: int, budget_seconds: floa
 
 
 def _measured(measure: Callable[[int], float], points: Sequence[int], budget_seconds: float) -> tuple[Array, Array]:
-    """The points that fit into the budget, and the median of each one's rounds."""
-    taken, medians, left, before = list[int](), list[float](), budget_seconds, 0.0
+    """The points that fit the budget, and the median of each one's rounds."""
+    taken = list[int]()
+    medians = list[float]()
+    left = budget_seconds
+    before = 0.0
     for point in points:
-        # A row takes about as long as in the last point: what does not fit is not begun.
+        # A row takes about as long as at the last point, so a point that would not fit is not begun.
         if before * point / (taken[-1] if taken else 1) >= left:
             break
         began = perf_counter()
-        measure(point)  # the first step of a size sets up kernels and memory for it
+        measure(point)  # the first step of a size sets up kernels and memory
         if (ROUNDS + 1) * (perf_counter() - began) > left:
             break
         medians.append(float(np.median([measure(point) for _ in range(ROUNDS)])))
@@ -85,10 +88,10 @@ def _measured(measure: Callable[[int], float], points: Sequence[int], budget_sec
 
 
 def _timed(decoder: Decoder, caches: Sequence[KVCache], rows: int) -> float:
-    """Seconds of a step of `rows` rows for each cache, from tokens to the choice of the next ones."""
+    """Seconds of a step with `rows` rows of each cache, from tokens to the choice of the next ones."""
     for cache in caches:
         cache.reserve(CONTEXT + rows)
-    # Every row another token: equal rows would make softmax and norms unusually well behaved.
+    # Every row is a different token: equal rows would make softmax and norms too easy.
     ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(rows * len(caches))]
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""A small Gaussian process over masks: which one to try next, given how others did."""
+"""A small Gaussian process over masks, which chooses the mask to try next by the scores of others."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 LENGTH_SCALE = 0.15
-"""Share of the sub-layers in which two masks may differ before one says little of the other."""
+"""Length scale of the kernel, as a share of the sub-layers."""
 NOISE = 1e-3
+"""Variance of the observations' noise."""
 MOST = 256
-"""Latest observations that are used: time grows with their cube."""
+"""Most observations that are used, the latest ones: the time grows with their cube."""
 
 
 def most_promising(tried: NDArray[np.bool_], scores: Sequence[float], candidates: NDArray[np.bool_]) -> int:
-    """Index of the candidate [candidates, sub-layers] of highest expected improvement over the best of `scores`.
+    """Index of the candidate with the highest expected improvement over the best of `scores`.
 
-    The kernel is exp(-h² / 2l²) of the share h of sub-layers in which two masks differ.
+    `tried` and `candidates` are masks [n, sub-layers]. The kernel is exp(-h² / 2l²), where h is the share of sub-layers
+    in which two masks differ.
     """
-    tried, values = tried[-MOST:], np.asarray(scores[-MOST:], float)
-    mean, spread = values.mean(), max(float(values.std()), 1e-6)
-    known = (values - mean) / spread
+    tried = tried[-MOST:]
+    values = np.asarray(scores[-MOST:], float)
+    spread = max(float(values.std()), 1e-6)
+    known = (values - values.mean()) / spread
     among = _kernel(tried, tried) + NOISE * np.eye(len(tried))
     across = _kernel(candidates, tried)
     solved = np.linalg.solve(among, np.column_stack([known, across.T]))

@@ -1,4 +1,4 @@
-"""KnapSpec's search: which sub-layers to skip for each latency budget, by dynamic programming on hidden states."""
+"""KnapSpec's search for the sub-layers to skip at each latency budget, by dynamic programming on hidden states."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from ssd_runtime.search.replay import ReferenceStates
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What skipping costs or saves, in whole numbers: of each of the 2L sub-layers, or of each of the L layers."""
+    """Whole-number weights of the items that may be skipped."""
 
     items: tuple[int, ...]
+    """One weight per item: per sub-layer (2L) or per layer (L)."""
 
     @classmethod
     def of(cls, latency: LatencyTable, context: float) -> Weights:
-        """Sub-layers' rounded latencies, in units of the fastest one's (KnapSpec §3.4)."""
+        """The sub-layers' latencies, rounded in units of the fastest one's (KnapSpec §3.4)."""
         seconds = latency.sublayer_seconds(context, 1)
         unit = min(seconds)
         return cls(tuple(max(1, round(each / unit)) for each in seconds))
@@ -40,7 +41,7 @@ class Candidate:
     cosine: float
     """Mean cosine between its states and the full model's after the final norm."""
     token_agreement: float
-    """Share of rows whose next token it predicts as the full model does (KnapSpec eq. 9)."""
+    """Share of rows whose next token it predicts like the full model (KnapSpec eq. 9)."""
 
 
 def search_knapsack(
@@ -51,8 +52,10 @@ def search_knapsack(
     budget: float = 0.5,
     exactly: int | None = None,
 ) -> list[Candidate]:
-    """`searching_knapsack`, run at once."""
-    work = searching_knapsack(decoder, reference, weights, threshold, budget, exactly)
+    """Run `searching_knapsack` at once."""
+    work = searching_knapsack(
+        decoder=decoder, reference=reference, weights=weights, threshold=threshold, budget=budget, exactly=exactly
+    )
     return ModelRunner(decoder).finish(work)
 
 
@@ -64,30 +67,35 @@ def searching_knapsack(
     budget: float = 0.5,
     exactly: int | None = None,
 ) -> Work[list[Candidate]]:
-    """A candidate for every reachable skipped weight up to `budget` of the whole (KnapSpec Algorithm 1).
+    """Find a candidate for every reachable skipped weight up to `budget` of the whole (KnapSpec Algorithm 1).
 
-    With `exactly`, one candidate that skips that weight (CLaSp Algorithm 1, where every layer weighs 1).
+    With `exactly`, find one candidate that skips that weight (CLaSp Algorithm 1, where every layer weighs 1).
 
-    g[i, j] is the best state after item i with weight j skipped: executing i keeps j, skipping it adds i's
-    weight, and of two ways to the same j the one closer in cosine to the full model's X(i) stays. States whose
-    cosine falls below `threshold` are dropped. All j of an item run as one forward. Unlike the printed Algorithm 2,
-    which backtracks by comparing states and stops at j = 0, choices are kept as back-pointers.
+    g[i, j] is the best state after item i with weight j skipped. Executing i keeps j, and skipping it adds i's weight.
+    Of two states with the same j, the one closer in cosine to the full model's X(i) stays. States whose cosine is at
+    most `threshold` are dropped. All j of an item run as one forward. The printed Algorithm 2 backtracks by comparing
+    states and stops at j = 0; here choices are kept as back-pointers.
     """
     most = math.floor(budget * sum(weights.items)) if exactly is None else exactly
-    least, rest = exactly or 0, sum(weights.items)
+    least = exactly or 0
+    rest = sum(weights.items)
     width = 2 * decoder.shape.num_layers // len(weights.items)
     groups = [decoder.batches.variants(group.cache, group.start, len(group)) for group in reference.groups]
     level = _Level([0], reference.states[0][:, None])
     choices: list[dict[int, bool]] = []
     for item, weight in enumerate(weights.items):
         rest -= weight
-        first, last = item * width, (item + 1) * width
+        first = item * width
+        last = first + width
         target = reference.states[last][:, None]
-        move = level.between(least - rest - weight, most - weight)
-        executed = yield from _executing(groups, level.between(least - rest, most), target, first, last)
-        level, choice = _better(executed, _Level([j + weight for j in move.weights], move.x), target, threshold)
+        skipping = level.between(least - rest - weight, most - weight)
+        skipped = _Level([j + weight for j in skipping.weights], skipping.x)
+        executed = yield from _executing(
+            groups=groups, level=level.between(least - rest, most), full=target, first=first, last=last
+        )
+        level, choice = _better(executed=executed, skipped=skipped, target=target, threshold=threshold)
         choices.append(choice)
-    return (yield from _rating(decoder, reference, weights, choices, level))
+    return (yield from _rating(decoder=decoder, reference=reference, weights=weights, choices=choices, level=level))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,7 @@ class _Level:
     x: Tensor
 
     def between(self, least: int, most: int) -> _Level:
+        """The states with skipped weights from `least` to `most`."""
         kept = [place for place, weight in enumerate(self.weights) if least <= weight <= most]
         if len(kept) == len(self.weights):
             return self
@@ -105,7 +114,7 @@ class _Level:
 
 
 def _better(executed: _Level, skipped: _Level, target: Tensor, threshold: float) -> tuple[_Level, dict[int, bool]]:
-    """For each weight the state closer to the target, and whether it is the one that skipped."""
+    """For each skipped weight, the state closer to the target, and whether it skips the latest item."""
     both = torch.cat([executed.x, skipped.x], 1)
     cosines: list[float] = torch.cosine_similarity(both.float(), target.float(), -1).mean(0).tolist()
     ways: dict[int, tuple[float, int]] = {}
@@ -118,7 +127,7 @@ def _better(executed: _Level, skipped: _Level, target: Tensor, threshold: float)
 
 
 def _executing(groups: Sequence[Variants], level: _Level, full: Tensor, first: int, last: int) -> Work[_Level]:
-    """Run an item's sub-layers on every state, all budgets together; where nothing is skipped, that is `full`."""
+    """Run an item's sub-layers on every state, all budgets together; the state that skips nothing becomes `full`."""
     known = level.weights[:1] == [0]
     x = level.x[:, 1:] if known else level.x
     count = x.shape[1]
@@ -132,21 +141,29 @@ def _executing(groups: Sequence[Variants], level: _Level, full: Tensor, first: i
 def _rating(
     decoder: Decoder, reference: ReferenceStates, weights: Weights, choices: list[dict[int, bool]], level: _Level
 ) -> Work[list[Candidate]]:
-    """The masks that led to the last level, all their states through the head together."""
+    """Rate the masks of the last level, whose states run through the head together."""
     tokens, _ = yield Head(level.x.flatten(0, 1), best=True)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
     agreements: list[float] = matches.float().mean(0).tolist()
-    final, target = decoder.norm(level.x), decoder.norm(reference.states[-1])[:, None]
+    final = decoder.norm(level.x)
+    target = decoder.norm(reference.states[-1])[:, None]
     cosines: list[float] = torch.cosine_similarity(final.float(), target.float(), -1).mean(0).tolist()
     return [
-        Candidate(_mask(decoder.shape.num_layers, weights, choices, weight), weight, cosine, agreement)
+        Candidate(
+            mask=_mask(num_layers=decoder.shape.num_layers, weights=weights, choices=choices, skipped_weight=weight),
+            skipped_weight=weight,
+            cosine=cosine,
+            token_agreement=agreement,
+        )
         for weight, cosine, agreement in zip(level.weights, cosines, agreements, strict=True)
     ]
 
 
-def _mask(num_layers: int, weights: Weights, choices: list[dict[int, bool]], left: int) -> SkipMask:
-    """Follow the choices back from the last item."""
-    skipped, width = list[int](), 2 * num_layers // len(choices)
+def _mask(num_layers: int, weights: Weights, choices: list[dict[int, bool]], skipped_weight: int) -> SkipMask:
+    """Follow the choices back from the last item; returns the mask that skips `skipped_weight`."""
+    skipped = list[int]()
+    left = skipped_weight
+    width = 2 * num_layers // len(choices)
     for item in range(len(choices) - 1, -1, -1):
         if choices[item][left]:
             skipped += range(item * width, (item + 1) * width)

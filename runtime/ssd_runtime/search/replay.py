@@ -1,4 +1,4 @@
-"""Hidden states of the full model on known tokens, and what a masked model makes of the same tokens."""
+"""Replays a masked model on tokens whose hidden states in the full model are known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Consecutive tokens of one sequence, with the full model's keys and values of it and all before in `cache`.
+    """Consecutive tokens of one sequence; `cache` has the full model's keys and values of these and all before.
 
     Rows `begin`, …, `end` - 1 of the states are positions `start`, `start` + 1, … of the sequence.
     """
@@ -28,7 +28,7 @@ class RowGroup:
     begin: int
     end: int
     spare: int | None = None
-    """The first slot whose content may be overwritten; the one behind the group's own by default."""
+    """The first slot whose content may be overwritten; by default the one after the group's own."""
 
     @property
     def rows(self) -> slice:
@@ -41,10 +41,10 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceStates:
-    """What the full model computed on R tokens of some sequences.
+    """The full model's states on R tokens of some sequences.
 
-    `states` are 2L + 1 tensors [R, hidden]: X(0) the embeddings, X(i) behind sub-layer i - 1. `targets` [R] are the
-    tokens it predicts next.
+    `states` are 2L + 1 tensors [R, hidden]: the embeddings X(0), and X(i) after sub-layer i - 1. `targets` [R] are the
+    next tokens that it predicts.
     """
 
     states: Sequence[Tensor]
@@ -55,44 +55,48 @@ class ReferenceStates:
         return int(self.targets.shape[0])
 
     def head(self, groups: int) -> ReferenceStates:
-        """The first `groups` groups alone."""
+        """The states of the first `groups` groups."""
         kept = self.groups[:groups]
         rows = slice(0, kept[-1].end)
         return ReferenceStates([x[rows] for x in self.states], self.targets[rows], kept)
 
     def every(self, step: int) -> ReferenceStates:
-        """Every `step`-th row, each as a group of its own: fewer tokens, from all sequences."""
+        """The states of every `step`-th row, each as a group of its own: fewer tokens, from all sequences."""
         picked = [(group, row) for group in self.groups for row in range(group.begin + step // 2, group.end, step)]
         rows = torch.tensor([row for _, row in picked], device=self.targets.device)
         groups = [
-            RowGroup(group.cache, group.start + row - group.begin, i, i + 1) for i, (group, row) in enumerate(picked)
+            RowGroup(cache=group.cache, start=group.start + row - group.begin, begin=place, end=place + 1)
+            for place, (group, row) in enumerate(picked)
         ]
         return ReferenceStates([x[rows] for x in self.states], self.targets[rows], groups)
 
 
 def replay_mask(decoder: Decoder, reference: ReferenceStates, mask: SkipMask, block: int) -> list[Trace]:
-    """`replaying`, run at once."""
-    return ModelRunner(decoder).finish(replaying(decoder.batches, reference, mask, block))
+    """Run `replaying` at once."""
+    work = replaying(batches=decoder.batches, reference=reference, mask=mask, block=block)
+    return ModelRunner(decoder).finish(work)
 
 
 def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SkipMask, block: int) -> Work[list[Trace]]:
-    """How the masked model predicts each row's next token, for every group: right or wrong, and how sure.
+    """Predict each row's next token with the masked model; returns a trace of matches and confidences per group.
 
-    One parallel pass, with the keys that real drafting would see: every `block` tokens a draft is taken to begin;
-    a row sees the full model's keys before that, and the masked model's from there to itself. Everything before
-    the first skipped sub-layer is taken from the reference.
+    It is one parallel pass with the keys that real drafting would see. A draft is assumed to begin every `block`
+    tokens: a row sees the full model's keys before that, and the masked model's from there to itself. States before the
+    first skipped sub-layer come from the reference.
     """
     first = mask.first_skipped
     segments = [_block_segment(batches, group, block) for group in reference.groups]
     x = yield Forward(segments, reference.states[first], mask, first)
     tokens, probabilities = yield Head(x, best=True)
-    matches, confidence = (tokens == reference.targets).cpu(), probabilities.double().cpu()
-    return [Trace(matches[g.rows].numpy(), confidence[g.rows].numpy()) for g in reference.groups]
+    matches = (tokens == reference.targets).cpu()
+    confidence = probabilities.double().cpu()
+    return [Trace(matches[group.rows].numpy(), confidence[group.rows].numpy()) for group in reference.groups]
 
 
 def _block_segment(batches: BatchBuilder, group: RowGroup, block: int) -> Segment:
-    """Rows written to spare slots, seeing keys as a draft that began at their block would."""
-    n, device = len(group), batches.device
+    """The group's rows, written to spare slots, each of which sees the keys of a draft that began at its block."""
+    n = len(group)
+    device = batches.device
     slot = group.start + n if group.spare is None else group.spare
     group.cache.reserve(slot + n)
     row = torch.arange(n, device=device)[:, None]
@@ -101,5 +105,10 @@ def _block_segment(batches: BatchBuilder, group: RowGroup, block: int) -> Segmen
     own = torch.arange(n, device=device)[None]
     drafted = (own >= block_start) & (own <= row)
     key_positions = torch.cat([torch.arange(slot, device=device), group.start + own[0]])
-    visible = torch.cat([full, drafted], 1)
-    return batches.tree(group.cache, group.start + row[:, 0], slot, visible, key_positions)
+    return batches.tree(
+        cache=group.cache,
+        positions=group.start + row[:, 0],
+        slot=slot,
+        visible=torch.cat([full, drafted], 1),
+        key_positions=key_positions,
+    )
