@@ -530,7 +530,7 @@ def test_a_summary_comes_even_if_every_prompt_fails(
 def test_a_wrong_output_outweighs_a_prompt_that_fails(
     failing: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ssd_runtime.engine.runner.compare", lambda *_: Divergence(Kind.ERROR, 0))
+    monkeypatch.setattr("ssd_runtime.engine.runner.compare", lambda **_: Divergence(Kind.ERROR, 0))
     done = within(failing, run_main, [*PLAINLY, "--compare"], monkeypatch, capfd)
     assert done.returncode == 1
     assert "error: prompt two: " in done.stderr

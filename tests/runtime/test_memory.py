@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 QUESTION = "How many loaves did the baker count?"
 
 
-def exhaust(*_: Any) -> Any:
+def exhaust(*_: Any, **__: Any) -> Any:
     """Ask for more than any address space has."""
     return torch.empty(1 << 60, dtype=torch.uint8)
 
@@ -34,8 +34,8 @@ def attends(calls: int) -> Callable[..., torch.Tensor]:
     """Attention that runs out of memory after some calls."""
     left = iter(range(calls))
 
-    def work(*arguments: Any) -> torch.Tensor:
-        return attend(*arguments) if next(left, None) is not None else exhaust()
+    def work(*arguments: Any, **named: Any) -> torch.Tensor:
+        return attend(*arguments, **named) if next(left, None) is not None else exhaust()
 
     return work
 

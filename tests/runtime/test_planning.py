@@ -331,9 +331,9 @@ def test_what_is_never_used_alone_is_never_priced(monkeypatch: pytest.MonkeyPatc
     """Planning for one sequence prices 32 rows, however far the curve goes."""
     asked, step = list[float](), LatencyTable.step_seconds
 
-    def seconds(self: LatencyTable, context: float, queries: float = 1, *more: Any) -> float:
+    def seconds(self: LatencyTable, context: float, queries: float = 1, *more: Any, **named: Any) -> float:
         asked.append(queries)
-        return step(self, context, queries, *more)
+        return step(self, context, queries, *more, **named)
 
     monkeypatch.setattr(LatencyTable, "step_seconds", seconds)
     model = CostModel(with_curve(latency_table(LAYERS)))

@@ -413,8 +413,8 @@ def test_with_the_targets_noise_it_does_too() -> None:
 def bonus_without_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     choose = Sampler.choose
 
-    def wrongly(self: Sampler, logits: Tensor, *arguments: Any) -> Callable[[int], int]:
-        rightly, last = choose(self, logits, *arguments), len(logits) - 1
+    def wrongly(self: Sampler, logits: Tensor, *arguments: Any, **named: Any) -> Callable[[int], int]:
+        rightly, last = choose(self, logits, *arguments, **named), len(logits) - 1
         bonus = logits[-1:].float().softmax(-1)
         return lambda row: int(draw(bonus, self._generator)) if row == last > 0 else rightly(row)
 
@@ -432,8 +432,8 @@ def siblings_like_the_main_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def argmax_as_if_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     propose = Sampler.propose
 
-    def most_probable(self: Sampler, *arguments: object) -> Proposal:
-        proposal = propose(self, *arguments)  # type: ignore[arg-type]
+    def most_probable(self: Sampler, *arguments: Any, **named: Any) -> Proposal:
+        proposal = propose(self, *arguments, **named)
         assert proposal.probs is not None
         return replace(proposal, token=int(proposal.probs.argmax()))
 

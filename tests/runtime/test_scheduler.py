@@ -96,9 +96,9 @@ def test_sequences_of_one_mask_draft_together() -> None:
     decoder, forwards = Decoder(tiny_model("qwen3", seed=5)), list[tuple[bool, int]]()
     run = decoder.run
 
-    def counted(x: torch.Tensor, batch: Batch, mask: SkipMask | None = None, *more: Any) -> torch.Tensor:
+    def counted(x: torch.Tensor, batch: Batch, mask: SkipMask | None = None, **named: Any) -> torch.Tensor:
         forwards.append((mask is None, len(batch.segments)))
-        return run(x, batch, mask, *more)
+        return run(x, batch, mask, **named)
 
     decoder.run = counted  # type: ignore[method-assign]
     scheduler, mask = Scheduler(decoder, 3), SkipMask.of(4, {2, 5})
@@ -267,10 +267,10 @@ def drafts() -> Iterator[list[int]]:
     """The numbers of sequences that shared each draft step."""
     run, seen = DECODER.run, list[int]()
 
-    def counted(x: torch.Tensor, batch: Batch, mask: SkipMask | None = None, *more: Any) -> torch.Tensor:
+    def counted(x: torch.Tensor, batch: Batch, mask: SkipMask | None = None, **named: Any) -> torch.Tensor:
         if mask is not None:
             seen.append(len(batch.segments))
-        return run(x, batch, mask, *more)
+        return run(x, batch, mask, **named)
 
     DECODER.run = counted  # type: ignore[method-assign]
     yield seen

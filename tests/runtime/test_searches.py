@@ -193,11 +193,11 @@ def test_best_tokens_take_no_more_logits_at_once_however_many_ask(monkeypatch: p
 def test_the_seconds_of_a_search_are_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     run, searched = Decoder.run, list[Batch]()
 
-    def slow(self: Decoder, x: torch.Tensor, batch: Batch, *more: Any) -> torch.Tensor:
+    def slow(self: Decoder, x: torch.Tensor, batch: Batch, **named: Any) -> torch.Tensor:
         if isinstance(batch.segments[0], Variants):
             searched.append(batch)
             sleep(0.01)
-        return run(self, x, batch, *more)
+        return run(self, x, batch, **named)
 
     monkeypatch.setattr(Decoder, "run", slow)
     decoder = Decoder(tiny_model("qwen3", seed=3))

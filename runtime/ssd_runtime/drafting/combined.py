@@ -96,5 +96,6 @@ def _joined(drafted: Draft, guesses: Sequence[Node], siblings: Sequence[Node]) -
         return Draft(chain, probs=drafted.probs, steps=steps)
     grown = as_draft(guesses, steps + DEEPEST)
     parents += [steps + parent for parent in grown.parents or ()]
-    tokens = [*chain, *grown.tokens, *(node.token for node in siblings)]
-    return Draft(tokens, [*parents, *(node.parent for node in siblings)], probs=drafted.probs, steps=steps)
+    parents += [node.parent for node in siblings]
+    tokens = chain + grown.tokens + [node.token for node in siblings]
+    return Draft(tokens=tokens, parents=parents, probs=drafted.probs, steps=steps)

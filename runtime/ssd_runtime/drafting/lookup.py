@@ -46,7 +46,7 @@ class LookupStats:
     copy_rates: list[Rate] = field(default_factory=_copy_rates)
     """Rates of copies by match length - 1."""
     successor_rates: dict[tuple[bool, bool], list[Rate]] = field(default_factory=_successor_rates)
-    """Rates of successors by rank, for each (there is a copy beside, known after the pair)."""
+    """Rates of successors by rank, for each (there is a copy as well, known after the pair)."""
 
 
 class Node(NamedTuple):
@@ -105,12 +105,12 @@ class Lookup:
                 if chance >= LEAST_PROBABLE:
                     heappush(heap, (-chance, next(order), row, level, (*branch, token)))
 
-        expand(0, tuple(path), 1.0, 1)
+        expand(row=0, branch=tuple(path), probability=1.0, level=1)
         while heap and len(tree) < rows:
             chance, _, parent, level, branch = heappop(heap)
             tree.append(Node(token=branch[-1], parent=parent, probability=-chance, depth=level))
             if level < depth:
-                expand(len(tree), branch, -chance, level + 1)
+                expand(row=len(tree), branch=branch, probability=-chance, level=level + 1)
         return tree
 
     def _guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:

@@ -35,7 +35,7 @@ class Draft:
     begun: PartialForward | None = None
     """The begun forward of a chain's rows; None if there is none."""
     probs: Sequence[Tensor] = ()
-    """draft_probs [vocabulary] that each token of the main path was drawn from; empty unless drafts are tested by rejection."""
+    """draft_probs [vocabulary] that the main path's tokens were drawn from; empty without tests by rejection."""
     steps: int = 0
     """Draft steps of the model."""
 
@@ -45,9 +45,12 @@ class Draft:
         others = [(token, place) for place, tokens in enumerate(siblings) for token in tokens]
         if not others:
             return cls(chain, probs=probs, steps=len(chain))
-        tokens = [*chain, *(token for token, _ in others)]
-        parents = [*range(len(chain)), *(place for _, place in others)]
-        return cls(tokens, parents, probs=probs, steps=len(chain))
+        return cls(
+            tokens=chain + [token for token, _ in others],
+            parents=list(range(len(chain))) + [place for _, place in others],
+            probs=probs,
+            steps=len(chain),
+        )
 
     @property
     def main_path(self) -> int:

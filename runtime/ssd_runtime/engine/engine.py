@@ -60,7 +60,9 @@ class Engine:
         """
         if bundle is not None:
             config = loaded.model.config
-            bundle.require_model(loaded.fingerprint(), config.hidden_size, config.vocab_size, where)
+            bundle.require_model(
+                loaded.fingerprint(), hidden=config.hidden_size, vocabulary=config.vocab_size, where=where
+            )
         if loaded.unsupported_settings:
             names = ", ".join(loaded.unsupported_settings)
             warnings.warn(
@@ -114,7 +116,7 @@ class Engine:
 
         tables = self.bundle.latency if self.bundle is not None else {}
         model_key = config_sha256(self.loaded.model.config.to_dict())
-        return known_latency(self.decoder, tables, model_key, measure)
+        return known_latency(self.decoder, tables=tables, model_key=model_key, measure=measure)
 
     @cached_property
     def _scheduler(self) -> Scheduler:

@@ -202,8 +202,8 @@ class Scheduler:
     def step(self) -> list[Job[Any]]:
         """Run one forward of the full model for all jobs, and all other requests up to the next; returns ended jobs.
 
-        After the full model come heads, and drafts by masks and exits, each shared by the jobs with equal requests,
-        until all jobs wait for the full model again.
+        These are heads, and drafts by masks and exits. Jobs with equal requests share a forward, until all of them wait
+        for the full model again.
         """
         self._steps += 1
         self._make_room()

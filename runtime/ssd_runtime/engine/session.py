@@ -69,7 +69,7 @@ class Session:
     def __init__(
         self, decoder: Decoder, sampling: SamplingParams = GREEDY, prefixes: PrefixCache | None = None
     ) -> None:
-        """With `prefixes`, the memory comes from their pool, and the prompt resumes after the longest prefix."""
+        """If `prefixes` are given, the memory comes from their pool and the prompt resumes after the longest prefix."""
         decoder.refresh()
         self.decoder = decoder
         self._runner = ModelRunner(decoder)
@@ -299,11 +299,11 @@ class Session:
 
         `paths` follow the committed tokens.
         """
-        return self._sampler.choose(logits, self.ids, paths, drawn)
+        return self._sampler.choose(logits, known=self.ids, paths=paths, drawn=drawn)
 
     def propose(self, logits: Tensor, path: Callable[[], list[int]], temperature: float | None = None) -> Proposal:
         """Propose a token to draft after the committed ones and a path (`Sampler.propose`)."""
-        return self._sampler.propose(logits, self.ids, path, temperature)
+        return self._sampler.propose(logits, known=self.ids, path=path, annealed=temperature)
 
     def gap(self, logits: Tensor, prompt: int, token: int, within: float) -> tuple[float, bool]:
         """Lead in logits of the choice over `token` after the committed tokens, and whether `within` may explain it.

@@ -18,7 +18,8 @@ def attend(
 
     Keys and values are [1, kv_heads, length, head_dim]. `bias` (`bias_of`) is added to the scores.
     """
-    (heads, n, width), kv_heads = queries.shape, keys.shape[1]
+    heads, n, width = queries.shape
+    kv_heads = keys.shape[1]
     if cap is None and n > GROUPED_ROWS:
         apart = (kv_heads, heads // kv_heads, -1, width)
         shared_keys, shared_values = (each.transpose(0, 1).expand(apart) for each in (keys, values))

@@ -32,9 +32,9 @@ class LayerView:
     bias: Tensor | None
 
     def on(self, device: torch.device) -> LayerView:
-        """The same view on another device."""
+        """A copy of the view on `device`."""
         rotation = None if self.rotation is None else (self.rotation[0].to(device), self.rotation[1].to(device))
-        return LayerView(rotation, self.begin, self.end, None if self.bias is None else self.bias.to(device))
+        return replace(self, rotation=rotation, bias=None if self.bias is None else self.bias.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Segment:
     """One view per layer kind."""
 
     def on(self, device: torch.device) -> Segment:
-        """The same segment for layers on another device."""
+        """A copy of the segment for layers on `device`."""
         return replace(self, views=tuple(view.on(device) for view in self.views))
 
 
@@ -72,7 +72,7 @@ class Variants:
         return Variants(self.cache, self.rows * count, views)
 
     def on(self, device: torch.device) -> Variants:
-        """The same variants for layers on another device."""
+        """A copy of the variants for layers on `device`."""
         return Variants(self.cache, self.rows, tuple(view.on(device) for view in self.views))
 
 
@@ -95,7 +95,7 @@ class Batch:
         return cls(tuple(segments), tuple(joined([view.rotation for view in views]) for views in kinds))
 
     def on(self, device: torch.device) -> Batch:
-        """The same batch for layers on `device`, copied there once."""
+        """A copy of the batch for layers on `device`, made once."""
         if device not in self._copies:
             self._copies[device] = Batch.of([segment.on(device) for segment in self.segments])
         return self._copies[device]
@@ -122,7 +122,8 @@ class BatchBuilder:
         seen: dict[int | None, _Seen] = {}
         for window in self._windows():
             begin = max(0, start - window + 1) if window else 0
-            seen[window] = begin, end, self._bias(self._causal(start, end, begin, window)) if n > 1 else None
+            bias = self._bias(self._causal(start=start, end=end, begin=begin, window=window)) if n > 1 else None
+            seen[window] = begin, end, bias
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
         return Segment(cache=cache, slot=start, rows=n, views=views)
 
@@ -148,7 +149,8 @@ class BatchBuilder:
         seen: dict[int | None, _Seen] = {}
         for window in self._windows():
             begin = max(0, start - window + 1) if window else 0
-            before = self._causal(start, end, begin, window)[:, :-1].tril(start - begin - 1)
+            visible = self._causal(start=start, end=end, begin=begin, window=window)
+            before = visible[:, :-1].tril(start - begin - 1)
             seen[window] = begin, end - 1, bias_of(before, 1, self.dtype) if n > 1 else None
         return Variants(cache, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
 

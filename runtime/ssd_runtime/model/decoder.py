@@ -206,17 +206,22 @@ class Decoder:
                 batch = batch.on(parts.device)
             queries, new = self.project(layer, x, batch.rotations[parts.kind])
             if len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
-                mixed = self._mixed(layer, queries, new, batch.segments[0])
+                mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
             else:
                 sizes = [segment.rows for segment in batch.segments]
-                parted = zip(queries.split(sizes), new.split(sizes), batch.segments, strict=True)
-                mixed = torch.cat([self._mixed(layer, *each) for each in parted])
+                parts_of_each = zip(queries.split(sizes), new.split(sizes), batch.segments, strict=True)
+                mixed = torch.cat(
+                    [
+                        self._mixed(layer, queries=own_queries, new=own_new, segment=segment)
+                        for own_queries, own_new, segment in parts_of_each
+                    ]
+                )
             return parts.add_attention(x, mixed)
 
     def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
         """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
         if isinstance(segment, Variants):
-            return self._mixed_apart(layer, queries, new, segment)
+            return self._mixed_apart(layer, queries=queries, new=new, variants=segment)
         parts = self.layers[layer]
         view = segment.views[parts.kind]
         segment.cache.write(layer, segment.slot, new)
@@ -314,7 +319,8 @@ class Decoder:
         shape = self.shape
         queries, keys, values = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
         if self.family.qk_norm == "projection":
-            queries, keys = queries.reshape(n, -1), keys.reshape(n, -1)
+            queries = queries.reshape(n, -1)
+            keys = keys.reshape(n, -1)
         return torch.cat([q_norm(queries).view(n, shape.heads, -1), k_norm(keys).view_as(values), values], 1)
 
     def _linears(self) -> Iterator[Linear]:

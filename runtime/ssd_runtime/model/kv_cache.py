@@ -184,7 +184,8 @@ class KVCache:
 
     def read(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of slots `begin`, …, `end` - 1, each [1, kv_heads, slots, head_dim], as views."""
-        slots, shift = self.pool.storage[layer], self._shift[layer]
+        slots = self.pool.storage[layer]
+        shift = self._shift[layer]
         return slots[0, :, :, begin + shift : end + shift], slots[1, :, :, begin + shift : end + shift]
 
     def placed(self, number: int) -> None:

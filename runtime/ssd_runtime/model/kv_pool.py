@@ -118,7 +118,7 @@ class KVPool:
             group.ranges.give_back(lease.end + more, lease.end)
         elif not (lease.size and group.ranges.extend(lease.end, more)):
             if (begin := group.ranges.take(size)) is not None:
-                self._copy(group, lease.begin, begin, lease.size)
+                self._copy(group, source=lease.begin, target=begin, count=lease.size)
                 group.ranges.give_back(lease.begin, lease.end)
                 lease.end = begin + lease.size
                 lease.begin = begin
@@ -180,7 +180,7 @@ class KVPool:
                 for layer, slots in zip(group.layers, kept, strict=True):
                     self.storage[layer][:, :, :, begin : begin + size] = slots
             else:
-                self._copy(group, lease.begin, begin, size)
+                self._copy(group, source=lease.begin, target=begin, count=size)
             lease.begin = begin
             lease.end = begin + size
             cache.placed(number)

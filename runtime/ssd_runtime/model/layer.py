@@ -155,7 +155,8 @@ class Layer:
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
         norms = (self.attention_norm, self.q_norm, self.k_norm, self.attention_after, self.mlp_norm, self.mlp_after)
-        parts: list[Linear | Norm] = [*self.linears(), *(norm for norm in norms if norm is not None)]
+        parts: list[Linear | Norm] = [*self.linears()]
+        parts += [norm for norm in norms if norm is not None]
         changed = [part.refresh() for part in parts]
         return any(changed)
 

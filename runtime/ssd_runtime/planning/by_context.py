@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
 LEAST_GROWTH = 64
-"""The context grows by at least so many tokens before a value is computed again."""
+"""Least growth of the context, in tokens, before a value is computed again."""
 
 
 class ByContext(Generic[Value]):

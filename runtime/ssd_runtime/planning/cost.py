@@ -158,7 +158,8 @@ class CostModel:
 
     def draft_step(self, context: int, mask: SkipMask, sequences: int) -> float:
         """Cost of one step of the masked model with a row of each of `sequences` sequences."""
-        return self.latency.step_seconds(context, sequences, mask, sequences) / self._plain.at(context)
+        seconds = self.latency.step_seconds(context, queries=sequences, mask=mask, sequences=sequences)
+        return seconds / self._plain.at(context)
 
     def prefixes(self, context: int, layers: int, most_rows: int) -> list[float]:
         """Costs of 1, 2, …, `most_rows` rows in the first `layers` layers."""

@@ -76,7 +76,8 @@ class LookupPlanner(BasePlanner):
         """Plan the best tree of guesses."""
         depth = self._settings.max_draft
         self._lookup.observe_first(context, pending)
-        guess = best_guess(self._lookup, self._costs.rows(context), depth, float("inf"))
+        costs = self._costs.rows(context)
+        guess = best_guess(self._lookup, costs=costs, depth=depth, most_cost=float("inf"))
         if not guess.tree:
             return Plan("plain: no guess is worth its verification")
         return Plan("lookup", Ready(guess.tree), depth)

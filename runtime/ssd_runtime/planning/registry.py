@@ -114,7 +114,7 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
             known = ", ".join(types) or "none"
             raise UserError(f"--set {assignment}: {strategy} has no such parameter; it has: {known}")
         least = next(field.metadata.get("least", 0) for field in fields(kind) if field.name == name) if kind else 0
-        values[name] = _read(assignment, text, types[name], least)
+        values[name] = _read(assignment, text=text, kind=types[name], least=least)
     return kind(**values) if kind else None
 
 

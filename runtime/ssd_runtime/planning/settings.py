@@ -65,7 +65,7 @@ class SwiftSettings:
     steps: int = 1000
     """S: most candidates; 0 to keep the uniform mask."""
     bayes_interval: int = field(default=25, metadata=POSITIVE)
-    """beta: one candidate in so many comes from the Gaussian process, the others are random."""
+    """beta: candidates from one of the Gaussian process to the next; those between are random."""
     enough: float = 0.95
     """Matchness that ends the search."""
     idle: int = field(default=300, metadata=POSITIVE)

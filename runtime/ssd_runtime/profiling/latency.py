@@ -66,7 +66,12 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
     """
     bench = _Bench(decoder)
     deadline = perf_counter() + budget_seconds
-    shared = measure_shared_steps(decoder, QUERIES[-1], SHARED_SHARE * budget_seconds, bench.cache_bytes)
+    shared = measure_shared_steps(
+        decoder,
+        last_query=QUERIES[-1],
+        budget_seconds=SHARED_SHARE * budget_seconds,
+        cache_bytes=bench.cache_bytes,
+    )
     contexts = bench.contexts(budget_seconds / 2)
     points = [(name, work) for name, work in bench.works(contexts)]
     samples: dict[str, list[float]] = {name: [] for name, _ in points}  # some names come several times a round

@@ -86,7 +86,7 @@ def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SkipMask,
     """
     first = mask.first_skipped
     segments = [_block_segment(batches, group, block) for group in reference.groups]
-    x = yield Forward(segments, reference.states[first], mask, first)
+    x = yield Forward(segments, rows=reference.states[first], mask=mask, first=first)
     tokens, probabilities = yield Head(x, best=True)
     matches = (tokens == reference.targets).cpu()
     confidence = probabilities.double().cpu()

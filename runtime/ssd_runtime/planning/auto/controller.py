@@ -59,7 +59,7 @@ class Controller:
         self._after: int | None = None
         """Number of the shared step that the latest plan follows; None if this request is alone."""
         self.planned = False
-        """Whether the latest plan was chosen, and is not the plain step that stands in for a choice."""
+        """Whether the latest plan was chosen, and is not a plain step without a choice."""
 
     def plan(self, context: int, pending: int, load: Load | None = None) -> Plan:
         """Plan the next cycle after `context` committed tokens and the pending one; `load` is the latest forward's."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 SHARE = 0.1
 """Weight of a new time in the running mean."""
 OUTLIER = 3.0
-"""Times are clipped at so many means: longer ones come from other processes."""
+"""Times are clipped at `OUTLIER` times the mean: longer ones come from other processes."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ FIRST = 5
 at first."""
 
 LAZY = 8
-"""Costs are computed again after so many verifications of one number of rows, since that takes time."""
+"""Costs are computed again after every `LAZY` verifications of one number of rows, since that takes time."""
 
 SETTLING = 3
 """Plain steps that the first pace is the median of: the very first step may have been delayed."""

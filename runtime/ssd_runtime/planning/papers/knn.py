@@ -113,7 +113,7 @@ class NearestAnchorPlanner(BasePlanner):
 
 
 def make_fixed(inputs: StrategyInputs) -> MakePlanner:
-    """Return a maker of planners of the domain that follows `fixed:`. Raises UserError if the bundle has none such."""
+    """Return a maker of planners of the domain after `fixed:`. Raises UserError if the bundle has no such domain."""
     latency = inputs.measured_latency
     frontiers = Frontier.of_all(inputs.domains, inputs.num_layers, latency)
     chosen = frontiers.get(inputs.name.removeprefix(FIXED))

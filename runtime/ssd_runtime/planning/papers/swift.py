@@ -24,9 +24,9 @@ TREE: Branching = ((0.5, 10), (0.8, 5), (0.95, 3), (1.0, 1))
 """Candidates per place, by the probability of its token (SWIFT §4.2)."""
 SKIP_STEP = 0.05
 JUDGED = 64
-"""Draft steps after which the acceptance rate is judged."""
+"""Draft steps after which the acceptance rate is compared with `acceptance`."""
 DOUBT = 2.0
-"""A search begins again if its mask's score falls by so many standard errors on new tokens."""
+"""A search begins again if its mask's score falls by `DOUBT` standard errors on new tokens."""
 LOOK_EVERY = 256
 """Tokens of the stream between two scorings of a finished search's mask. A scoring and its window's targets take about
 two plain steps: less than 1% of the time up to 1.28 times plain decoding's speed."""
