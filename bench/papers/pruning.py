@@ -59,8 +59,8 @@ def _watched(search: Callable[[], list[Candidate]]) -> tuple[list[Candidate], li
     levels = list[int]()
     better = knapsack._better
 
-    def counted(*given: Any) -> Any:
-        found = better(*given)
+    def counted(*given: Any, **named: Any) -> Any:
+        found = better(*given, **named)
         levels.append(len(found[0].weights))
         return found
 

@@ -35,7 +35,7 @@ def draft_sources(
     """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
 
     Returns the sources for a request that is alone, and the masks for requests that share their steps. The latter have
-    the mixture's masks beside the domain's, since prompts of any domain can draft with these together.
+    the mixture's masks as well as the domain's, since prompts of any domain can draft with these together.
     """
     name = domain or MIXTURE
     masks = [

@@ -138,7 +138,10 @@ class Controller:
             cost = chosen.source.observe(cycle, self._costs, verify.plain_seconds)
         sequences = cycle.load.sequences if cycle.load is not None else 1
         rows = cycle.load.rows if cycle.load is not None else cycle.verified
-        for source in self._sources if sequences == 1 else dict.fromkeys((*self._sources, *self._common)):
+        sources = list[Source](self._sources)
+        if sequences > 1:
+            sources += [source for source in self._common if source not in self._sources]
+        for source in sources:
             if chosen is None or source is not chosen.source:
                 source.stats.decay(tokens)
             else:

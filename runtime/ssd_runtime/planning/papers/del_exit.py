@@ -62,12 +62,22 @@ class DelPlanner(BasePlanner):
         if self._looked < FIRST_TOKENS:
             return Plan("plain: looking at every exit")
         rate, layer, length = max(
-            (tokens_per_layer(right / max(looked, 1e-9), length, layer, self._layers), layer, length)
-            for layer, (looked, right) in self._seen.items()
+            (self._rate(layer, length), layer, length)
+            for layer in self._seen
             for length in range(1, self._settings.max_draft + 1)
         )
         reason = f"exit after layer {layer} of {self._layers}: {rate * self._layers:.2f}x in layers"
         return Plan(reason, EarlyExit(self._heads, (layer,), self._settings.confidence), length)
+
+    def _rate(self, layer: int, length: int) -> float:
+        """TPL of drafts of `length` tokens that exit after `layer`."""
+        looked, right = self._seen[layer]
+        return tokens_per_layer(
+            token_agreement=right / max(looked, 1e-9),
+            draft_length=length,
+            exit_layer=layer,
+            num_layers=self._layers,
+        )
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Keep the states that the exits are evaluated on."""

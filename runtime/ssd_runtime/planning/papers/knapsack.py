@@ -75,13 +75,16 @@ class KnapsackPlanner(RefreshedPlanner):
             rate = 1.0 / self._latency.step_seconds(context)
             return rate, Plan(f"plain: no mask is predicted to beat {rate:.1f} tokens/s")
         draft = self._latency.step_seconds(context, 1, candidate.mask)
-        rate, length = max(
-            (
-                tokens_per_time(candidate.token_agreement, n, draft, self._latency.step_seconds(context, n + 1)),
-                n,
+
+        def rate_of(length: int) -> float:
+            return tokens_per_time(
+                token_agreement=candidate.token_agreement,
+                draft_length=length,
+                draft_seconds=draft,
+                verify_seconds=self._latency.step_seconds(context, length + 1),
             )
-            for n in range(1, self._settings.max_draft + 1)
-        )
+
+        rate, length = max((rate_of(length), length) for length in range(1, self._settings.max_draft + 1))
         threshold = self._settings.confidence
         skipped = candidate.mask.attention_skipped + candidate.mask.mlp_skipped
         plan = Plan.masked(
