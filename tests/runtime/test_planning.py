@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -29,7 +31,7 @@ from ssd_runtime.planning.cost import CostModel, Entry, cost_of
 from ssd_runtime.planning.lookup import worth_verifying
 from ssd_runtime.planning.papers.knn import FixedPlanner, Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
-from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.registry import NAMES, STRATEGIES, WITHOUT_BUNDLE, Strategy, check_strategy, read_settings
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import make_strategy
@@ -110,6 +112,16 @@ def test_prompts_out_of_domain_go_where_they_are_sent(
     for axis, expected in ((0, {2, 3}), (7, mask)):
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.plan(100, 1).mask == (None if expected is None else SkipMask.of(LAYERS, expected))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
+def test_every_strategy_of_the_table_has_a_maker_and_its_needs_are_checked(strategy: Strategy) -> None:
+    module, _, function = strategy.maker.partition(":")
+    assert callable(getattr(import_module(f"ssd_runtime.planning.{module}"), function))
+    check_strategy(strategy.name, has_bundle=True)
+    assert (strategy.name in WITHOUT_BUNDLE) != strategy.needs_bundle
+    with pytest.raises(UserError, match="needs a bundle") if strategy.needs_bundle else nullcontext():
+        check_strategy(strategy.name, has_bundle=False)
 
 
 def test_a_bundle_without_mixture_sends_nothing_there() -> None:
@@ -195,7 +207,7 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
 
 
 @pytest.mark.parametrize("name", ["auto", "lookup"])
-def test_a_stream_begins_with_the_followers_that_the_bundle_knows(name: str) -> None:
+def test_a_stream_begins_with_the_successors_that_the_bundle_knows(name: str) -> None:
     decoder, given = Decoder(tiny_model("llama")), bundle()
     make = make_strategy(name, read_settings(name, []), decoder, given, latency_table(LAYERS))
     one, another = make().successors, make().successors

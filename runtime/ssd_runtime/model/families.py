@@ -109,7 +109,7 @@ class LayerKind:
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a causal LM. Raises UserError, naming what is supported, for anything else."""
+    """The family of a causal LM. Raises UserError for unsupported models, with a list of the supported ones."""
     kind = str(config.model_type)
     family = FAMILIES.get(kind)
     if family is None:

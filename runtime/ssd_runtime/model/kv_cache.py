@@ -167,7 +167,7 @@ class KVCache:
         return [self._part(layer, begin, end - begin).clone() for layer in range(len(self._shift))]
 
     def load(self, begin: int, saved: list[Tensor]) -> None:
-        """Write what `save` returned to slots `begin`, …"""
+        """Write the copies of `save` to slots `begin`, …"""
         for layer, part in enumerate(saved):
             self._part(layer, begin, part.shape[3]).copy_(part)
 

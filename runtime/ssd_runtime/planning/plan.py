@@ -141,7 +141,7 @@ class Planner(Protocol):
         ...
 
     def finish(self) -> None:
-        """Release what the request held; called once, when it has ended, was cancelled or has failed."""
+        """Release the request's resources; called once, when it has ended, was cancelled or has failed."""
         ...
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A way to plan, and what it needs."""
+    """A way to plan, with its parameters and needs."""
 
     name: str
     maker: str

@@ -83,7 +83,7 @@ def make_strategy(
     """Return a maker of planners for the requests of one stream.
 
     `heads` are the bundle's on the decoder's device, for several streams to share; they are made here by default.
-    Raises UserError if the bundle does not hold what the strategy asks for.
+    Raises UserError if the bundle lacks a domain or mixture that the strategy needs.
     """
     inputs = StrategyInputs(
         name=name,

@@ -20,8 +20,8 @@ class ExitDrafts:
 
     In a shared step, every row that exits at a depth of its own would be a forward that all others wait for.
 
-    Costs by the table assume that all tokens go to the depth bound. A token that exits earlier saves drafting time and
-    adds layers to the verification, but fewer. The statistics' pace corrects these costs.
+    Costs by the table assume that all tokens go to the depth bound. A token that exits earlier saves more drafting time
+    than its further layers add to the verification. The statistics' pace corrects these costs.
     """
 
     def __init__(self, heads: ExitHeads, choice: ExitChoice, latency: LatencyTable, stats: DraftStats) -> None:

@@ -123,8 +123,8 @@ class SwiftSearch:
     def update_acceptance(self, steps: int, accepted: int, tokens: int) -> None:
         """Add a cycle; if the acceptance rate stays too low, skip less and search again.
 
-        Cycles count only after `bayes_interval` candidates: the uniform mask at the start does not show what a search
-        can find.
+        Cycles count only after `bayes_interval` candidates: the uniform mask at the start says little about the masks
+        that a search can find.
         """
         self._unseen += tokens
         if not self.settings.steps or (self.running and self.tried < self.settings.bayes_interval):
