@@ -139,7 +139,8 @@ class CostModel:
     def shared_rows(self, context: int, sequences: int, others: int) -> list[float]:
         """What forwards of `others` + 1, `others` + 2, … rows of so many sequences cost."""
         curve, count = self._shared.at(context), len(self._alone.at(context))
-        costs = [cost_of(curve, others + n) for n in range(1, count + 1)]
+        costs = curve[others : others + count]
+        costs += [cost_of(curve, others + n) for n in range(len(costs) + 1, count + 1)]
         if self._corrections is not None:
             costs = self._corrections.priced(costs, others + 1)
         extra = self._extra(context, sequences)

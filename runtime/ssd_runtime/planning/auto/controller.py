@@ -17,6 +17,8 @@ from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.lookup import MOST_ROWS, Guess, best_guess
 from ssd_runtime.planning.plan import Cycle, Plan
 
+PLAIN_COSTS = [1.0]
+"""Of a cycle that is not planned: it is a plain step."""
 UNPLANNED = Plan("plain: not planned, since planning has used its share of the time")
 UNKNOWN_LOAD = Plan("plain: others decode, and what a step takes with them is not known yet")
 UNSETTLED = Plan("plain: what a step takes here is not known yet")
@@ -50,7 +52,7 @@ class Controller:
         self._number = stream.steps.join()
         self._running = True
         self._chosen: Offer | None = None
-        self._costs: list[float] = []
+        self._costs = PLAIN_COSTS
         self._rows = 1
         """This request's in the latest forward."""
         self._after: int | None = None
@@ -63,16 +65,16 @@ class Controller:
         stream, first = self._stream, self._lookup.known == context
         self._lookup.catch_up(context, pending)
         shared = load if load is not None and load.sequences > 1 else None
+        self._after = shared.step if shared is not None else None
+        self._chosen, self._costs, self.planned = None, PLAIN_COSTS, self.budget.covers_planning
+        if not self.planned or not stream.verify.settled:
+            stream.steps.members[self._number] = Member()
+            return UNSETTLED if self.planned else UNPLANNED
         if shared is not None:
             others = max(shared.rows - self._rows, shared.sequences - 1)
             self._costs = self._prices.rows_under_load(context, shared.sequences, others)
         else:
             self._costs = self._prices.rows(context)
-        self._after = shared.step if shared is not None else None
-        self._chosen, self.planned = None, self.budget.covers_planning
-        if not self.planned or not stream.verify.settled:
-            stream.steps.members[self._number] = Member()
-            return UNSETTLED if self.planned else UNPLANNED
         if load is None and first and len(stream.steps.members) > 1:
             return UNKNOWN_LOAD
         guess = best_guess(self._lookup, self._costs, MOST_ROWS, self.budget.most_cost)
@@ -99,6 +101,9 @@ class Controller:
     def _part(self, context: int, load: Load, guess: Guess) -> Offer | None:
         """This request's part in what the requests of the stream draft together; None where it has none."""
         steps, most_cost = self._stream.steps, self.budget.most_cost
+        if not steps.worth_deciding(load.step):
+            steps.members[self._number] = Member(tokens=guess.tokens, rows=1 + len(guess.tree), most_cost=most_cost)
+            return None
         found = [each for source in self._common if (each := source.yields(context, load.sequences)) is not None]
         masks = dict[SkipMask, tuple[ChainYield, ...]]()
         for mask, chains in found:

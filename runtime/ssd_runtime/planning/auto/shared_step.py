@@ -10,6 +10,9 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN
 from ssd_runtime.planning.cost import CostModel
 
+IDLE_STEPS = 8
+"""Steps from one decision that nobody drafts by masks to the next."""
+
 
 class ChainYield(NamedTuple):
     """What a chain of up to `length` masked tokens yields on average."""
@@ -190,6 +193,13 @@ class SharedSteps:
         self._step, self._shares = step, shares(self.members, costs, context, sequences)
         if self._shares:
             self._drafted = (*self._drafted[-1:], step)
+
+    def worth_deciding(self, step: int) -> bool:
+        """Whether to weigh masked drafts after the step of that number.
+
+        Where they were not worth their time, they are not `IDLE_STEPS` later: deciding on it takes time of everybody.
+        """
+        return bool(self._shares) or self._step is None or not 0 < step - self._step < IDLE_STEPS
 
     def share(self, number: int) -> Share | None:
         """A sequence's part in the latest decision; None where it drafts by itself or not at all."""

@@ -22,6 +22,8 @@ little to the pace."""
 LAZY = 8
 """Costs are priced again when so many more verifications of some number of rows were seen: it takes a while."""
 
+MOST_ROWS = 256
+"""Rows that are corrected one by one; of more, the last correction holds."""
 SETTLING = 3
 """Plain steps that the pace is first taken from: the very first may have been held up."""
 
@@ -50,6 +52,8 @@ class VerifyStats:
     """The same of the first verifications."""
     rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
     """By number; that of one row is 0, and between those seen it is on a line."""
+    _factors: NDArray[np.float64] | None = None
+    """What 1, 2, … rows take ÷ what the table says."""
     _priced: tuple[Sequence[float], list[float]] | None = None
     """Costs by the table from one row on, and what became of them."""
 
@@ -89,10 +93,14 @@ class VerifyStats:
         """The table's costs of `first`, `first` + 1, … rows, corrected; more rows never cost less."""
         if first == 1 and self._priced is not None and self._priced[0] is costs:
             return self._priced[1]
-        factors = np.exp(self._beyond(np.arange(first, first + len(costs))))
+        if self._priced is None or self._factors is None:
+            self._factors = np.exp(self._beyond(np.arange(1, MOST_ROWS + 1)))
+        # Beyond the rows that are told apart, the correction is that of the last.
+        factors = self._factors[min(first, MOST_ROWS) - 1 : first - 1 + len(costs)]
+        if len(factors) < len(costs):
+            factors = self._factors[-1]
         corrected: list[float] = np.maximum.accumulate(np.asarray(costs) * factors).tolist()
-        if first == 1:
-            self._priced = costs, corrected
+        self._priced = (costs, corrected) if first == 1 else self._priced or ((), [])
         return corrected
 
     def _beyond(self, rows: NDArray[np.int64] | int) -> NDArray[np.float64] | float:
