@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
@@ -68,7 +69,7 @@ class Controller:
         self._after = shared.step if shared is not None else None
         self._chosen, self._costs, self.planned = None, PLAIN_COSTS, self.budget.covers_planning
         if not self.planned or not stream.verify.settled:
-            stream.steps.members[self._number] = Member()
+            self._offer_guess(Guess(()), most_cost=1.0)
             return UNSETTLED if self.planned else UNPLANNED
         if shared is not None:
             others = max(shared.rows - self._rows, shared.sequences - 1)
@@ -102,14 +103,14 @@ class Controller:
         """This request's part in what the requests of the stream draft together; None where it has none."""
         steps, most_cost = self._stream.steps, self.budget.most_cost
         if not steps.worth_deciding(load.step):
-            steps.members[self._number] = Member(tokens=guess.tokens, rows=1 + len(guess.tree), most_cost=most_cost)
+            self._offer_guess(guess, most_cost)
             return None
         found = [each for source in self._common if (each := source.yields(context, load.sequences)) is not None]
         masks = dict[SkipMask, tuple[ChainYield, ...]]()
         for mask, chains in found:
             masks.setdefault(mask, chains)
         steps.members[self._number] = Member(
-            tokens=guess.tokens, rows=1 + len(guess.tree), most_cost=most_cost, masks=masks
+            tokens=guess.tokens, rows=1 + len(guess.tree), most_cost=most_cost, masks=masks, asked=True
         )
         steps.decide(load.step, self._prices, context, load.sequences)
         share = steps.share(self._number)
@@ -117,6 +118,13 @@ class Controller:
             return None
         offers = (source.take_part(share, self._costs, most_cost) for source in self._common)
         return next((offer for offer in offers if offer is not None), None)
+
+    def _offer_guess(self, guess: Guess, most_cost: float) -> None:
+        """Tell the others what this request verifies by itself; its masks are those that it last spoke of."""
+        members = self._stream.steps.members
+        members[self._number] = replace(
+            members[self._number], tokens=guess.tokens, rows=1 + len(guess.tree), most_cost=most_cost
+        )
 
     def observe(self, cycle: Cycle) -> None:
         """Take in what came of the plan."""

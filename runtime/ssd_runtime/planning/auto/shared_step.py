@@ -36,6 +36,8 @@ class Member:
     """Plain steps that its budget lets a cycle cost."""
     masks: Mapping[SkipMask, tuple[ChainYield, ...]] = field(default_factory=dict)
     """The masks that it could draft with, and what chains of every length would yield."""
+    asked: bool = False
+    """Whether it has said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +199,11 @@ class SharedSteps:
     def worth_deciding(self, step: int) -> bool:
         """Whether to weigh masked drafts after the step of that number.
 
-        Where they were not worth their time, they are not `IDLE_STEPS` later: deciding on it takes time of everybody.
+        Where all could draft and nobody did, `IDLE_STEPS` go by before the next decision: it takes everybody's time.
         """
-        return bool(self._shares) or self._step is None or not 0 < step - self._step < IDLE_STEPS
+        if self._step is None or self._shares or not all(member.asked for member in self.members.values()):
+            return True
+        return not 0 < step - self._step < IDLE_STEPS
 
     def share(self, number: int) -> Share | None:
         """A sequence's part in the latest decision; None where it drafts by itself or not at all."""

@@ -93,7 +93,7 @@ class VerifyStats:
         """The table's costs of `first`, `first` + 1, … rows, corrected; more rows never cost less."""
         if first == 1 and self._priced is not None and self._priced[0] is costs:
             return self._priced[1]
-        if self._priced is None or self._factors is None:
+        if first == 1 or self._priced is None or self._factors is None:
             self._factors = np.exp(self._beyond(np.arange(1, MOST_ROWS + 1)))
         # Beyond the rows that are told apart, the correction is that of the last.
         factors = self._factors[min(first, MOST_ROWS) - 1 : first - 1 + len(costs)]
