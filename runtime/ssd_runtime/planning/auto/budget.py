@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 START, MOST = 1.5, 4.0
 PER_TOKEN = 1 / 64
-MOST_PLANNING = 0.25
+START_PLANNING, MOST_PLANNING = 0.25, 1.0
 PLANNING_PER_TOKEN = 1 / 128
 
 
@@ -16,13 +16,13 @@ class Budget:
 
     A cycle is allowed only when its greatest loss, all drafts rejected, is covered by `credit`, and is planned only
     while there is something left for `planning`. Every token puts a 64th and a 128th of a plain step into them. What a
-    cycle gains goes to `planning` first and then to `credit`; each has a limit. Neither falls below 0, but for the last
-    planning. So over any T tokens speculation and planning together lose at most `MOST` + `MOST_PLANNING` + 3 T / 128
-    plain steps: 2.4% in the long run. `Budgets` keeps this bound for requests that follow one another.
+    cycle gains goes to `planning` until that has what it starts with, then to `credit`, and then to `planning` again;
+    each has a limit. Neither falls below 0, but for the last planning. So over any T tokens speculation and planning
+    together lose at most `MOST` + `MOST_PLANNING` + 3 T / 128 plain steps: 2.4% in the long run. `Budgets` keeps this bound for requests that follow one another.
     """
 
     credit: float = START
-    planning: float = MOST_PLANNING
+    planning: float = START_PLANNING
 
     @property
     def most_cost(self) -> float:
@@ -41,9 +41,13 @@ class Budget:
     def settle(self, tokens: int, cost: float, planning: float = 0.0) -> None:
         """Update with a cycle: tokens that it yielded, its cost and that of planning it, both in plain steps."""
         left = self.planning + tokens * PLANNING_PER_TOKEN - planning
-        refill = min(max(0.0, tokens - cost), max(0.0, MOST_PLANNING - left))
+        gain = max(0.0, tokens - cost)
+        refill = min(gain, max(0.0, START_PLANNING - left))
+        credit = self.credit + tokens * (1.0 + PER_TOKEN) - cost - refill
+        # Gains that credit has no room for pay for planning: beside others it takes more of a plain step.
+        refill += min(gain - refill, max(0.0, credit - MOST))
         self.planning = min(MOST_PLANNING, left + refill)
-        self.credit = min(MOST, self.credit + tokens * (1.0 + PER_TOKEN) - cost - refill)
+        self.credit = min(MOST, credit)
 
 
 @dataclass(slots=True)

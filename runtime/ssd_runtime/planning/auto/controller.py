@@ -54,8 +54,6 @@ class Controller:
         self._running = True
         self._chosen: Offer | None = None
         self._costs = PLAIN_COSTS
-        self._rows = 1
-        """This request's in the latest forward."""
         self._after: int | None = None
         """The number of the shared step that the latest plan follows; None where this request is alone."""
         self.planned = False
@@ -71,11 +69,7 @@ class Controller:
         if not self.planned or not stream.verify.settled:
             self._offer_guess(Guess(()), most_cost=1.0)
             return UNSETTLED if self.planned else UNPLANNED
-        if shared is not None:
-            others = max(shared.rows - self._rows, shared.sequences - 1)
-            self._costs = self._prices.rows_under_load(context, shared.sequences, others)
-        else:
-            self._costs = self._prices.rows(context)
+        self._costs = self._prices.rows(context) if shared is None else self._under_load(context, shared)
         if load is None and first and len(stream.steps.members) > 1:
             return UNKNOWN_LOAD
         guess = best_guess(self._lookup, self._costs, MOST_ROWS, self.budget.most_cost)
@@ -88,6 +82,13 @@ class Controller:
             return Plan("lookup", Ready(guess.tree), MOST_ROWS, detail=detail)
         credit = f"{self.budget.credit:.1f} plain steps may be lost"
         return Plan("plain: no draft that the budget covers is expected to be faster", detail=credit)
+
+    def _under_load(self, context: int, load: Load) -> list[float]:
+        """What this request's rows cost beside the others'; who comes first in a step works it out for all."""
+        if self._stream.priced is None or self._stream.priced[0] is not load:
+            others = max(round(load.rows * (1 - 1 / load.sequences)), load.sequences - 1)
+            self._stream.priced = load, self._prices.rows_under_load(context, load.sequences, others)
+        return self._stream.priced[1]
 
     def _own(self, context: int) -> Offer | None:
         """The best that the model can draft for this request alone."""
@@ -145,7 +146,6 @@ class Controller:
                 source.record.rest(tokens)
             else:
                 source.record.settle(tokens, cost)
-        self._rows = cycle.verified
         # A verification that had to wait for drafts of others tells nothing of its rows.
         if not cycle.begun and not self._stream.steps.drafted_after(self._after):
             verify.update(rows, cycle.verify_seconds, self._prices.shared_step(cycle.context, rows, sequences))

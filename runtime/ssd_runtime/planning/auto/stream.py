@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ssd_runtime.drafting.lookup import LookupStats
+from ssd_runtime.engine.session import Load
 from ssd_runtime.planning.auto.budget import Budgets
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.planning_time import PlanningTime
@@ -31,5 +32,7 @@ class Stream:
     verify: VerifyStats = field(default_factory=VerifyStats)
     masks: defaultdict[str, DraftStats] = field(default_factory=_by_domain)
     exits: defaultdict[str, DraftStats] = field(default_factory=_by_domain)
+    priced: tuple[Load, list[float]] | None = None
+    """The latest shared forward, and what rows of the next one cost."""
     steps: SharedSteps = field(default_factory=SharedSteps)
     """The requests that are running, and what they do together."""
