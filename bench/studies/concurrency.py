@@ -2,15 +2,16 @@
 
 `python -m bench.studies.concurrency --artifact demo --prompts FILE --at 1,2,4,8,16 --strategies auto`
 
-Prompts are prefilled, then decoded N at a time; a new one joins whenever one ends. Plain decoding takes part twice,
-which shows the noise. Every output is compared with the lone plain decode of its prompt. Answers continue after their
-end token, so that all have one length. Intervals are over rounds of the same prompts.
+Prompts are prefilled, then decoded N at a time; a new one joins whenever one ends. Strategies take turns of a few steps
+each. Plain decoding takes part twice, which shows the noise. Every output is compared with the lone plain decode of its
+prompt. Answers continue after their end token, so that all have one length. Intervals are over rounds of the same
+prompts.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +29,8 @@ from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import PlainPlanner
 
 AGAIN = "plain again"
+TURN = 4
+"""Steps that a strategy takes before it is the next one's turn."""
 
 
 def main() -> None:
@@ -58,57 +61,81 @@ def report(
     limits: Limits,
     rounds: int,
 ) -> None:
-    """Decode all prompts, `requests` at a time, by each strategy in turn, and print their speeds."""
-    held = list[tuple[Session, Prefill]]()
+    """Decode all prompts, `requests` at a time, by all strategies side by side, and print their speeds."""
+    held = {name: prefilled(engine, prompts, limits) for name in names}
     taken = defaultdict[str, list[float]](list)
-    wrong = 0
-    near = 0
-    for ids in prompts:
-        session = Session(engine.decoder)
-        held.append((session, session.prefill(ids, new_tokens=limits.max_new_tokens)))
-    alone = [decode(session, prefilled, PlainPlanner(), limits).token_ids for session, prefilled in held]
+    kinds = Counter[Kind]()
+    alone = [decode(session, prompt, PlainPlanner(), limits).token_ids for session, prompt in held["plain"]]
     for number in range(rounds):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
-            done, seconds = through(engine, requests, held, name, limits)
-            taken[name].append(seconds)
-            for ids, expected, each in zip(prompts, alone, done, strict=True):
-                kind = compare(Session(engine.decoder), ids, expected, each.token_ids).kind
-                wrong = wrong + (kind is Kind.ERROR)
-                near = near + (kind is Kind.NEAR_TIE)
-    count = rounds * len(prompts) * len(names)
-    print(f"{requests} at once, {len(prompts)} prompts: {wrong} of {count} outputs wrong, {near} near ties")
+        runs = [Run(engine, name, held[name], requests, limits) for name in names]
+        side_by_side(runs[number % len(runs) :] + runs[: number % len(runs)])
+        for run in runs:
+            taken[run.name].append(run.per_token)
+            for ids, expected, job in zip(prompts, alone, run.jobs, strict=True):
+                kinds[compare(Session(engine.decoder), ids, expected, job.ended().token_ids).kind] += 1
+    print(
+        f"{requests} at once, {len(prompts)} prompts: {kinds[Kind.ERROR]} of {kinds.total()} outputs wrong, "
+        f"{kinds[Kind.NEAR_TIE]} near ties"
+    )
     for name, seconds_each in taken.items():
         rate = rounds / sum(seconds_each)
         interval = speedup_interval(taken["plain"], seconds_each)
-        shown = "" if interval is None or name == "plain" else f" ({interval[0]:.2f}–{interval[1]:.2f})"
+        shown = "" if interval is None or name == "plain" else f" ({interval[0]:.3f}–{interval[1]:.3f})"
         print(
             f"  {name:14} {rate:7.1f} tokens/s  {speedup(taken['plain'], seconds_each):.3f} of plain{shown}", flush=True
         )
 
 
-def through(
-    engine: Engine, requests: int, held: Sequence[tuple[Session, Prefill]], name: str, limits: Limits
-) -> tuple[list[Generation], float]:
-    """Decode prefilled prompts, `requests` at a time. Returns the generations and the seconds per token.
+def prefilled(engine: Engine, prompts: Sequence[list[int]], limits: Limits) -> list[tuple[Session, Prefill]]:
+    """A session per prompt, which it has been through."""
+    sessions = [Session(engine.decoder) for _ in prompts]
+    return [
+        (session, session.prefill(ids, new_tokens=limits.max_new_tokens))
+        for session, ids in zip(sessions, prompts, strict=True)
+    ]
 
-    Time counts while all slots are in use: towards the end, fewer sequences are left.
-    """
-    # Every round is a stream of its own, because statistics of an earlier one would come from these very answers.
-    make = engine.planners("plain" if name == AGAIN else name)
-    scheduler = Scheduler(engine.decoder, requests, cache_bytes=0)  # the sessions have memory of their own
-    jobs = list[Job[Generation]]()
-    counts = list[int]()
-    for session, prefilled in held:
-        work = decoding(session, prefilled, make(), limits, lambda tokens: counts.append(len(tokens)))
-        jobs.append(scheduler.add(session, work, session.ids))
-    began = perf_counter()
-    per_token = 0.0
-    while scheduler.running or scheduler.waiting:
-        scheduler.step()
-        if scheduler.waiting or scheduler.running == requests:
-            per_token = (perf_counter() - began) / sum(counts)
-    return [job.ended() for job in jobs], per_token
+
+class Run:
+    """One strategy that decodes all prompts, and the time that it has taken."""
+
+    def __init__(
+        self, engine: Engine, name: str, held: Sequence[tuple[Session, Prefill]], requests: int, limits: Limits
+    ) -> None:
+        self.name, self._requests = name, requests
+        # Every round is a stream of its own, because statistics of an earlier one would come from these very answers.
+        make = engine.planners("plain" if name == AGAIN else name)
+        self._scheduler = Scheduler(engine.decoder, requests, cache_bytes=0)  # the sessions have memory of their own
+        self._tokens, self._seconds = 0, 0.0
+        self.per_token = 0.0
+        """Seconds per token while all slots are in use: towards the end, fewer sequences are left."""
+        self.jobs: list[Job[Generation]] = [
+            self._scheduler.add(session, decoding(session, prompt, make(), limits, self._count), session.ids)
+            for session, prompt in held
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether all prompts are decoded."""
+        return not (self._scheduler.running or self._scheduler.waiting)
+
+    def steps(self, count: int) -> None:
+        """Take some steps, timed."""
+        for _ in range(count):
+            began = perf_counter()
+            self._scheduler.step()
+            self._seconds += perf_counter() - began
+            if not self.per_token or self._scheduler.waiting or self._scheduler.running == self._requests:
+                self.per_token = self._seconds / self._tokens
+
+    def _count(self, tokens: list[int]) -> None:
+        self._tokens += len(tokens)
+
+
+def side_by_side(runs: Sequence[Run]) -> None:
+    """Let runs take turns of a few steps: a machine whose pace comes and goes is fair to all of them."""
+    while left := [run for run in runs if not run.done]:
+        for run in left:
+            run.steps(TURN)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,8 @@ class CostModel:
         """Costs of forwards of `others` + 1, `others` + 2, … rows of `sequences` sequences."""
         curve = self._shared.at(context)
         count = len(self._alone.at(context))
-        costs = [cost_of(curve, others + n) for n in range(1, count + 1)]
+        costs = curve[others : others + count]
+        costs += [cost_of(curve, others + n) for n in range(len(costs) + 1, count + 1)]
         if self._corrections is not None:
             costs = self._corrections.priced(costs, others + 1)
         extra = self._extra(context, sequences)

@@ -10,8 +10,10 @@ MOST = 4.0
 """Largest credit, in plain steps."""
 PER_TOKEN = 1 / 64
 """Credit per token, in plain steps."""
-MOST_PLANNING = 0.25
-"""Largest allowance for planning, in plain steps; a stream's first request starts with it."""
+START_PLANNING = 0.25
+"""Allowance for planning of a stream's first request, in plain steps."""
+MOST_PLANNING = 1.0
+"""Largest allowance for planning, in plain steps."""
 PLANNING_PER_TOKEN = 1 / 128
 """Allowance for planning per token, in plain steps."""
 
@@ -22,13 +24,14 @@ class Budget:
 
     A cycle is allowed only if `credit` covers its largest loss, all drafts rejected. It is planned only while
     `planning` is positive. Every token adds 1/64 and 1/128 of a plain step to them. A cycle's gain goes to `planning`
-    first and then to `credit`; each has a limit. Neither falls below 0, except by the last planning. So over any T
-    tokens speculation and planning lose at most `MOST` + `MOST_PLANNING` + 3 T / 128 plain steps together: 2.4% in the
-    long run. `Budgets` keeps this bound over successive requests.
+    until that is `START_PLANNING`, then to `credit`, and then to `planning` again; each has a limit. Neither falls
+    below 0, except by the last planning. So over any T tokens speculation and planning lose at most `MOST` +
+    `MOST_PLANNING` + 3 T / 128 plain steps together: 2.4% in the long run. `Budgets` keeps this bound over successive
+    requests.
     """
 
     credit: float = START
-    planning: float = MOST_PLANNING
+    planning: float = START_PLANNING
 
     @property
     def most_cost(self) -> float:
@@ -47,9 +50,13 @@ class Budget:
     def update(self, tokens: int, cost: float, planning: float = 0.0) -> None:
         """Update with a cycle's tokens, its cost and the cost of planning it, both in plain steps."""
         left = self.planning + tokens * PLANNING_PER_TOKEN - planning
-        refill = min(max(0.0, tokens - cost), max(0.0, MOST_PLANNING - left))
+        gain = max(0.0, tokens - cost)
+        refill = min(gain, max(0.0, START_PLANNING - left))
+        credit = self.credit + tokens * (1.0 + PER_TOKEN) - cost - refill
+        # Gains beyond the largest credit pay for planning, which takes a larger share of a plain step under load.
+        refill += min(gain - refill, max(0.0, credit - MOST))
         self.planning = min(MOST_PLANNING, left + refill)
-        self.credit = min(MOST, self.credit + tokens * (1.0 + PER_TOKEN) - cost - refill)
+        self.credit = min(MOST, credit)
 
 
 @dataclass(slots=True)

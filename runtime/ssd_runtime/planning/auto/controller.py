@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
@@ -17,6 +18,8 @@ from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.lookup import MOST_ROWS, Guess, best_guess
 from ssd_runtime.planning.plan import Cycle, Plan
 
+PLAIN_COSTS = [1.0]
+"""Costs of a cycle that is not planned, which is a plain step."""
 UNPLANNED = Plan("plain: not planned, since planning has used its share of the time")
 UNKNOWN_LOAD = Plan("plain: others decode, and what a step takes with them is not known yet")
 UNSETTLED = Plan("plain: what a step takes here is not known yet")
@@ -52,10 +55,8 @@ class Controller:
         self._number = stream.steps.join()
         self._running = True
         self._chosen: Offer | None = None
-        self._costs: list[float] = []
+        self._costs = PLAIN_COSTS
         """Costs of 1, 2, … rows of this request, when the latest plan was made."""
-        self._rows = 1
-        """Rows of this request in the latest forward."""
         self._after: int | None = None
         """Number of the shared step that the latest plan follows; None if this request is alone."""
         self.planned = False
@@ -67,17 +68,14 @@ class Controller:
         first = self._lookup.known == context
         self._lookup.observe_first(context, pending)
         shared = load if load is not None and load.sequences > 1 else None
-        if shared is not None:
-            others = max(shared.rows - self._rows, shared.sequences - 1)
-            self._costs = self._cost_model.rows_under_load(context, shared.sequences, others)
-        else:
-            self._costs = self._cost_model.rows(context)
         self._after = shared.step if shared is not None else None
         self._chosen = None
+        self._costs = PLAIN_COSTS
         self.planned = self.budget.covers_planning
         if not self.planned or not stream.verify.settled:
-            stream.steps.members[self._number] = Member()
+            self._update_member(Guess(()), most_cost=1.0)
             return UNSETTLED if self.planned else UNPLANNED
+        self._costs = self._cost_model.rows(context) if shared is None else self._costs_under_load(context, shared)
         if load is None and first and len(stream.steps.members) > 1:
             return UNKNOWN_LOAD
         guess = best_guess(self._lookup, costs=self._costs, depth=MOST_ROWS, most_cost=self.budget.most_cost)
@@ -90,6 +88,14 @@ class Controller:
             return Plan(reason="lookup", drafter=Ready(guess.tree), draft_length=MOST_ROWS, detail=detail)
         credit = f"{self.budget.credit:.1f} plain steps may be lost"
         return Plan("plain: no draft that the budget covers is expected to be faster", detail=credit)
+
+    def _costs_under_load(self, context: int, load: Load) -> list[float]:
+        """Costs of 1, 2, … rows of a request that shares its steps, computed once per step for the whole stream."""
+        stream = self._stream
+        if stream.priced is None or stream.priced[0] is not load:
+            others = max(round(load.rows * (1 - 1 / load.sequences)), load.sequences - 1)
+            stream.priced = load, self._cost_model.rows_under_load(context, load.sequences, others)
+        return stream.priced[1]
 
     def _lone_offer(self, context: int) -> Offer | None:
         """The best draft by the model for a request that is alone; None without any."""
@@ -105,6 +111,9 @@ class Controller:
         """This request's part in the joint drafts of the stream's requests; None without a part."""
         steps = self._stream.steps
         most_cost = self.budget.most_cost
+        if not steps.worth_deciding(load.step):
+            self._update_member(guess, most_cost)
+            return None
         found = [each for source in self._common if (each := source.yields(context, load.sequences)) is not None]
         masks = dict[SkipMask, tuple[ChainYield, ...]]()
         for mask, chains in found:
@@ -114,6 +123,7 @@ class Controller:
             rows=1 + len(guess.tree),
             most_cost=most_cost,
             masks=masks,
+            asked=True,
         )
         steps.decide(load.step, costs=self._cost_model, context=context, sequences=load.sequences)
         share = steps.share(self._number)
@@ -121,6 +131,16 @@ class Controller:
             return None
         offers = (source.take_part(share, self._costs, most_cost) for source in self._common)
         return next((offer for offer in offers if offer is not None), None)
+
+    def _update_member(self, guess: Guess, most_cost: float) -> None:
+        """Update the guesses and the budget of this request for joint decisions; its masks stay as they are."""
+        members = self._stream.steps.members
+        members[self._number] = replace(
+            members[self._number],
+            tokens=guess.tokens,
+            rows=1 + len(guess.tree),
+            most_cost=most_cost,
+        )
 
     def observe(self, cycle: Cycle) -> None:
         """Update the stream's statistics and the budget with the planned cycle."""
@@ -146,7 +166,6 @@ class Controller:
                 source.stats.decay(tokens)
             else:
                 source.stats.update_balance(tokens, cost)
-        self._rows = cycle.verified
         # A verification that waited for drafts of others tells nothing about the time of its rows.
         if not cycle.begun and not self._stream.steps.drafted_after(self._after):
             verify.update(rows, cycle.verify_seconds, self._cost_model.shared_step(cycle.context, rows, sequences))

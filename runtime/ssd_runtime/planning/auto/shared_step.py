@@ -10,6 +10,9 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN
 from ssd_runtime.planning.cost import CostModel
 
+IDLE_STEPS = 8
+"""Steps between two decisions if the first lets no sequence draft by masks."""
+
 
 class ChainYield(NamedTuple):
     """The average yield of a chain of up to `length` masked tokens."""
@@ -33,6 +36,8 @@ class Member:
     """Largest cost of a cycle that its budget covers, in plain steps."""
     masks: Mapping[SkipMask, tuple[ChainYield, ...]] = field(default_factory=dict)
     """The masks that it could draft with, and the yields of chains of every length."""
+    asked: bool = False
+    """Whether it has named its masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,16 @@ class SharedSteps:
         self._shares = shares(self.members, costs=costs, context=context, sequences=sequences)
         if self._shares:
             self._drafted = (*self._drafted[-1:], step)
+
+    def worth_deciding(self, step: int) -> bool:
+        """Whether to compare masked drafts after step number `step`.
+
+        If all sequences have named their masks and none drafted, the next decision comes after `IDLE_STEPS` steps, since
+        all of them wait for it.
+        """
+        if self._step is None or self._shares or not all(member.asked for member in self.members.values()):
+            return True
+        return not 0 < step - self._step < IDLE_STEPS
 
     def share(self, number: int) -> Share | None:
         """A sequence's part in the latest decision; None if it does not draft together with others."""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ssd_runtime.drafting.lookup import LookupStats
+from ssd_runtime.engine.session import Load
 from ssd_runtime.planning.auto.budget import Budgets
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.planning_time import PlanningTime
@@ -33,5 +34,7 @@ class Stream:
     """Statistics of masked drafts by domain."""
     exits: defaultdict[str, DraftStats] = field(default_factory=_by_domain)
     """Statistics of early exits by domain."""
+    priced: tuple[Load, list[float]] | None = None
+    """The latest shared forward, and the costs of 1, 2, … rows of a request in the next one."""
     steps: SharedSteps = field(default_factory=SharedSteps)
     """The running requests, and their joint drafts."""

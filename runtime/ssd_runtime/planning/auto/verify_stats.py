@@ -26,6 +26,8 @@ at first."""
 LAZY = 8
 """Costs are computed again after every `LAZY` verifications of one number of rows, since that takes time."""
 
+MOST_ROWS = 256
+"""Largest number of rows with a correction; more rows have the same."""
 SETTLING = 3
 """Plain steps that the first pace is the median of: the very first step may have been delayed."""
 
@@ -55,6 +57,8 @@ class VerifyStats:
     """Values of the pace in the first verifications."""
     rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
     """Log correction by number of rows: 0 at one row, linearly interpolated."""
+    _factors: NDArray[np.float64] | None = None
+    """Corrections of 1, 2, …, `MOST_ROWS` rows, as factors."""
     _priced: tuple[Sequence[float], list[float]] | None = None
     """Costs of 1, 2, … rows by the table, and the corrected ones."""
 
@@ -94,10 +98,13 @@ class VerifyStats:
         """Corrected costs of `first`, `first` + 1, … rows, from the table's `costs`; more rows never cost less."""
         if first == 1 and self._priced is not None and self._priced[0] is costs:
             return self._priced[1]
-        factors = np.exp(self._beyond(np.arange(first, first + len(costs))))
+        if first == 1 or self._priced is None or self._factors is None:
+            self._factors = np.exp(self._beyond(np.arange(1, MOST_ROWS + 1)))
+        factors = self._factors[min(first, MOST_ROWS) - 1 : first - 1 + len(costs)]
+        if len(factors) < len(costs):
+            factors = self._factors[-1]
         corrected: list[float] = np.maximum.accumulate(np.asarray(costs) * factors).tolist()
-        if first == 1:
-            self._priced = costs, corrected
+        self._priced = (costs, corrected) if first == 1 else self._priced or ((), [])
         return corrected
 
     def _beyond(self, rows: NDArray[np.int64] | int) -> NDArray[np.float64] | float:
