@@ -104,7 +104,7 @@ class Controller:
             for source in self._sources
             if (offer := source.offer(context, self._costs, self.budget.most_cost)) is not None
         ]
-        # If the budget does not cover the best yet, it is saved for that: spent on the second best, it would never do.
+        # The best counts even if the budget does not cover it yet: spent on the second best, it would never suffice.
         return max(offers, key=lambda offer: offer.source.stats.discounted(offer.best), default=None)
 
     def _joint_offer(self, context: int, load: Load, guess: Guess) -> Offer | None:

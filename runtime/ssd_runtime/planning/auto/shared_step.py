@@ -208,8 +208,8 @@ class SharedSteps:
     def worth_deciding(self, step: int) -> bool:
         """Whether to compare masked drafts after step number `step`.
 
-        If all sequences have named their masks and none drafted, the next decision comes after `IDLE_STEPS` steps, since
-        all of them wait for it.
+        If all sequences have named their masks and none drafted, the next decision comes `IDLE_STEPS` steps later,
+        since all of them wait for it.
         """
         if self._step is None or self._shares or not all(member.asked for member in self.members.values()):
             return True

@@ -104,7 +104,10 @@ class VerifyStats:
         if len(factors) < len(costs):
             factors = self._factors[-1]
         corrected: list[float] = np.maximum.accumulate(np.asarray(costs) * factors).tolist()
-        self._priced = (costs, corrected) if first == 1 else self._priced or ((), [])
+        if first == 1:
+            self._priced = costs, corrected
+        elif self._priced is None:
+            self._priced = (), []  # the factors are up to date
         return corrected
 
     def _beyond(self, rows: NDArray[np.int64] | int) -> NDArray[np.float64] | float:
