@@ -14,13 +14,14 @@ SPARE, ROOM, BLOCK = 24, 8, 4
 def small_memory() -> Iterator[None]:
     """Windows slide, pools fill and prefixes count after a few tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("model.kv_cache", "model.kv_pool", "engine.scheduler"):
+        for module in ("model.kv_cache", "model.kv_pool", "engine.job", "engine.scheduler"):
             patch.setattr(f"ssd_runtime.{module}.SPARE_SLOTS", SPARE)
         patch.setattr("ssd_runtime.model.kv_cache.LOOKBACK", 2)
         patch.setattr("ssd_runtime.model.kv_cache.FORWARD_ROWS", 2 * SPARE)
-        for module in ("engine.session", "engine.scheduler"):
-            patch.setattr(f"ssd_runtime.{module}.PREFILL_CHUNK", SPARE)
-            patch.setattr(f"ssd_runtime.{module}.POOL_ROOM", ROOM)
+        for module in ("session", "scheduler"):
+            patch.setattr(f"ssd_runtime.engine.{module}.PREFILL_CHUNK", SPARE)
+        for module in ("session", "job"):
+            patch.setattr(f"ssd_runtime.engine.{module}.POOL_ROOM", ROOM)
         patch.setattr("ssd_runtime.engine.scheduler.PREFILL_ROWS", 2 * BLOCK)
         for module in ("session", "prompt_states", "prefix_cache"):
             patch.setattr(f"ssd_runtime.engine.{module}.BLOCK", BLOCK)

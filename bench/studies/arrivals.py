@@ -21,8 +21,9 @@ from bench.fixtures.prompt_files import SPEC_BENCH, stratified
 from bench.harness.provenance import commit
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
+from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits, generating
-from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.loading.models import conversation
 
 

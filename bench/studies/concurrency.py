@@ -22,8 +22,9 @@ from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits, decode, decoding
-from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import PlainPlanner

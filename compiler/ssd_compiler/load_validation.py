@@ -11,8 +11,9 @@ from ssd_artifacts.domain_config import LoadValidation
 from ssd_compiler.calibrate import SharedPrefix
 from ssd_compiler.validate import Confirmed, constant, require_same
 from ssd_profiles.intervals import speedup, speedup_interval
+from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits, decoding
-from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option

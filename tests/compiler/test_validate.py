@@ -11,8 +11,9 @@ from ssd_compiler.validate import validate
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.accept import Accepted
 from ssd_runtime.engine.interleaved import Contenders
+from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits
-from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.plan import ConstantPlanner

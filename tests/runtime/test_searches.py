@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits, generate, generating
-from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.session import Session
 from ssd_runtime.model.batch import Batch, Variants
 from ssd_runtime.model.decoder import Decoder

@@ -15,11 +15,12 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.result import Outcome
 from ssd_runtime.engine.runner import Runner, RunSettings
-from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model
 from ssd_runtime.model.exit_heads import ExitHeads

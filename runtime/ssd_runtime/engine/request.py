@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.result import Outcome
 from ssd_runtime.engine.runner import Runner, Turn, naming
-from ssd_runtime.engine.scheduler import Job
 
 
 @dataclass(frozen=True, slots=True, eq=False)

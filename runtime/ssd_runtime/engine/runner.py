@@ -10,9 +10,10 @@ from typing import Any
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.divergence import Divergence, compare
+from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits, decode, generate, generating
 from ssd_runtime.engine.result import Outcome
-from ssd_runtime.engine.scheduler import Job, Scheduler
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.session import Session
 from ssd_runtime.engine.text_stream import TextStream, cut_at_stop, stop_condition
 from ssd_runtime.loading.models import LoadedModel, conversation

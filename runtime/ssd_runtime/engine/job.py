@@ -1,0 +1,140 @@
+"""A sequence that decodes together with others: its work, its latest request and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.engine.session import POOL_ROOM, Session
+from ssd_runtime.model.kv_cache import SPARE_SLOTS
+from ssd_runtime.model.kv_pool import PoolFull
+from ssd_runtime.model.runner import Forward, Request, Work
+from ssd_runtime.profiling.memory import DECODING_REMEDY, gib, guard_memory
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[T]):
+    """A sequence that waits, decodes together with others, or has ended."""
+
+    session: Session
+    work: Work[T]
+    prompt: Sequence[int]
+    request: Request | None = None
+    """The latest request; None before the job runs."""
+    result: T | None = None
+    error: UserError | None = None
+    """The error that it failed with; None without a failure."""
+    done: bool = False
+    """Whether it has ended, failed or been cancelled."""
+    _paused: _Paused | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that it needs room for when it starts or resumes."""
+        return max(len(self.prompt), self.session.committed) + POOL_ROOM
+
+    @property
+    def slots(self) -> int:
+        """Most slots that its latest request, and the drafts after that, write."""
+        return self.session.committed + (rows_of(self.request) if self._paused is None else 0) + SPARE_SLOTS
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt has been run and the keys of all its tokens are there."""
+        return self.session.prefilled and self._paused is None
+
+    def advance(self, answer: Any) -> None:
+        """Run the work with the answer to the latest request, up to the next request or the end."""
+        try:
+            with guard_memory("decoding", self.session.decoder.device, DECODING_REMEDY):
+                self.request = self._next(answer)
+        except StopIteration as stop:
+            self.result = stop.value
+            self.done = True
+            self.session.close()
+        except PoolFull:
+            self._fail_of_memory()
+        except UserError as error:
+            self.fail(error)
+
+    def pause(self) -> None:
+        """Release the memory for keys and values until `resume`."""
+        assert isinstance(self.request, Forward), "running jobs wait for a forward of the full model"
+        session = self.session
+        if self._paused is not None:
+            self._paused.recomputing.close()
+            self._paused = replace(self._paused, recomputing=session.recomputing())
+        else:
+            # The forward of an early-exit draft begins after its first layers and reads the keys that it left there.
+            drafted = session.cache.save(session.committed, session.committed + self.request.size)
+            self._paused = _Paused(self.request, drafted, session.recomputing())
+        session.cache.release()
+
+    def resume(self) -> None:
+        """Reserve memory and request the forwards that compute the committed tokens' keys and values again."""
+        assert self._paused is not None, "pause() comes first"
+        try:
+            self.session.cache.reserve_tokens(self.session.committed + POOL_ROOM)
+        except PoolFull:
+            self._fail_of_memory()
+        else:
+            self.advance(None)
+
+    def _next(self, answer: Any) -> Request:
+        """The next request: of the work, or of computing a paused job's keys and values again."""
+        paused = self._paused
+        if paused is None:
+            return self.work.send(answer)
+        try:
+            return paused.recomputing.send(answer)
+        except StopIteration:
+            self.session.cache.load(self.session.committed, paused.drafted)
+            self._paused = None
+            return paused.request
+
+    def ended(self) -> T:
+        """The result of a job that has ended. Raises the UserError that it failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None, "the job has neither ended nor failed: it was cancelled, or still runs"
+        return self.result
+
+    def fail(self, error: UserError | None) -> None:
+        """End without a result: with an error, or with None for a cancelled job."""
+        self.work.close()
+        self.session.close(keep=False)
+        self.error = error
+        self.done = True
+
+    def _fail_of_memory(self) -> None:
+        """End with the error that the pool is full."""
+        room = gib(self.session.cache.pool.bytes)
+        self.fail(
+            UserError(f"the {room} for keys and values are full; give a shorter prompt, or fewer prompts at once")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Paused:
+    """The state of a paused job, which has released its memory."""
+
+    request: Forward
+    drafted: list[Tensor]
+    """Keys and values of the request's rows, one tensor per layer."""
+    recomputing: Work[None]
+
+
+def is_full(request: Request | None) -> bool:
+    """Whether a request is for the full model up to its last sub-layer, which all running jobs share."""
+    return request is not None and request.is_full
+
+
+def rows_of(request: Request | None) -> int:
+    """Number of rows of a request; 0 without one."""
+    return 0 if request is None else request.size
