@@ -18,6 +18,8 @@ from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.lookup import MOST_ROWS, Guess, best_guess
 from ssd_runtime.planning.plan import Cycle, Plan
 
+IDLE_CYCLES = 8
+"""Planned cycles without a question to the sources, after none of them had an offer."""
 PLAIN_COSTS = [1.0]
 """Costs of a cycle that is not planned, which is a plain step."""
 UNPLANNED = Plan("plain: not planned, since planning has used its share of the time")
@@ -59,6 +61,8 @@ class Controller:
         """Costs of 1, 2, … rows of this request, when the latest plan was made."""
         self._after: int | None = None
         """Number of the shared step that the latest plan follows; None if this request is alone."""
+        self._idle = 0
+        """Plans to come that ask no source for an offer."""
         self.planned = False
         """Whether the latest plan was chosen, and is not a plain step without a choice."""
 
@@ -98,12 +102,20 @@ class Controller:
         return stream.priced[1]
 
     def _lone_offer(self, context: int) -> Offer | None:
-        """The best draft by the model for a request that is alone; None without any."""
+        """The best draft by the model for a request that is alone; None without any.
+
+        After no source had an offer, none is asked for `IDLE_CYCLES`: trust changes slowly, and asking takes a third of
+        planning's time.
+        """
+        if self._idle:
+            self._idle -= 1
+            return None
         offers = [
             offer
             for source in self._sources
             if (offer := source.offer(context, self._costs, self.budget.most_cost)) is not None
         ]
+        self._idle = 0 if offers else IDLE_CYCLES
         # The best counts even if the budget does not cover it yet: spent on the second best, it would never suffice.
         return max(offers, key=lambda offer: offer.source.stats.discounted(offer.best), default=None)
 
