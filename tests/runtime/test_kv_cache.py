@@ -219,7 +219,7 @@ def test_a_prompt_that_begins_like_an_earlier_sequence_is_not_run_again(variant:
     first, limits = PROMPT[:50] if decoder.rope_switch else PROMPT[:30], Limits(21)
     shared = {"next turn": len(first) + 16, "system prompt": 0 if decoder.rope_switch else 16, "same": len(first) - 4}
     with small_memory():
-        prefixes = PrefixCache(decoder.new_pool(600 * decoder.kv_layout.bytes_per_slot, 4))
+        prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
         session = Session(decoder, prefixes=prefixes)
         answer = generate(session, first, PlainPlanner(), limits).token_ids
         session.close()
@@ -246,7 +246,7 @@ def test_a_prompt_that_begins_like_an_earlier_sequence_is_not_run_again(variant:
 def test_prefixes_of_other_weights_are_not_used() -> None:
     decoder = Decoder(tiny_model("llama", seed=4))
     with small_memory():
-        prefixes = PrefixCache(decoder.new_pool(600 * decoder.kv_layout.bytes_per_slot, 4))
+        prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
         for changed, reused in ((False, False), (False, True), (True, False), (False, True)):
             if changed:
                 with torch.no_grad():
@@ -258,11 +258,12 @@ def test_prefixes_of_other_weights_are_not_used() -> None:
         assert len(prefixes) == 1
 
 
-def test_prefixes_keep_within_their_share_and_give_way() -> None:
+def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(tiny_model("llama", seed=4))
     with small_memory():
         pool = decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 4)
         prefixes = PrefixCache(pool)
+        monkeypatch.setattr("ssd_runtime.engine.prefix_cache.SHARE", 0.5)
         for token in range(1, 9):
             session = Session(decoder, prefixes=prefixes)
             session.prefill([token] * 40)
@@ -275,3 +276,4 @@ def test_prefixes_keep_within_their_share_and_give_way() -> None:
         held.reserve(100)
         assert not prefixes.make_room(230)
         assert not len(prefixes)
+        assert prefixes.bytes == 0

@@ -12,7 +12,7 @@ from ssd_runtime.engine.prompt_states import BLOCK, PromptStates
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.kv_pool import KVPool
 
-SHARE = 0.5
+SHARE = 0.25
 """Largest share of the pool that prefixes take."""
 TAKEN_OVER = 0.75
 """The new sequence takes a prefix over if it reuses at least this share of it; otherwise it copies the common part."""
@@ -27,6 +27,10 @@ class Prefix:
     states: PromptStates
     version: int
     """Version of the decoder that computed the keys: other weights make other keys."""
+    start: bytes
+    """The first `BLOCK` tokens. A prompt with others has nothing in common: that is seen without a look at the rest."""
+    size: int
+    """Bytes of its keys and values."""
 
     def common(self, ids: NDArray[np.int64]) -> int:
         """Number of common leading tokens after which decoding can resume: a multiple of `BLOCK`."""
@@ -46,11 +50,8 @@ class PrefixCache:
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         self._prefixes: list[Prefix] = []
-
-    @property
-    def bytes(self) -> int:
+        self.bytes = 0
         """Bytes that the prefixes take."""
-        return sum(prefix.cache.bytes for prefix in self._prefixes)
 
     def __len__(self) -> int:
         """Number of prefixes."""
@@ -62,12 +63,15 @@ class PrefixCache:
             cache.release()
             return
         cache.trim(len(ids))
-        new = Prefix(ids=np.asarray(ids, np.int64), cache=cache, states=states, version=version)
+        tokens = np.asarray(ids, np.int64)
+        new = Prefix(ids=tokens, cache=cache, states=states, version=version, start=_start(tokens), size=cache.bytes)
         for old in self._prefixes[:]:
             # Earlier turns of the same conversation and prefixes of other weights are of no more use.
-            if old.version != version or new.common(old.ids) >= len(old.ids) // BLOCK * BLOCK:
+            contained = old.start == new.start and new.common(old.ids) >= len(old.ids) // BLOCK * BLOCK
+            if contained or old.version != version:
                 self._forget(old)
         self._prefixes.append(new)
+        self.bytes += new.size
         while self._prefixes and self.bytes > SHARE * self.pool.bytes:
             self._forget(self._prefixes[0])
 
@@ -78,7 +82,12 @@ class PrefixCache:
         differ in angles.
         """
         wanted = np.asarray(ids[:-1], np.int64)
-        usable = [each for each in self._prefixes if each.cache.long == long and each.version == version]
+        start = _start(wanted)
+        usable = [
+            each
+            for each in self._prefixes
+            if each.start == start and each.version == version and each.cache.long == long
+        ]
         found = max(((each.common(wanted), place) for place, each in enumerate(usable)), default=(0, 0))
         return (usable[found[1]], found[0]) if found[0] else None
 
@@ -90,6 +99,7 @@ class PrefixCache:
             cache.copy_from(prefix.cache, tokens)
             return cache
         cache.release()
+        self.bytes -= prefix.size
         prefix.cache.rewind(tokens)
         return prefix.cache
 
@@ -114,4 +124,10 @@ class PrefixCache:
 
     def _forget(self, prefix: Prefix) -> None:
         self._prefixes.remove(prefix)
+        self.bytes -= prefix.size
         prefix.cache.release()
+
+
+def _start(ids: NDArray[np.int64]) -> bytes:
+    """The first block of tokens."""
+    return ids[:BLOCK].tobytes()
