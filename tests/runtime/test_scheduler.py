@@ -142,6 +142,39 @@ def test_memory_bounds_who_decodes_at_once() -> None:
         assert_as_alone(decoder, GREEDY, [1, 2, 3], Limits(9), jobs[1].ended().token_ids)
 
 
+def test_sequences_that_share_a_prefix_at_once_each_have_it() -> None:
+    """Two prompts that go on after the same ended sequence start in one step: one takes its keys, both are right."""
+    decoder, first = Decoder(tiny_model("llama")), list(range(20, 45))
+    with small_memory():
+        for shared in (1.0, 0.3):  # most of the prefix, which is taken over, or a part that is copied
+            scheduler = Scheduler(decoder, 4)
+            session = scheduler.session()
+            job = scheduler.add(session, generating(session, first, PlainPlanner(), Limits(40)), first)
+            known = [*first, *scheduler.finish(job).token_ids]
+            known = known[: max(len(first) + 9, int(shared * len(known)))]
+            jobs = list[tuple[list[int], Job[Generation]]]()
+            for last in (3, 4, 5):
+                ids, session = [*known, last, last], scheduler.session()
+                jobs.append((ids, scheduler.add(session, generating(session, ids, PlainPlanner(), Limits(12)), ids)))
+            while scheduler.running or scheduler.waiting:
+                scheduler.step()
+            assert sum(job.ended().num_cached_tokens > 0 for _, job in jobs) >= (1 if shared == 1.0 else 3)
+            for ids, job in jobs:
+                assert_as_alone(decoder, GREEDY, ids, Limits(12), job.ended().token_ids)
+
+
+def test_prefixes_give_way_to_a_prompt_that_is_alone() -> None:
+    decoder, ids = Decoder(tiny_model("llama")), [5, 6, 7] * 22
+    with small_memory():
+        scheduler = Scheduler(decoder, 1, cache_bytes=110 * decoder.kv_layout.bytes_per_slot)
+        session = scheduler.session()
+        scheduler.finish(scheduler.add(session, generating(session, [9] * 20, PlainPlanner(), Limits(5)), [9] * 20))
+        assert len(scheduler.prefixes) == 1
+        session = scheduler.session()
+        job = scheduler.add(session, generating(session, ids, PlainPlanner(), Limits(9)), ids)
+        assert_as_alone(decoder, GREEDY, ids, Limits(9), scheduler.finish(job).token_ids)
+
+
 def test_a_job_that_fails_takes_no_other_with_it() -> None:
     decoder = Decoder(tiny_model("llama"))
     scheduler = Scheduler(decoder, 3)

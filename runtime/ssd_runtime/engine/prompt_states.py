@@ -55,11 +55,12 @@ class PromptStates:
 
     def resuming(self, tokens: int) -> Work[PromptStates]:
         """Return the states of the first `tokens` tokens, a multiple of `BLOCK`."""
-        if tokens > self._blocks * BLOCK:
-            yield from self.closing()
+        closed = self.copy()  # several sequences may resume from the same states at once
+        if tokens > closed._blocks * BLOCK:
+            yield from closed.closing()
         beginning = PromptStates()
         beginning._blocks = tokens // BLOCK
-        beginning._sums = [_joined(self._sums)[: beginning._blocks]]
+        beginning._sums = [_joined(closed._sums)[: beginning._blocks]]
         return beginning
 
     def mean(self, normed: Tensor, tokens: int) -> Tensor:

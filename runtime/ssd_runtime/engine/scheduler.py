@@ -139,7 +139,8 @@ class Scheduler:
         while (queue := self._paused or self._waiting) and len(self._running) < self.max_sequences:
             job = queue[0]
             job.session.chunk = PREFILL_ROWS if self._running else PREFILL_CHUNK
-            if self._running and not self._fits(job):
+            fits = self._fits(job)
+            if self._running and not fits:
                 break
             queue.popleft()
             if queue is self._paused:

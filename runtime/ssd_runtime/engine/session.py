@@ -168,10 +168,11 @@ class Session:
         if self._prefixes is None or found is None:
             return
         prefix, tokens = found
-        self._states = yield from prefix.states.resuming(tokens)
+        # The keys come first: while this sequence waits for its states, another may take the prefix or drop it.
         self.cache = self._prefixes.reuse(prefix, tokens, self.cache)
         self.ids = ids[:tokens]
         self.reused = tokens
+        self._states = yield from prefix.states.resuming(tokens)
 
     def look_back(self, tokens: int) -> None:
         """Let sliding layers keep all keys that the latest `tokens` tokens see, for a search that runs them again."""
