@@ -125,7 +125,7 @@ class Validation(BaseModel):
     draft_acceptance_rate: Share
     identical: bool
     under_load: tuple[LoadValidation, ...] = Field(default=(), max_length=MAX_CONCURRENCY)
-    """By ascending concurrency; empty where only one sequence at a time was timed."""
+    """Validations by ascending concurrency; empty if only one sequence at a time was timed."""
 
     @model_validator(mode="after")
     def _loads_ascend(self) -> Validation:

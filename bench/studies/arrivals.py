@@ -46,7 +46,7 @@ class Served:
     tokens: int = 0
 
     def stamper(self, now: Callable[[], float]) -> Callable[[list[int]], None]:
-        """What notes the arrival of tokens."""
+        """Return a receiver of tokens that notes when they came."""
 
         def stamp(tokens: list[int]) -> None:
             self.last = now()

@@ -1,4 +1,4 @@
-"""How far logits of plain decoding move with the number of rows that a forward has, and how often that tips a choice.
+"""Measures how far logits move with the number of rows of a forward, and how often that tips a choice.
 
 `python -m bench.studies.near_ties --dtypes fp32,bf16 --prompts 24`
 Each prompt's plain answer is run again, 2, 4, … rows at a time. Per dtype and kernel and number of rows: percentiles of

@@ -37,7 +37,7 @@ class Confirmed:
     choice: Choice
     validation: Validation
     option: Option
-    """What the choice is to draft with."""
+    """The mask, draft length and threshold of the choice."""
 
 
 def validate(
@@ -93,7 +93,7 @@ def _seconds(runs: Mapping[str, Sequence[Generation]]) -> float:
 
 
 def constant(option: Option) -> Callable[[], Planner]:
-    """What makes planners that always draft with an option."""
+    """Return a maker of planners that always draft with an option."""
     plan = Plan.masked("validation", option.entry.mask, option.draft_length, option.threshold, option.entry.name)
     return lambda: ConstantPlanner(plan)
 

@@ -1,4 +1,4 @@
-"""How long each kind of sub-layer, and a step of several sequences, takes on one device."""
+"""The latency table of one device: seconds of each kind of sub-layer, and of steps that sequences share."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class LatencyTable:
         return step + sum(kept_attention.values()) / len(self.layer_kinds) * self.joint_seconds(sequences)
 
     def joint_seconds(self, sequences: float) -> float:
-        """What a step of so many sequences takes beyond one of as many rows of one sequence."""
+        """Seconds that a step of `sequences` sequences takes beyond one of as many rows of one sequence."""
         if sequences <= 1 or not self.sequences.size:
             return 0.0
         return _interpolate(sequences, np.append(1.0, self.sequences), np.append(0.0, self.joint))

@@ -27,7 +27,7 @@ def features(axis: int, count: int) -> list[PromptFeatures]:
 
 
 def anchors(names: str, unknown: int, monkeypatch: pytest.MonkeyPatch) -> tuple[AnchorSet, list[Sequence[str]]]:
-    """Of domains a, b, … with so many out-of-domain prompts; and for which known domains these were asked for."""
+    """Inputs of domains a, b, … with out-of-domain prompts, and the known domains that these were asked for."""
     asked = list[Sequence[str]]()
 
     def out_of_domain_prompts(known: Sequence[str], loaded: Any) -> list[list[int]]:
