@@ -14,7 +14,6 @@ import argparse
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 
 from bench.fixtures.prompt_files import SPEC_BENCH, stratified
 from bench.harness.provenance import commit
@@ -22,9 +21,8 @@ from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.divergence import Kind, compare
-from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import Generation, Limits, decode, decoding
-from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.interleaved import SharedRun
+from ssd_runtime.engine.loop import Limits, decode
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import PlainPlanner
@@ -68,10 +66,21 @@ def report(
     kinds = Counter[Kind]()
     alone = [decode(session, prompt, PlainPlanner(), limits).token_ids for session, prompt in held["plain"]]
     for number in range(rounds):
-        runs = [Run(engine, name, held[name], requests, limits) for name in names]
-        side_by_side(runs[number % len(runs) :] + runs[: number % len(runs)])
-        for run in runs:
-            taken[run.name].append(run.per_token)
+        # Every round is a stream of its own, because statistics of an earlier one would come from these very answers.
+        runs = {
+            name: SharedRun(
+                decoder=engine.decoder,
+                held=held[name],
+                make_planner=engine.planners("plain" if name == AGAIN else name),
+                sequences=requests,
+                limits=limits,
+            )
+            for name in names
+        }
+        order = list(runs.values())
+        side_by_side(order[number % len(order) :] + order[: number % len(order)])
+        for name, run in runs.items():
+            taken[name].append(run.per_token)
             for ids, expected, job in zip(prompts, alone, run.jobs, strict=True):
                 kinds[compare(Session(engine.decoder), ids, expected, job.ended().token_ids).kind] += 1
     print(
@@ -96,43 +105,7 @@ def prefilled(engine: Engine, prompts: Sequence[list[int]], limits: Limits) -> l
     ]
 
 
-class Run:
-    """One strategy that decodes all prompts, and the time that it has taken."""
-
-    def __init__(
-        self, engine: Engine, name: str, held: Sequence[tuple[Session, Prefill]], requests: int, limits: Limits
-    ) -> None:
-        self.name, self._requests = name, requests
-        # Every round is a stream of its own, because statistics of an earlier one would come from these very answers.
-        make = engine.planners("plain" if name == AGAIN else name)
-        self._scheduler = Scheduler(engine.decoder, requests, cache_bytes=0)  # the sessions have memory of their own
-        self._tokens, self._seconds = 0, 0.0
-        self.per_token = 0.0
-        """Seconds per token while all slots are in use: towards the end, fewer sequences are left."""
-        self.jobs: list[Job[Generation]] = [
-            self._scheduler.add(session, decoding(session, prompt, make(), limits, self._count), session.ids)
-            for session, prompt in held
-        ]
-
-    @property
-    def done(self) -> bool:
-        """Whether all prompts are decoded."""
-        return not (self._scheduler.running or self._scheduler.waiting)
-
-    def steps(self, count: int) -> None:
-        """Take some steps, timed."""
-        for _ in range(count):
-            began = perf_counter()
-            self._scheduler.step()
-            self._seconds += perf_counter() - began
-            if not self.per_token or self._scheduler.waiting or self._scheduler.running == self._requests:
-                self.per_token = self._seconds / self._tokens
-
-    def _count(self, tokens: list[int]) -> None:
-        self._tokens += len(tokens)
-
-
-def side_by_side(runs: Sequence[Run]) -> None:
+def side_by_side(runs: Sequence[SharedRun]) -> None:
     """Let runs take turns of a few steps: a machine whose pace comes and goes is fair to all of them."""
     while left := [run for run in runs if not run.done]:
         for run in left:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
-from time import perf_counter
 
 from ssd_artifacts.domain_config import LoadValidation
 from ssd_compiler.calibrate import SharedPrefix
 from ssd_compiler.validate import Confirmed, constant, require_same
 from ssd_profiles.intervals import speedup, speedup_interval
-from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import Generation, Limits, decoding
-from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.interleaved import SharedRun
+from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option
@@ -79,15 +77,7 @@ def _decoded(
     decoder: Decoder, held: Held, make: Callable[[], Planner], sequences: int, limits: Limits
 ) -> tuple[list[list[int]], float]:
     """The outputs, and the seconds per token while as many as asked for decode; fewer are left in the end."""
-    counts = list[int]()
-    # Their caches are filled already, in memory of their own: the scheduler's is not used.
-    scheduler, jobs = Scheduler(decoder, sequences, cache_bytes=0), list[Job[Generation]]()
-    for session, prompt in held:
-        work = decoding(session, prompt, make(), limits, lambda tokens: counts.append(len(tokens)))
-        jobs.append(scheduler.add(session, work, session.ids))
-    began, per_token = perf_counter(), 0.0
-    while scheduler.running or scheduler.waiting:
-        scheduler.step()
-        if not per_token or scheduler.waiting or scheduler.running == sequences:
-            per_token = (perf_counter() - began) / sum(counts)
-    return [job.ended().token_ids for job in jobs], per_token
+    run = SharedRun(decoder=decoder, held=held, make_planner=make, sequences=sequences, limits=limits)
+    while not run.done:
+        run.steps(1)
+    return [job.ended().token_ids for job in run.jobs], run.per_token
