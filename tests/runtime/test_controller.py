@@ -19,7 +19,9 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
+from ssd_runtime.engine.session import Load
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
+from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
@@ -27,7 +29,7 @@ from ssd_runtime.planning.auto.offer import Source
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.planning.papers.knn import Frontier
-from ssd_runtime.planning.plan import Cycle
+from ssd_runtime.planning.plan import PLAIN, Cycle
 from tests.tables import latency_table, profile
 
 LAYERS = 8
@@ -173,6 +175,29 @@ def test_where_several_decode_at_once_the_bound_counts_for_each(
     tokens_so_far = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
     for first, last in itertools.combinations(range(len(lost)), 2):
         assert lost[last] - lost[first] <= most * MOST + (tokens_so_far[last] - tokens_so_far[first]) * PER_TOKEN + 1e-9
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_requests_that_share_a_forward_report_its_time_once(shared: bool) -> None:
+    """Else the first forwards of several requests would settle the pace, and rows would count as often as requests."""
+    stream, table = Stream(), TABLE
+    requests = [Controller(latency=table, stream=stream, lookup=Lookup(LookupStats())) for _ in range(4)]
+    loads = [Load(sequences=4, rows=4, step=1)] * 4 if shared else [Load(4, 4, step) for step in range(4)]
+    for request, load in zip(requests, loads, strict=True):
+        request.observe(
+            Cycle(
+                plan=PLAIN,
+                context=10,
+                drafted=0,
+                accepted=0,
+                tokens=[1],
+                verified=1,
+                draft_seconds=0.0,
+                verify_seconds=0.1,
+                load=load,
+            )
+        )
+    assert stream.verify.settled == (not shared)
 
 
 def test_requests_that_fail_leave_little_to_those_that_follow() -> None:

@@ -49,6 +49,18 @@ def test_the_index_finds_what_a_search_finds(tokens: list[int], path: list[int])
         assert index.after(path) == searched(tokens[:end], path)
 
 
+@given(words, st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6))
+def test_appended_tokens_count_in_the_next_guesses(prompt: list[int], parts: list[list[int]]) -> None:
+    whole = prompt + [token for part in parts for token in part]
+    later, at_once = Lookup(LookupStats()), Lookup(LookupStats())
+    later.start(prompt)
+    at_once.start(whole)
+    for part in parts:
+        later.append(part)
+    assert later.known == at_once.known == len(whole)
+    assert later.grow((), 8, 8) == at_once.grow((), 8, 8)
+
+
 def test_a_repetition_is_taken_to_repeat() -> None:
     index, path = NgramIndex(), []
     index.extend([7, 1, 2, 3, 1, 2, 3, 1])

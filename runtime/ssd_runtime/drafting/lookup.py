@@ -67,11 +67,13 @@ class Lookup:
         self._stats = stats
         self._recycle = recycle
         self._index = NgramIndex()
+        self._unread: list[int] = []
+        """Appended tokens that are not in the index yet; they are added when the next guesses are made."""
 
     @property
     def known(self) -> int:
-        """Number of tokens read so far."""
-        return len(self._index.tokens)
+        """Number of tokens known so far."""
+        return len(self._index.tokens) + len(self._unread)
 
     def start(self, prompt: Sequence[int]) -> None:
         """Read the prompt."""
@@ -83,11 +85,12 @@ class Lookup:
             self.observe((pending,))
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Read the answer's next tokens without updating the rates, which is cheaper."""
-        self._index.extend(tokens)
+        """Note the answer's next tokens without updating the rates, which is cheaper."""
+        self._unread.extend(tokens)
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Read the answer's next tokens and update the rates of the guesses for them."""
+        self._read()
         for token in tokens:
             for guess, rate in self._guesses(()):
                 rate.update(guess == token)
@@ -95,6 +98,7 @@ class Lookup:
 
     def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
         """Grow the most probable guesses after the tokens read and `path`: at most `rows`, best first."""
+        self._read()
         tree = list[Node]()
         order = count()
         heap: list[tuple[float, int, int, int, tuple[int, ...]]] = []
@@ -112,6 +116,12 @@ class Lookup:
             if level < depth:
                 expand(row=len(tree), branch=branch, probability=-chance, level=level + 1)
         return tree
+
+    def _read(self) -> None:
+        """Add the appended tokens to the index."""
+        if self._unread:
+            self._index.extend(self._unread)
+            self._unread = []
 
     def _guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:
         """Iterate over the guesses for the token after `path`, with the rate of each one's kind."""

@@ -220,6 +220,7 @@ def _cycle(
         load=session.load,
         begun=draft.begun is not None,
     )
+    watch.lap()  # drops the time of the report, which plain decoding has as well
     planner.observe(cycle, _rows(answer, accepted.rows) if keep_states else None)
     # The planner judges guesses by the table as it was when they were made, so the table is updated after it.
     if planner.successors is not None:

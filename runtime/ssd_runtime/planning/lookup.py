@@ -41,21 +41,25 @@ def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: flo
     costs[n] is the cost of verifying n guesses. A guess adds its probability to the tokens of a cycle. Costs rise in
     steps, so every length is tried.
     """
-    best = Guess((), cost=costs[0])
-    tokens = 1.0
+    best = 0
+    best_tokens = tokens = 1.0
+    best_rate = tokens / costs[0]
     for length, node in enumerate(tree[: len(costs) - 1], start=1):
         tokens += node.probability
         cost = costs[length]
-        if cost <= most_cost and tokens / cost > best.speedup:
-            best = Guess(tuple(tree[:length]), tokens, cost)
-    return best
+        if cost <= most_cost and tokens / cost > best_rate:
+            best = length
+            best_tokens = tokens
+            best_rate = tokens / cost
+    return Guess(tuple(tree[:best]), best_tokens, costs[best])
 
 
 def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: float) -> Guess:
     """The guesses that are worth verifying after the tokens that `lookup` has read, at most `depth` tokens deep."""
     # Growing takes most of the time of planning, so no row is grown that could not pay even if all were right.
-    lengths = range(1, min(MOST_ROWS + 1, len(costs)))
-    most = max((n for n in lengths if costs[n] <= most_cost and costs[n] < (1.0 + n) * costs[0]), default=0)
+    most = min(MOST_ROWS, len(costs) - 1)
+    while most and (costs[most] > most_cost or costs[most] >= (1.0 + most) * costs[0]):
+        most -= 1
     return worth_verifying(lookup.grow((), most, depth) if most else (), costs, most_cost)
 
 

@@ -147,12 +147,10 @@ class Controller:
     def _update_member(self, guess: Guess, most_cost: float) -> None:
         """Update the guesses and the budget of this request for joint decisions; its masks stay as they are."""
         members = self._stream.steps.members
-        members[self._number] = replace(
-            members[self._number],
-            tokens=guess.tokens,
-            rows=1 + len(guess.tree),
-            most_cost=most_cost,
-        )
+        known = members[self._number]
+        rows = 1 + len(guess.tree)
+        if (known.tokens, known.rows, known.most_cost) != (guess.tokens, rows, most_cost):
+            members[self._number] = replace(known, tokens=guess.tokens, rows=rows, most_cost=most_cost)
 
     def observe(self, cycle: Cycle) -> None:
         """Update the stream's statistics and the budget with the planned cycle."""
@@ -178,14 +176,22 @@ class Controller:
                 source.stats.decay(tokens)
             else:
                 source.stats.update_balance(tokens, cost)
-        # A verification that waited for drafts of others tells nothing about the time of its rows.
-        if not cycle.begun and not self._stream.steps.drafted_after(self._after):
-            verify.update(rows, cycle.verify_seconds, self._cost_model.shared_step(cycle.context, rows, sequences))
+        self._update_verify(cycle, rows, sequences)
         planning = self._stream.planning.update(cycle.plan_seconds) if self.planned else 0.0
         # All sequences wait while one is planned.
         plainly = self._cost_model.shared_step(cycle.context, rows - cycle.verified + 1, sequences)
         step = (verify.plain_seconds or math.inf) * plainly / sequences
         self.budget.update(tokens, cost, planning / step)
+
+    def _update_verify(self, cycle: Cycle, rows: int, sequences: int) -> None:
+        """Update the times of verifications with a cycle's; requests that share a forward report it once."""
+        stream = self._stream
+        reported = cycle.load is not None and stream.timed is cycle.load
+        stream.timed = cycle.load
+        # A verification that waited for drafts of others tells nothing about the time of its rows.
+        if not (reported or cycle.begun or stream.steps.drafted_after(self._after)):
+            cost = self._cost_model.shared_step(cycle.context, rows, sequences)
+            stream.verify.update(rows, cycle.verify_seconds, cost)
 
     def finish(self) -> None:
         """Give the budget back: the request has ended, was cancelled or has failed."""

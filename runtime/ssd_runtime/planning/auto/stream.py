@@ -36,5 +36,7 @@ class Stream:
     """Statistics of early exits by domain."""
     priced: tuple[Load, list[float]] | None = None
     """The latest shared forward, and the costs of 1, 2, … rows of a request in the next one."""
+    timed: Load | None = None
+    """The latest shared forward whose time is part of `verify`."""
     steps: SharedSteps = field(default_factory=SharedSteps)
     """The running requests, and their joint drafts."""
