@@ -11,6 +11,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -81,7 +82,10 @@ def main() -> None:
             interval = speedup_interval(taken[base], taken[name])
             if name != base and interval is not None:
                 ratio = speedup(taken[base], taken[name])
-                shown.append(f"{ratio:.2f}x ({interval[0]:.2f}–{interval[1]:.2f}) of {base}")
+                middle = median(a / b for a, b in zip(taken[base], taken[name], strict=True))
+                shown.append(
+                    f"{ratio:.2f}x ({interval[0]:.2f}–{interval[1]:.2f}) of {base}, of the median prompt {middle:.2f}x"
+                )
         print("; ".join(shown), flush=True)
 
 
