@@ -82,6 +82,7 @@ class Blocks:
         self.ends = 0
 
     def put(self, value: Tensor) -> None:
+        assert not value.is_inference(), "such a tensor cannot be changed later"
         self.put_values.append(value)
 
     def end(self) -> None:
@@ -95,6 +96,7 @@ class Watched(LogitsProcessor):
         self.seen: list[list[int]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        assert not (scores.is_inference() or input_ids.is_inference() or torch.is_inference_mode_enabled())
         self.seen.append(input_ids[0].tolist())
         scores[:, len(self.seen) % scores.shape[1]] += 8.0
         return scores
