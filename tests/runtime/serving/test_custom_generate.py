@@ -96,7 +96,7 @@ class Watched(LogitsProcessor):
         self.seen: list[list[int]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        assert not (scores.is_inference() or input_ids.is_inference() or torch.is_inference_mode_enabled())
+        assert not any(tensor.is_inference() for tensor in (input_ids, scores))
         self.seen.append(input_ids[0].tolist())
         scores[:, len(self.seen) % scores.shape[1]] += 8.0
         return scores
@@ -498,7 +498,7 @@ def test_an_error_in_a_users_code_leaves_the_object_usable(
 
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
             self.calls += 1
-            if self.calls == 9:
+            if self.calls >= 9:
                 raise KeyError("mine")
             return scores
 
