@@ -1,0 +1,133 @@
+"""Appends real prompts to a file that `ssd-compile --domain-file NAME=FILE` learns from."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Annotated
+
+import typer
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import is_text
+
+REDACTED = "[redacted]"
+"""The text in place of what the user's pattern matches."""
+
+RecordOption = Annotated[
+    Path | None, typer.Option("--record", help="Append the prompts to this file, for ssd-compile --domain-file.")
+]
+ShareOption = Annotated[
+    float | None, typer.Option("--record-share", min=0.0, max=1.0, help="Share of the prompts to record, e.g. 0.1.")
+]
+RedactOption = Annotated[
+    str | None, typer.Option("--record-redact", help="Regular expression; what it matches is recorded as [redacted].")
+]
+
+
+class Recorder:
+    """Appends the messages of requests to a JSON-lines file, which only its owner can read.
+
+    Several threads, and several processes, may append to one file.
+    """
+
+    def __init__(self, path: Path, share: float = 1.0, redact: re.Pattern[str] | None = None) -> None:
+        """Record a random `share` of all requests. Raises UserError if the file cannot be opened for appending."""
+        self.path = path
+        self.share = share
+        self.redact = redact
+        self.recorded = 0
+        """Number of requests recorded so far."""
+        self._random = random.Random()
+        self._lock = Lock()
+        try:
+            self._file: int | None = _opened(path)
+        except OSError as error:
+            raise UserError(f"--record: {path} cannot be written ({error.strerror}); give another file") from None
+
+    @property
+    def notice(self) -> str:
+        """One line that tells the user what is stored, and where."""
+        some = "every prompt" if self.share >= 1.0 else f"{self.share:.3g} of all prompts"
+        how = "" if self.redact is None else f", with {REDACTED} for what matches {self.redact.pattern!r}"
+        return f"recording {some} with the messages before it, but no later answer, in {self.path}{how}"
+
+    def add(self, messages: Sequence[tuple[str, str]], domain: str | None = None) -> bool:
+        """Record a request's messages, pairs (role, content); returns whether they were.
+
+        Requests outside the share, without text at the end, or with half of a character are omitted. If the file cannot
+        be written any more, one line on standard error says so and recording ends: requests go on.
+        """
+        line = self._line(messages, domain)
+        with self._lock:
+            if line is None or self._file is None or self._random.random() >= self.share:
+                return False
+            try:
+                # One write per line: lines of several processes do not mix.
+                os.write(self._file, line)
+            except OSError as error:
+                print(f"warning: recording in {self.path} has ended ({error.strerror})", file=sys.stderr)
+                self._close()
+                return False
+            self.recorded += 1
+            return True
+
+    def close(self) -> None:
+        """Close the file; further requests are not recorded."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _line(self, messages: Sequence[tuple[str, str]], domain: str | None) -> bytes | None:
+        """The line of a request; None if a prompt file cannot hold it."""
+        kept = [{"role": role, "content": self._redacted(content)} for role, content in messages]
+        if not kept or not kept[-1]["content"].strip():
+            return None
+        record = {"id": os.urandom(8).hex(), "messages": kept, **({"domain": domain} if domain is not None else {})}
+        text = json.dumps(record, ensure_ascii=False) + "\n"
+        return text.encode() if is_text(text) else None
+
+    def _redacted(self, text: str) -> str:
+        return text if self.redact is None else self.redact.sub(REDACTED, text)
+
+
+def read_recorder(path: Path | None, share: float | None, pattern: str | None) -> Recorder | None:
+    """Build the recorder from command-line options and print its notice; None without a file.
+
+    Raises UserError for options without a file, a pattern that is no regular expression, or a file that cannot be
+    written.
+    """
+    if path is None:
+        for name, value in (("--record-share", share), ("--record-redact", pattern)):
+            if value is not None:
+                raise UserError(f"{name}: nothing is recorded; give --record FILE too, or omit it")
+        return None
+    try:
+        redact = re.compile(pattern) if pattern is not None else None
+    except re.error as error:
+        raise UserError(f"--record-redact: {pattern!r} is no regular expression ({error}); correct it") from None
+    recorder = Recorder(path, 1.0 if share is None else share, redact)
+    print(f"note: {recorder.notice}", file=sys.stderr)
+    return recorder
+
+
+def _opened(path: Path) -> int:
+    """Open a file for appending, readable by its owner alone, and end a line that an earlier process left open."""
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        os.fchmod(file, 0o600)
+        size = os.lseek(file, 0, os.SEEK_END)
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")
+    return file
