@@ -20,6 +20,8 @@ class Observation:
     cycle: Cycle
     credit: float | None = None
     """The loss budget that `auto` has left after it, in plain steps; None for other strategies."""
+    spent: float = 0.0
+    """The part of the loss budget that the cycle took, in plain steps."""
 
 
 class ObservedPlanner:
@@ -30,6 +32,7 @@ class ObservedPlanner:
         self._on_cycle = on_cycle
         self.domain: str | None = planner.domain
         self.successors: Successors | None = planner.successors
+        self._credit: float | None = None
 
     @property
     def wants_states(self) -> bool:
@@ -41,6 +44,7 @@ class ObservedPlanner:
         self._planner.start(session, prompt)
         self.domain = self._planner.domain
         self.successors = self._planner.successors
+        self._credit = self._credit_now()
 
     def searching(self, context: int) -> Work[None]:
         """Run the planner's searches."""
@@ -55,9 +59,16 @@ class ObservedPlanner:
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Let the planner learn from a cycle, then report it."""
         self._planner.observe(cycle, states)
-        budget = getattr(self._planner, "budget", None)
-        self._on_cycle(Observation(cycle, None if budget is None else budget.credit))
+        before = self._credit
+        self._credit = self._credit_now()
+        spent = 0.0 if before is None or self._credit is None else max(0.0, before - self._credit)
+        self._on_cycle(Observation(cycle, self._credit, spent))
 
     def finish(self) -> None:
         """Finish the planner."""
         self._planner.finish()
+
+    def _credit_now(self) -> float | None:
+        """The budget of a planner that has one."""
+        budget = getattr(self._planner, "budget", None)
+        return None if budget is None else float(budget.credit)
