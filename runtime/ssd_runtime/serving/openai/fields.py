@@ -16,6 +16,7 @@ IGNORED_SAFELY: Mapping[str, str] = {
     "service_tier": "chooses among OpenAI's prices; there is one tier here",
     "prompt_cache_key": "helps OpenAI to find a cached prefix; prefixes are found by their tokens here",
     "prompt_cache_retention": "says how long OpenAI keeps a prefix; it changes speed alone",
+    "prompt_cache_options": "says what OpenAI keeps of a prefix; it changes speed alone",
     "prediction": "is a guess at the answer that only makes decoding faster",
 }
 """Fields that change no answer, with the reasons; any value is accepted."""

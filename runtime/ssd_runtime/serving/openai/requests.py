@@ -11,8 +11,19 @@ from ssd_profiles.prompts import is_text
 from ssd_runtime.serving.openai.errors import ApiError, invalid
 from ssd_runtime.serving.openai.fields import without_effect_removed
 
+NO_LOGPROBS = "log-probabilities are not reported; omit it"
 MOST_STOPS = 4
 MOST_CHOICES = 16
+TYPES = frozenset({"str", "int", "float", "list", "dict"})
+"""Names of types in the places of pydantic's complaints."""
+EXPECTED = {
+    "prompt": "text, a list of texts, token ids, or a list of these; none of them empty",
+    "stop": "text, or a list of up to four texts",
+    "content": "text, or a list of parts",
+    "tool_choice": "`auto` or `none`",
+    "parameters": "text or a number",
+}
+"""The values of fields that have several types."""
 Text = Annotated[str, Field(max_length=1 << 24)]
 Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -176,8 +187,8 @@ class ChatRequest(CommonRequest):
                 "the model cannot be made to call a tool here; give `auto` or `none`",
                 "unsupported_parameter",
             )
-        if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("top_logprobs", "it needs `logprobs`; set that to true, or omit it")
+        if self.logprobs or self.top_logprobs:
+            raise invalid("logprobs", NO_LOGPROBS, "unsupported_parameter")
 
 
 class CompletionRequest(CommonRequest):
@@ -187,6 +198,12 @@ class CompletionRequest(CommonRequest):
         Text | TokenIds | Annotated[list[Text], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
     )
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    def check(self) -> None:
+        """Raise ApiError for values that cannot be honoured."""
+        super().check()
+        if self.logprobs is not None:
+            raise invalid("logprobs", NO_LOGPROBS, "unsupported_parameter")
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -222,8 +239,15 @@ def read_request(body: bytes, kind: type[Kind]) -> Kind:
 def _first(error: ValidationError) -> ApiError:
     """The first complaint, in OpenAI's form."""
     complaint = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = [str(each) for each in complaint["loc"]]
-    param = ".".join(place[:3]) or None
+    place = complaint["loc"]
+    # pydantic adds the types that a value may have to its place; clients know the names of fields alone.
+    known = [str(each) for each in place if isinstance(each, int) or each.isidentifier()]
+    types = [each for each in place if not isinstance(each, int) and (each in TYPES or not each.isidentifier())]
+    param = ".".join(each for each in known if each not in TYPES) or None
+    if types:
+        field = next((str(each) for each in reversed(place[: place.index(types[0])]) if isinstance(each, str)), "")
+        where = ".".join(str(each) for each in place[: place.index(types[0])])
+        return invalid(where, f"expected {EXPECTED.get(field, 'a value of another type')}")
     if complaint["type"] == "extra_forbidden":
         return invalid(param, "this field is unknown here; omit it", "unknown_parameter")
     if complaint["type"] == "missing":
