@@ -114,6 +114,7 @@ class Service:
             model_name=self.settings.model_name,
             choices=asked.n or 1,
             usage_chunk=asked.wants_usage_chunk,
+            token_ids=bool(asked.return_token_ids),
         )
         if asked.stream:
             return EventStream(answer.chunks(), subscription)

@@ -96,12 +96,12 @@ def serve(
     recorder = read_recorder(record, record_share, record_redact)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
-    if not keys and not _is_local(host):
-        log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
 
     from ssd_runtime.serving.server import Binding, listen, serve
 
     listener = listen(host, port)
+    if not keys and not _is_local(host):
+        log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
     import torch
 

@@ -98,6 +98,17 @@ def test_answers_whole_and_streamed_are_those_of_lone_plain_decoding(service: Se
     assert "".join(chunk.choices[0].text for chunk in streamed) == legacy.choices[1].text
 
 
+def test_tokens_are_listed_for_those_who_ask(service: Service, client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 30}
+    extra = {"return_token_ids": True}
+    whole = client.chat.completions.create(**asked, extra_body=extra).choices[0].token_ids  # type: ignore[attr-defined]
+    chunks = client.chat.completions.create(**asked, extra_body=extra, stream=True)
+    listed = [token for chunk in chunks for token in getattr(chunk.choices[0], "token_ids", [])]
+    assert len(whole) == 30
+    assert listed == whole
+    assert not hasattr(client.chat.completions.create(**asked).choices[0], "token_ids")
+
+
 def test_every_choice_has_a_seed_of_its_own(service: Service, client: openai.OpenAI) -> None:
     """Choice i of seed s is the answer to seed s + i; streams of several choices are told apart."""
     asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 12, "temperature": 0.9, "seed": 7}

@@ -60,13 +60,25 @@ class Answer:
     """The answer to one request."""
 
     def __init__(
-        self, subscription: Subscription, form: Form, model_name: str, choices: int, usage_chunk: bool = False
+        self,
+        subscription: Subscription,
+        form: Form,
+        model_name: str,
+        choices: int,
+        usage_chunk: bool = False,
+        token_ids: bool = False,
     ) -> None:
-        """`choices` orders belong to each prompt; with `usage_chunk` a stream ends with one of usage."""
+        """`choices` orders belong to each prompt; with `usage_chunk` a stream ends with one of usage.
+
+        With `token_ids` every choice, or chunk of it, lists its tokens.
+        """
         self._subscription = subscription
         self._form = form
         self._choices = choices
         self._usage_chunk = usage_chunk
+        self._token_ids = token_ids
+        self._held: dict[int, list[int]] = {}
+        """Tokens that no chunk has listed yet, by place."""
         self._common: Json = {
             "id": f"{form.prefix}{uuid4().hex}",
             "created": int(time.time()),
@@ -82,6 +94,9 @@ class Answer:
                 outcomes[place] = self._outcome(place, event)
         ordered = [outcomes[place] for place in sorted(outcomes)]
         choices = [self._form.choice(place, outcome) for place, outcome in enumerate(ordered)]
+        if self._token_ids:
+            for choice, outcome in zip(choices, ordered, strict=True):
+                choice["token_ids"] = outcome.generation.token_ids
         return {**self._common, "object": self._form.whole, "choices": choices, "usage": self._usage(ordered)}
 
     async def chunks(self) -> AsyncIterator[str]:
@@ -94,17 +109,27 @@ class Answer:
                     yield self._chunk([first])
                 begun.add(place)
                 if isinstance(event, Block):
-                    for choice in self._form.block(place, event.text):
-                        yield self._chunk([choice])
-                    continue
-                outcomes[place] = self._outcome(place, event)
-                for choice in self._form.last(place, outcomes[place]):
+                    choices = self._form.block(place, event.text)
+                else:
+                    outcomes[place] = self._outcome(place, event)
+                    choices = self._form.last(place, outcomes[place])
+                for choice in self._with_tokens(place, choices, event.tokens):
                     yield self._chunk([choice])
             if self._usage_chunk:
                 yield self._chunk([], self._usage([outcomes[place] for place in sorted(outcomes)]))
         except ApiError as error:
             yield _event(error.to_json())
         yield DONE
+
+    def _with_tokens(self, place: int, choices: list[Json], tokens: Sequence[int]) -> list[Json]:
+        """The choices, the first of which lists new tokens if they are wanted; tokens without a choice wait for one."""
+        if self._token_ids:
+            held = self._held.setdefault(place, [])
+            held += tokens
+            for choice in choices:
+                choice["token_ids"] = held.copy()
+                held.clear()
+        return choices
 
     def _chunk(self, choices: list[Json], usage: Json | None = None) -> str:
         """One event; if usage comes at the end, the others say that they have none, as OpenAI's do."""

@@ -120,6 +120,8 @@ class CommonRequest(Strict):
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = None
+    """vLLM's extension: choices have `token_ids`."""
     ssd: SsdOptions | None = None
 
     @property
