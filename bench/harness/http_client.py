@@ -40,14 +40,15 @@ class Reply:
         return int(self.usage["completion_tokens"]) if self.usage else len(self.token_ids)
 
 
-def ask(address: str, body: dict[str, Any] | bytes, path: str = "/v1/chat/completions", leave_after: int = -1) -> Reply:
-    """Send a request and read the answer; with `leave_after` the connection is closed after so many events."""
+def ask(address: str, body: dict[str, Any] | bytes, key: str | None = None, leave_after: int = -1) -> Reply:
+    """Send a chat request and read the answer; with `leave_after` the connection is closed after so many events."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=600)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     reply = Reply()
     began = perf_counter()
     try:
-        connection.request("POST", path, data, {"Content-Type": "application/json"})
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/chat/completions", data, {"Content-Type": "application/json", **headers})
         if leave_after == 0:
             return reply
         response = connection.getresponse()

@@ -4,8 +4,9 @@
 `python -m bench.studies.serving load --pairs pairs.jsonl --clients 4 --seconds 40`
 
 `pairs` decodes 100 distinct (prompt, settings) pairs plainly and alone, once. `load` lets clients send them, each the
-next one as soon as its answer is complete; strategies take turns in slices of `--seconds`. `--url` measures a server
-that runs already, by one strategy and without our extension fields. Time per token is (last - first) ÷ (tokens - 1).
+next one as soon as its answer is complete. Strategies take turns in slices of `--seconds`; a slice has an API key of
+its own and begins with the first pair, so nothing is known from an earlier slice. `--url` measures a server that runs
+already, by one strategy and without our extension fields. Time per token is (last - first) ÷ (tokens - 1).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Slice:
     """The answers of one strategy, and the seconds in which they came."""
 
     strategy: str
+    key: str | None = None
     replies: list[tuple[int, Reply]] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -90,7 +92,8 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.greedy:
         pairs = [pair for pair in pairs if not pair["body"]["temperature"]]
     source = ["--artifact", arguments.artifact] if arguments.artifact else []
-    options = [*source, "--model", arguments.model, "--max-concurrency", str(arguments.max_concurrency)]
+    keys = [f"--api-key={number}" for number in range(arguments.rounds * len(arguments.strategies.split(",")) + 1)]
+    options = [*source, *keys, "--model", arguments.model, "--max-concurrency", str(arguments.max_concurrency)]
     print(f"commit {commit()}; {arguments.clients} clients, {len(pairs)} pairs", flush=True)
     watch = Watch()
     if arguments.url:
@@ -108,22 +111,19 @@ def take_turns(
     address: str, arguments: argparse.Namespace, pairs: Sequence[dict[str, Any]], strategies: Sequence[str]
 ) -> list[Slice]:
     """Load the server with one strategy after the other, the other way round in every second round."""
-    number = count()
     slices = list[Slice]()
-    for strategy in strategies:  # a warm-up
-        run_clients(address, Slice(strategy), pairs[:2], clients=1, seconds=3.0, number=count())
+    for strategy in strategies:
+        run_clients(address, Slice(strategy, key="0"), pairs[-2:], clients=1, seconds=3.0)  # a warm-up
     for turn in range(arguments.rounds):
         for strategy in strategies if turn % 2 == 0 else reversed(strategies):
-            part = Slice(strategy)
-            run_clients(address, part, pairs, arguments.clients, arguments.seconds, number)
-            slices.append(part)
+            slices.append(Slice(strategy, key=str(len(slices) + 1)))
+            run_clients(address, slices[-1], pairs, arguments.clients, arguments.seconds)
     return slices
 
 
-def run_clients(
-    address: str, part: Slice, pairs: Sequence[dict[str, Any]], clients: int, seconds: float, number: count[int]
-) -> None:
+def run_clients(address: str, part: Slice, pairs: Sequence[dict[str, Any]], clients: int, seconds: float) -> None:
     """Send the next pair whenever an answer is complete, for `seconds` seconds; answers under way are waited for."""
+    number = count()
     began = perf_counter()
     extra: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     if part.strategy != "as served":
@@ -132,7 +132,7 @@ def run_clients(
     def client() -> None:
         while perf_counter() - began < seconds:
             place = next(number) % len(pairs)
-            part.replies.append((place, ask(address, {**pairs[place]["body"], **extra})))
+            part.replies.append((place, ask(address, {**pairs[place]["body"], **extra}, part.key)))
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
     for thread in threads:
@@ -147,9 +147,9 @@ def describe(slices: Sequence[Slice], pairs: Sequence[dict[str, Any]]) -> None:
     replies = [each for part in slices for each in part.replies]
     good = [reply for _, reply in replies if reply.complete and reply.error is None and reply.first is not None]
     first = np.asarray([reply.first for reply in good])
-    per_token = np.asarray([1e3 * (reply.last - reply.first) / (n - 1) for reply in good if (n := count_of(reply)) > 1])
-    tokens = sum(count_of(reply) for reply in good)
-    rates = [sum(count_of(reply) for _, reply in part.replies) / part.seconds for part in slices]
+    per_token = np.asarray([1e3 * (reply.last - reply.first) / (n - 1) for reply in good if (n := reply.tokens) > 1])
+    tokens = sum(reply.tokens for reply in good)
+    rates = [sum(reply.tokens for _, reply in part.replies) / part.seconds for part in slices]
     differing = sum(reply.text != pairs[place]["text"] for place, reply in replies)
     print(
         f"{slices[0].strategy:10} {tokens / sum(part.seconds for part in slices):6.1f} tokens/s "
@@ -161,11 +161,6 @@ def describe(slices: Sequence[Slice], pairs: Sequence[dict[str, Any]]) -> None:
         if reply.token_ids and reply.token_ids != pairs[place]["token_ids"]:
             same = next(i for i, (a, b) in enumerate(zip(reply.token_ids, pairs[place]["token_ids"])) if a != b)  # noqa: B905
             print(f"  pair {place} differs from token {same} on")
-
-
-def count_of(reply: Reply) -> int:
-    """Number of new tokens of an answer."""
-    return reply.tokens
 
 
 def _percentiles(values: np.ndarray[Any, np.dtype[Any]]) -> str:
