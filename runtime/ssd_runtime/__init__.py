@@ -1,6 +1,7 @@
 """The runtime, which decodes with or without a bundle.
 
-The front door is `from ssd_runtime import Engine, RunSettings, SamplingParams`.
+The front door is `from ssd_runtime import Engine, RunSettings, SamplingParams`, and for transformers' own
+`generate`, `from ssd_runtime import CustomGenerate`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from ssd_runtime.engine.engine import Engine
     from ssd_runtime.engine.runner import RunSettings
     from ssd_runtime.sampling.params import SamplingParams
+    from ssd_runtime.serving.custom_generate import CustomGenerate
 
-__all__ = ["Engine", "RunSettings", "SamplingParams"]
+__all__ = ["CustomGenerate", "Engine", "RunSettings", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ def moved(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 FRONT_DOOR = {
+    "CustomGenerate": "ssd_runtime.serving.custom_generate",
     "Engine": "ssd_runtime.engine.engine",
     "RunSettings": "ssd_runtime.engine.runner",
     "SamplingParams": "ssd_runtime.sampling.params",

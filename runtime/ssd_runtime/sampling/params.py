@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ssd_profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from ssd_runtime.sampling.processors import RowProcessors
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,9 @@ class SamplingParams:
     rejection: bool = False
     """Draw drafts independently and test them by rejection, instead of drawing them with the target's random
     numbers."""
+    processors: RowProcessors | None = None
+    """Logits processors of one sequence. They replace the filters and the penalty above, and apply the temperature
+    themselves, if it is not 0."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0.0:

@@ -58,7 +58,8 @@ class Sampler:
         penalty = sampling.repetition_penalty
         self._seen = None if penalty in (None, 1.0) else SeenTokens(float(penalty), device)
         self._filters = _filters(sampling)
-        self._leaves_out = bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
+        self._processors = sampling.processors
+        self._leaves_out = bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p or sampling.processors)
         self._seed = sampling.seed
         # `gumbel` computes in float64, which mps and some other devices lack.
         self._generator = torch.Generator(device if torch.device(device).type == "cuda" else "cpu")
@@ -79,7 +80,7 @@ class Sampler:
         Row i follows the tokens `known` and paths()[i]. `drawn[i]` is the token drafted after row i with its
         draft_probs, for as many rows as have some. The function must be called at most once per row, in order.
         """
-        if not self._random:
+        if not self._random and self._processors is None:
             # All rows are done at once, so that the host waits for the device a single time.
             best = argmax(self._penalised(logits, known, paths)).tolist()
             return lambda row: int(best[row])
@@ -88,6 +89,8 @@ class Sampler:
         def token(row: int) -> int:
             # Rows are processed on demand, because most rows after a wrong draft are never needed.
             _, scores = self._processed(logits[row], known, tails[row])
+            if not self._random:
+                return int(argmax(scores[None]))
             if not self._tests:
                 return int(argmax((scores + self._noise_at(len(known), len(tails[row]), scores))[None]))
             target_probs = scores.softmax(-1)[None]
@@ -108,11 +111,11 @@ class Sampler:
         is therefore computed from the choice's lead in logits over every other token. Near temperature 0, or where a
         filter leaves one token, drafts end where greedy drafts do.
         """
-        if not self._random and self._seen is None:
+        if not self._random and self._seen is None and self._processors is None:
             best = int(argmax(logits[None]))
             return Proposal(best, logits, _nll(lambda: logits[best].float() - logits.float(), annealed))
         tail = path()
-        plain, scores = self._processed(logits, known, tail)
+        plain, scores = self._processed(logits, known, tail, drafting=True)
         if self._tests:
             probs = scores.softmax(-1)
             # The lead is the most probable token's: how a draft goes on must not depend on which token was drawn.
@@ -145,7 +148,7 @@ class Sampler:
         once it rises by `within`, the choice falls by `within`, or both. Either change may move a token across a
         filter's edge.
         """
-        plain, scores = self._processed(logits, known, [])
+        plain, scores = self._processed(logits, known, [], drafting=True)
         noise = self._noise_at(len(known), 0, scores)
         choice = int(argmax((scores + noise)[None]))
         noisy = plain + noise * self._unit
@@ -154,13 +157,22 @@ class Sampler:
             moved = logits.float().clone()
             moved[token] += rise
             moved[choice] -= fall
-            return int(argmax((self._processed(moved, known, [])[1] + noise)[None])) == token
+            return int(argmax((self._processed(moved, known, [], drafting=True)[1] + noise)[None])) == token
 
         near = chooses(within, 0.0) or chooses(0.0, within) or chooses(within, within)
         return max(0.0, float(noisy[choice] - noisy[token])), near
 
-    def _processed(self, logits: Tensor, known: list[int], tail: list[int]) -> tuple[Tensor, Tensor]:
-        """Logits [vocabulary] in fp32 after the repetition penalty, and scores after the filters as well."""
+    def _processed(
+        self, logits: Tensor, known: list[int], tail: list[int], drafting: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [vocabulary] in fp32 after the repetition penalty, and scores after the filters as well.
+
+        The user's processors may be called once per token of the output only, so that drafts have another call.
+        """
+        if self._processors is not None:
+            process = self._processors.draft if drafting else self._processors.target
+            scores = process(logits, known, tail)
+            return torch.where(scores == -math.inf, logits.float(), scores * self._unit), scores
         plain = self._penalised(logits[None], known, lambda: [tail]).float()
         return plain[0], (self._filters(torch.empty(0), plain) if self._filters else plain)[0]
 
