@@ -80,20 +80,29 @@ def with_openai(url: str, model: str) -> Iterator[tuple[str, Callable[[], object
     yield "n=3", lambda: [c.message.content for c in _create(client, common, n=3, temperature=1.0, seed=1).choices]
     yield "usage", lambda: _create(client, common).usage
     yield "strategy plain", lambda: _create(client, common, extra_body={"ssd": {"strategy": "plain"}}).usage.ssd
-    yield "completions, list of prompts", lambda: [
-        choice.text
-        for choice in client.completions.create(model=model, prompt=["One, two,", "A, B,"], max_tokens=6).choices
-    ]
+    yield (
+        "completions, list of prompts",
+        lambda: [
+            choice.text
+            for choice in client.completions.create(model=model, prompt=["One, two,", "A, B,"], max_tokens=6).choices
+        ],
+    )
     yield "temperature 9", lambda: _create(client, common, temperature=1.9, extra_body={"temperature": 9})
     yield "another model", lambda: _create(client, common, model="gpt-5")
     yield "response_format json_object", lambda: _create(client, common, response_format={"type": "json_object"})
     yield "logprobs", lambda: _create(client, common, logprobs=True)
-    yield "an image", lambda: _create(
-        client,
-        common,
-        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+    yield (
+        "an image",
+        lambda: _create(
+            client,
+            common,
+            messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+        ),
     )
-    yield "a prompt of 20,000 words", lambda: _create(client, common, messages=[{"role": "user", "content": "a b " * 10000}])
+    yield (
+        "a prompt of 20,000 words",
+        lambda: _create(client, common, messages=[{"role": "user", "content": "a b " * 10000}]),
+    )
     yield "leave after 5 chunks", cancelled
 
 
@@ -149,9 +158,20 @@ def with_litellm(url: str, model: str) -> Iterator[tuple[str, Callable[[], objec
     yield "completion, stream with usage", streamed
     yield "n=2, seed", lambda: len(litellm.completion(**{**common, "temperature": 1}, n=2, seed=1).choices)
     yield "temperature 9", lambda: litellm.completion(**{**common, "temperature": 9})
-    yield "text_completion", lambda: litellm.text_completion(
-        model=f"text-completion-openai/{model}", api_base=f"{url}/v1", api_key="none", prompt="One, two,", max_tokens=6
-    ).choices[0].text
+    yield (
+        "text_completion",
+        lambda: (
+            litellm.text_completion(
+                model=f"text-completion-openai/{model}",
+                api_base=f"{url}/v1",
+                api_key="none",
+                prompt="One, two,",
+                max_tokens=6,
+            )
+            .choices[0]
+            .text
+        ),
+    )
 
 
 def with_curl(url: str, model: str) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -162,7 +182,9 @@ def with_curl(url: str, model: str) -> Iterator[tuple[str, Callable[[], object]]
     kind = ["-H", "Content-Type: application/json"]
 
     def curl(*options: str) -> str:
-        done = subprocess.run(["curl", "-s", "-w", " [%{http_code}]", *options], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["curl", "-s", "-w", " [%{http_code}]", *options], capture_output=True, text=True, check=False
+        )
         return done.stdout
 
     yield "chat", lambda: json.loads(curl(*kind, "-d", body, chat).rpartition(" [")[0])["choices"][0]["message"]

@@ -82,7 +82,11 @@ class Service:
         asked = read_request(await self._body(request), ChatRequest)
         self._check_model(asked.model)
         orders = await run_in_threadpool(chat_orders, asked, self.encoder, self.settings, stream)
-        form = ChatForm(bool(asked.offered_tools), 1 if asked.parallel_tool_calls is False else None)
+        form = ChatForm(
+            self.encoder.token,
+            with_tools=bool(asked.offered_tools),
+            most_calls=1 if asked.parallel_tool_calls is False else None,
+        )
         messages = [(str(message.role), text_of(message, place)) for place, message in enumerate(asked.messages)]
         return await self._answer(request, asked, orders, form, [messages])
 
@@ -93,7 +97,7 @@ class Service:
         self._check_model(asked.model)
         orders = await run_in_threadpool(completion_orders, asked, self.encoder, self.settings, stream)
         texts = [[("user", prompt)] for prompt in asked.prompts if isinstance(prompt, str)]
-        return await self._answer(request, asked, orders, CompletionForm(), texts)
+        return await self._answer(request, asked, orders, CompletionForm(self.encoder.token), texts)
 
     async def _answer(
         self,

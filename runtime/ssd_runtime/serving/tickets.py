@@ -10,6 +10,7 @@ from typing import Protocol
 from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.result import Outcome
 from ssd_runtime.engine.runner import RunSettings
+from ssd_runtime.serving.logits import LogprobRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class Order:
     settings: RunSettings
     stream: str = ""
     """Name of the stream whose statistics and prefixes it shares."""
+    logprobs: LogprobRecorder | None = None
+    """Log-probabilities of its tokens, if they are wanted; one of its processors notes them."""
 
 
 @dataclass(frozen=True, slots=True)

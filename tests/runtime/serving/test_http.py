@@ -7,13 +7,14 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import openai
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,70 @@ def test_tokens_are_listed_for_those_who_ask(service: Service, client: openai.Op
     assert not hasattr(client.chat.completions.create(**asked).choices[0], "token_ids")
 
 
+def stepwise(service: Service, text: str, tokens: int, change: Callable[[torch.Tensor, list[int]], None]) -> list[int]:
+    """Greedy decoding by the model itself, one token at a time, with changed logits."""
+    loaded = service.thread.engine.loaded
+    prompt = loaded.encode([("user", text)])
+    new = list[int]()
+    with torch.no_grad():
+        for _ in range(tokens):
+            logits = loaded.model(torch.tensor([prompt + new])).logits[0, -1].float()
+            change(logits, new)
+            new.append(int(logits.argmax()))
+    return new
+
+
+@pytest.mark.parametrize("strategy", ["plain", "auto", "clasp"])
+def test_penalties_and_biases_change_the_targets_logits(service: Service, address: str, strategy: str) -> None:
+    def penalise(logits: torch.Tensor, new: list[int]) -> None:
+        for token in set(new):
+            logits[token] -= 0.3 + 0.2 * new.count(token)
+        logits[7] += 3.5
+
+    tokens = stepwise(service, TEXTS[0], 30, penalise)
+    assert tokens != stepwise(service, TEXTS[0], 30, lambda logits, new: None)
+    fields: dict[str, Any] = {"presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": {"7": 3.5}}
+    status, body = chat(address, **fields, max_tokens=30, return_token_ids=True, ssd={"strategy": strategy})
+    assert status == 200
+    assert body["choices"][0]["token_ids"] == tokens
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_log_probabilities_are_the_models_own(service: Service, client: openai.OpenAI, sampled: bool) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 20, "seed": 3}
+    asked |= {"temperature": 0.9, "top_p": 0.9} if sampled else {"temperature": 0}
+    extra = {"return_token_ids": True}
+    bare = client.chat.completions.create(**asked)
+    whole = client.chat.completions.create(**asked, extra_body=extra, logprobs=True, top_logprobs=3)
+    choice = whole.choices[0]
+    assert choice.message.content == bare.choices[0].message.content, "the record changes nothing"
+    tokens = choice.token_ids  # type: ignore[attr-defined]
+    loaded = service.thread.engine.loaded
+    prompt = loaded.encode([("user", TEXTS[0])])
+    with torch.no_grad():
+        logits = loaded.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    values = logits.float().log_softmax(-1)
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert len(choice.logprobs.content) == 20
+    for row, token, entry in zip(values, tokens, choice.logprobs.content, strict=True):
+        assert entry.token == service.encoder.token(token)
+        assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
+        assert [each.logprob for each in entry.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+    chunks = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3, stream=True)
+    streamed = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content or []]
+    assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content]
+    expected = [entry.logprob for entry in choice.logprobs.content]
+    assert [entry.logprob for entry in streamed] == pytest.approx(expected, abs=1e-3)
+    legacy = client.completions.create(model="tiny", prompt=TEXTS[1], max_tokens=9, logprobs=2, extra_body=extra)
+    listed = legacy.choices[0].logprobs
+    assert listed is not None
+    assert listed.tokens is not None
+    assert listed.tokens == [service.encoder.token(token) for token in legacy.choices[0].token_ids]  # type: ignore[attr-defined]
+    assert listed.text_offset == [sum(map(len, listed.tokens[:place])) for place in range(9)]
+    assert [len(each) for each in listed.top_logprobs or []] == [2] * 9
+
+
 def test_every_choice_has_a_seed_of_its_own(service: Service, client: openai.OpenAI) -> None:
     """Choice i of seed s is the answer to seed s + i; streams of several choices are told apart."""
     asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 12, "temperature": 0.9, "seed": 7}
@@ -182,8 +247,12 @@ def test_a_request_chooses_its_strategy_and_gets_its_figures(service: Service, c
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"logit_bias": {"5": 10}}, "logit_bias", "unsupported_parameter"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
+        ({"logit_bias": {"500000": 10}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"x": 10}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"ssd": {"strategy": "nonsense"}}, "ssd.strategy", "invalid_value"),
         ({"ssd": {"strategy": "knn"}}, "ssd.strategy", "invalid_value"),
         ({"ssd": {"strategy": "clasp", "parameters": {"x": 1}}}, "ssd.parameters", "invalid_value"),

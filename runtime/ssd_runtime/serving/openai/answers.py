@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 from ssd_artifacts.manifest import tool_version
@@ -56,6 +57,18 @@ class Subscription:
         self._thread.cancel(self.tickets)
 
 
+@dataclass(slots=True)
+class _Held:
+    """What the chunks of a choice have told."""
+
+    begin: int = 0
+    """Number of tokens that were told."""
+    characters: int = 0
+    """Number of characters that were told."""
+    tokens: list[int] = field(default_factory=list)
+    """Tokens that no chunk has told yet."""
+
+
 class Answer:
     """The answer to one request."""
 
@@ -77,8 +90,8 @@ class Answer:
         self._choices = choices
         self._usage_chunk = usage_chunk
         self._token_ids = token_ids
-        self._held: dict[int, list[int]] = {}
-        """Tokens that no chunk has listed yet, by place."""
+        self._held: dict[int, _Held] = {}
+        """What the chunks of a stream have told, by place."""
         self._common: Json = {
             "id": f"{form.prefix}{uuid4().hex}",
             "created": int(time.time()),
@@ -94,9 +107,8 @@ class Answer:
                 outcomes[place] = self._outcome(place, event)
         ordered = [outcomes[place] for place in sorted(outcomes)]
         choices = [self._form.choice(place, outcome) for place, outcome in enumerate(ordered)]
-        if self._token_ids:
-            for choice, outcome in zip(choices, ordered, strict=True):
-                choice["token_ids"] = outcome.generation.token_ids
+        for place, (choice, outcome) in enumerate(zip(choices, ordered, strict=True)):
+            self._tell_tokens(choice, place, outcome.generation.token_ids, _Held())
         return {**self._common, "object": self._form.whole, "choices": choices, "usage": self._usage(ordered)}
 
     async def chunks(self) -> AsyncIterator[str]:
@@ -113,7 +125,8 @@ class Answer:
                 else:
                     outcomes[place] = self._outcome(place, event)
                     choices = self._form.last(place, outcomes[place])
-                for choice in self._with_tokens(place, choices, event.tokens):
+                text = event.text if isinstance(event, Block) else ""
+                for choice in self._described(place, choices, event.tokens, text):
                     yield self._chunk([choice])
             if self._usage_chunk:
                 yield self._chunk([], self._usage([outcomes[place] for place in sorted(outcomes)]))
@@ -121,15 +134,24 @@ class Answer:
             yield _event(error.to_json())
         yield DONE
 
-    def _with_tokens(self, place: int, choices: list[Json], tokens: Sequence[int]) -> list[Json]:
-        """The choices, the first of which lists new tokens if they are wanted; tokens without a choice wait for one."""
-        if self._token_ids:
-            held = self._held.setdefault(place, [])
-            held += tokens
-            for choice in choices:
-                choice["token_ids"] = held.copy()
-                held.clear()
+    def _described(self, place: int, choices: list[Json], tokens: Sequence[int], text: str) -> list[Json]:
+        """The choices, the first of which tells of new tokens; tokens without a choice wait for one."""
+        held = self._held.setdefault(place, _Held())
+        held.tokens += tokens
+        for choice in choices[:1]:
+            self._tell_tokens(choice, place, held.tokens, held)
+            held.begin += len(held.tokens)
+            held.tokens = []
+            held.characters += len(text)
         return choices
+
+    def _tell_tokens(self, choice: Json, place: int, tokens: Sequence[int], held: _Held) -> None:
+        """Add the tokens and their log-probabilities to a choice, if they are wanted."""
+        if self._token_ids:
+            choice["token_ids"] = list(tokens)
+        recorder = self._subscription.tickets[place].order.logprobs
+        if recorder is not None:
+            choice["logprobs"] = self._form.logprobs(recorder.read(held.begin, tokens), held.characters)
 
     def _chunk(self, choices: list[Json], usage: Json | None = None) -> str:
         """One event; if usage comes at the end, the others say that they have none, as OpenAI's do."""

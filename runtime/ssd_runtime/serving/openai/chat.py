@@ -22,7 +22,7 @@ class PromptEncoder:
     """Encodes prompts for one model; several threads may use it."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
+        self.loaded = loaded
         self._lock = Lock()
         templates = loaded.tokenizer.chat_template or ""
         text = templates if isinstance(templates, str) else "\n".join(templates.values())
@@ -34,7 +34,7 @@ class PromptEncoder:
         if tools and not self.takes_tools:
             raise invalid("tools", "this model's chat template takes no tools; omit them", "unsupported_parameter")
         turns = [_turn(message, place) for place, message in enumerate(messages)]
-        tokenizer = self._loaded.tokenizer
+        tokenizer = self.loaded.tokenizer
         if not tokenizer.chat_template:
             return self._encoded("\n\n".join(turn["content"] for turn in turns))
         try:
@@ -58,9 +58,13 @@ class PromptEncoder:
             raise invalid("prompt", f"token id {max(prompt)} is none of this model's, which end at {vocabulary - 1}")
         return prompt
 
+    def token(self, token: int) -> str:
+        """The text of a token alone, special ones included."""
+        return str(self.loaded.tokenizer.decode([token]))
+
     def _encoded(self, text: str) -> list[int]:
         with self._lock:
-            return list(self._loaded.tokenizer(text)["input_ids"])
+            return list(self.loaded.tokenizer(text)["input_ids"])
 
 
 def text_of(message: Message, place: int) -> str:

@@ -31,11 +31,7 @@ class Unsupported:
     """Values that ask for what happens anyway; null is always one."""
 
 
-NO_PENALTY = "penalties on counts are not built; use `repetition_penalty`, or omit it"
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "presence_penalty": Unsupported(NO_PENALTY, (0,)),
-    "frequency_penalty": Unsupported(NO_PENALTY, (0,)),
-    "logit_bias": Unsupported("a bias on single tokens is not built; omit it", ({},)),
     "echo": Unsupported("the prompt is not repeated in the answer; omit it", (False,)),
     "suffix": Unsupported("the model only writes on after the prompt; omit it", ("",)),
     "best_of": Unsupported("candidates are not ranked; use `n` to get several answers", (1,)),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ssd_runtime.engine.result import Outcome
+from ssd_runtime.serving.logits import TokenLogprobs
+from ssd_runtime.serving.openai.logprobs import Decode, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.openai.tool_calls import Call, ToolCallReader
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
@@ -21,6 +24,10 @@ class Form(Protocol):
     """`object` of a whole answer."""
     chunk: str
     """`object` of a chunk."""
+
+    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
+        """The `logprobs` of a choice whose text begins `characters` after the answer's."""
+        ...
 
     def first(self, place: int) -> Json | None:
         """The choice of a first chunk without text; None if there is none."""
@@ -46,6 +53,14 @@ class CompletionForm:
     whole = "text_completion"
     chunk = "text_completion"
 
+    def __init__(self, decode: Decode) -> None:
+        """`decode` gives the text of a token alone."""
+        self._decode = decode
+
+    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
+        """Lists of tokens, log-probabilities and offsets."""
+        return completion_logprobs(entries, self._decode, characters)
+
     def first(self, place: int) -> Json | None:
         """None: text comes first."""
         return None
@@ -70,12 +85,17 @@ class ChatForm:
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def __init__(self, with_tools: bool, most_calls: int | None = None) -> None:
-        """Calls after the first `most_calls` of an answer are dropped."""
+    def __init__(self, decode: Decode, with_tools: bool = False, most_calls: int | None = None) -> None:
+        """`decode` gives the text of a token alone. Calls after the first `most_calls` of an answer are dropped."""
+        self._decode = decode
         self._with_tools = with_tools
         self._most_calls = most_calls
         self._readers: dict[int, ToolCallReader] = {}
         """Readers of streamed choices by place."""
+
+    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
+        """An entry per token."""
+        return chat_logprobs(entries, self._decode)
 
     def first(self, place: int) -> Json | None:
         """The role."""

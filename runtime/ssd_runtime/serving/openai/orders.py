@@ -6,10 +6,17 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
+import torch
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
+
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.runner import RunSettings
+from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.sampling.params import SamplingParams
+from ssd_runtime.sampling.processors import RowProcessors
+from ssd_runtime.sampling.sampler import filters_of
+from ssd_runtime.serving.logits import CountPenalties, LogprobRecorder, TokenBias
 from ssd_runtime.serving.openai.chat import PromptEncoder
 from ssd_runtime.serving.openai.errors import ApiError, invalid
 from ssd_runtime.serving.openai.requests import ChatRequest, CommonRequest, CompletionRequest
@@ -26,7 +33,7 @@ def chat_orders(request: ChatRequest, encoder: PromptEncoder, settings: ServerSe
     """The orders of a chat request, one per choice. Raises ApiError for what cannot be honoured."""
     ids = encoder.chat(request.messages, request.offered_tools)
     room = settings.max_context - len(ids)
-    return _orders(request, prompts=[ids], settings=settings, stream=stream, usual=max(1, room))
+    return _orders(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=max(1, room))
 
 
 def completion_orders(
@@ -34,11 +41,16 @@ def completion_orders(
 ) -> list[Order]:
     """The orders of a completion request: `n` for the first prompt, then for the second, … Raises ApiError."""
     prompts = [encoder.text(prompt, settings.vocabulary) for prompt in request.prompts]
-    return _orders(request, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
+    return _orders(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
 
 
 def _orders(
-    request: CommonRequest, prompts: list[list[int]], settings: ServerSettings, stream: str, usual: int
+    request: CommonRequest,
+    encoder: PromptEncoder,
+    prompts: list[list[int]],
+    settings: ServerSettings,
+    stream: str,
+    usual: int,
 ) -> list[Order]:
     """Orders of all prompts, each with the request's settings and `n` seeds; `usual` is the default token limit."""
     choices = request.n or 1
@@ -55,12 +67,54 @@ def _orders(
         raw=True,
         sampling=_sampling(request, settings),
     )
-    seeds = [replace(common.sampling, seed=common.sampling.seed + choice) for choice in range(choices)]
-    return [
-        Order(ids=ids, settings=replace(common, sampling=sampling), stream=stream)
-        for ids in prompts
-        for sampling in seeds
-    ]
+    biases = _biases(request, settings)
+    orders = list[Order]()
+    for ids in prompts:
+        for choice in range(choices):
+            recorder = None if request.noted_logprobs is None else LogprobRecorder(request.noted_logprobs)
+            sampling = replace(common.sampling, seed=common.sampling.seed + choice)
+            processors = _processors(request, len(ids), biases, recorder, encoder.loaded)
+            if processors:
+                processors += filters_of(sampling)
+                before = torch.empty(0, dtype=torch.long, device=encoder.loaded.model.device)
+                sampling = replace(sampling, processors=RowProcessors(processors, before))
+            one = replace(common, sampling=sampling)
+            orders.append(Order(ids=ids, settings=one, stream=stream, logprobs=recorder))
+    return orders
+
+
+def _processors(
+    request: CommonRequest,
+    prompt_tokens: int,
+    biases: dict[int, float],
+    recorder: LogprobRecorder | None,
+    loaded: LoadedModel,
+) -> list[LogitsProcessor]:
+    """What the sampler cannot do by itself, with the repetition penalty that it then leaves to these; else empty."""
+    processors: list[LogitsProcessor] = [recorder] if recorder is not None else []
+    presence = request.presence_penalty or 0.0
+    frequency = request.frequency_penalty or 0.0
+    if not (processors or presence or frequency or biases):
+        return []
+    own = loaded.repetition_penalty
+    penalty = own if request.repetition_penalty is None else request.repetition_penalty
+    if penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(penalty=float(penalty)))
+    if presence or frequency:
+        processors.append(CountPenalties(prompt_tokens, presence, frequency))
+    if biases:
+        processors.append(TokenBias(biases, loaded.model.device))
+    return processors
+
+
+def _biases(request: CommonRequest, settings: ServerSettings) -> dict[int, float]:
+    """The biases by token id. Raises ApiError for what is no id of this model."""
+    biases = dict[int, float]()
+    for name, value in (request.logit_bias or {}).items():
+        if not (name.isascii() and name.isdecimal() and len(name) < 12 and int(name) < settings.vocabulary):
+            raise invalid("logit_bias", f"{name[:40]!r} is no token id of this model; give ids as text")
+        biases[int(name)] = value
+    return biases
 
 
 def _check_prompt(ids: list[int], settings: ServerSettings) -> None:

@@ -11,7 +11,6 @@ from ssd_profiles.prompts import is_text
 from ssd_runtime.serving.openai.errors import ApiError, invalid
 from ssd_runtime.serving.openai.fields import without_effect_removed
 
-NO_LOGPROBS = "log-probabilities are not reported; omit it"
 MOST_STOPS = 4
 MOST_CHOICES = 16
 TYPES = frozenset({"str", "int", "float", "list", "dict"})
@@ -115,6 +114,10 @@ class CommonRequest(Strict):
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]], Field(max_length=1024)] | None = None
+    """Token ids, as text, with what is added to their logits."""
     seed: Seed | None = None
     stop: str | list[str] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
@@ -138,6 +141,11 @@ class CommonRequest(Strict):
     def asked_tokens(self) -> int | None:
         """Most new tokens that were asked for."""
         return self.max_tokens
+
+    @property
+    def noted_logprobs(self) -> int | None:
+        """Number of most probable tokens to report per token; None for no log-probabilities."""
+        return None
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -173,6 +181,11 @@ class ChatRequest(CommonRequest):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
+    def noted_logprobs(self) -> int | None:
+        """Number of most probable tokens to report per token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
     def offered_tools(self) -> list[Tool]:
         """The tools that the model is shown: none if it must not call any."""
         return [] if self.tool_choice == "none" else self.tools or []
@@ -189,8 +202,8 @@ class ChatRequest(CommonRequest):
                 "the model cannot be made to call a tool here; give `auto` or `none`",
                 "unsupported_parameter",
             )
-        if self.logprobs or self.top_logprobs:
-            raise invalid("logprobs", NO_LOGPROBS, "unsupported_parameter")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "it needs `logprobs`; set that to true, or omit it")
 
 
 class CompletionRequest(CommonRequest):
@@ -201,11 +214,10 @@ class CompletionRequest(CommonRequest):
     )
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
-    def check(self) -> None:
-        """Raise ApiError for values that cannot be honoured."""
-        super().check()
-        if self.logprobs is not None:
-            raise invalid("logprobs", NO_LOGPROBS, "unsupported_parameter")
+    @property
+    def noted_logprobs(self) -> int | None:
+        """Number of most probable tokens to report per token; None for no log-probabilities."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
