@@ -125,9 +125,15 @@ def with_langchain(url: str, model: str) -> Iterator[tuple[str, Callable[[], obj
     yield "usage_metadata", lambda: chat.invoke(QUESTION).usage_metadata
     yield "stop", lambda: chat.invoke(QUESTION, stop=["."]).content
     yield "batch of 3", lambda: [answer.content[:30] for answer in chat.batch([QUESTION] * 3)]
-    yield "bind(user=…, metadata=…)", lambda: chat.bind(user="me", metadata={"a": "b"}).invoke(QUESTION).content
+    extras: dict[str, Any] = {"user": "me", "store": False, "service_tier": "auto", "parallel_tool_calls": False}
+    yield "bind(user, store, service_tier, parallel_tool_calls)", lambda: chat.bind(**extras).invoke(QUESTION).content
     yield "bind_tools", lambda: chat.bind_tools([_tool()]).invoke(QUESTION).content
-    yield "with_structured_output", lambda: chat.with_structured_output({"title": "x", "type": "object"}).invoke("x")
+    yield "with_structured_output", lambda: chat.with_structured_output(_schema()).invoke(QUESTION)
+
+
+def _schema() -> dict[str, Any]:
+    properties = {"colours": {"type": "array", "items": {"type": "string"}, "description": "The colours."}}
+    return {"title": "Answer", "description": "An answer.", "type": "object", "properties": properties}
 
 
 def _tool() -> dict[str, Any]:

@@ -52,7 +52,7 @@ def main() -> None:
     load = commands.add_parser("load")
     load.add_argument("--artifact", "--bundle")
     load.add_argument("--model", default="demo")
-    load.add_argument("--url")
+    load.add_argument("--url", help="a server that runs already, with the name of its model as --model")
     load.add_argument("--pairs", type=Path, required=True)
     load.add_argument("--strategies", default="auto,plain")
     load.add_argument("--clients", type=int, default=4)
@@ -97,6 +97,8 @@ def measure(arguments: argparse.Namespace) -> None:
     print(f"commit {commit()}; {arguments.clients} clients, {len(pairs)} pairs", flush=True)
     watch = Watch()
     if arguments.url:
+        for pair in pairs:
+            pair["body"]["model"] = arguments.model
         slices = take_turns(arguments.url, arguments, pairs, ["as served"])
     else:
         with server(*options) as (address, process):

@@ -37,9 +37,9 @@ def environment(folder: Path, **changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def server(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server(folder: Path, *options: str, strategy: str = "plain") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running server and its address; it is stopped if the test has not."""
-    command = [*SERVE, "--model", "model", "--port", "0", "--strategy", "plain", *options]
+    command = [*SERVE, "--model", "model", "--port", "0", "--strategy", strategy, *options]
     process = subprocess.Popen(command, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     lines = list[str]()
@@ -112,6 +112,59 @@ def test_recorded_requests_are_a_prompt_file(room: Path) -> None:
             connection.getresponse().read()
     recorded = [prompt.messages for prompt in read_prompts(room / "traffic.jsonl")]
     assert recorded == [(("user", text),) for text in TEXTS]
+
+
+def compiled(folder: Path, *domains: str) -> None:
+    """Compile a bundle of these domain files, over one that is there."""
+    code = "from ssd_compiler.cli import main; main()"
+    files = [f"--domain-file={each}" for each in domains]
+    options = ["--model", "model", *files, "--out", "bundle", "--evaluations", "12", "--device", "cpu"]
+    command = [sys.executable, "-c", code, *options]
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -> None:
+    """Requests are recorded, a bundle is compiled from them under load, and the server takes it up."""
+    words = TEXTS[0].split()
+    lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)]
+    (room / "first.jsonl").write_text("\n".join(lines))
+    compiled(room, "first=first.jsonl")
+    questions = [" ".join(TEXTS[1].split()[i % 6 :]) + f" {i}" for i in range(14)]
+    with server(room, "--artifact", "bundle", "--reload", "--record", "mine.jsonl", strategy="auto") as (
+        process,
+        address,
+    ):
+
+        def answer(question: str) -> str:
+            response = post(address, messages=[{"role": "user", "content": question}], max_tokens=24)
+            assert response.status == 200
+            return str(json.load(response)["choices"][0]["message"]["content"])
+
+        expected = {question: answer(question) for question in questions}
+        done = threading.Event()
+        answers = list[tuple[str, str]]()
+
+        def load() -> None:
+            while not done.is_set():
+                for question in questions:
+                    answers.append((question, answer(question)))
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        traffic = (room / "mine.jsonl").read_text()
+        (room / "traffic.jsonl").write_text(traffic)
+        compiled(room, "first=first.jsonl", "mine=traffic.jsonl")
+        assert process.stderr is not None
+        taken_up = next(line for line in process.stderr if "took up" in line)
+        before = len(answers)
+        while len(answers) < before + 20 and loading.is_alive():
+            time.sleep(0.01)
+        done.set()
+        loading.join()
+    assert taken_up.rstrip().endswith("first, mine, mix")
+    assert len(answers) >= before + 20
+    assert all(text == expected[question] for question, text in answers)
 
 
 @pytest.mark.parametrize(

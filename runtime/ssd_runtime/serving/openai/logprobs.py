@@ -30,11 +30,17 @@ def completion_logprobs(entries: Sequence[TokenLogprobs], decode: Decode, offset
     texts = [decode(each.token) for each in entries]
     offsets = [offset + sum(map(len, texts[:place])) for place in range(len(texts))]
     return {
-        "tokens": texts,
+        "tokens": [_name(each.token, decode) for each in entries],
         "token_logprobs": [each.logprob for each in entries],
-        "top_logprobs": [{decode(token): value for token, value in each.top} for each in entries],
+        "top_logprobs": [{_name(token, decode): value for token, value in each.top} for each in entries],
         "text_offset": offsets,
     }
+
+
+def _name(token: int, decode: Decode) -> str:
+    """The text of a token, or its id where the text is half a character, which several tokens share."""
+    text = decode(token)
+    return f"token_id:{token}" if UNFINISHED in text else text
 
 
 def _entry(token: int, logprob: float, decode: Decode) -> Json:
