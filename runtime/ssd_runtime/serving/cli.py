@@ -18,7 +18,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import WEIGHT_MEMORY_HELP, VersionOption, read_size, run_command
-from ssd_runtime.planning.registry import NAMES, check_strategy, needs_latency, read_settings
+from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def serve(
     for note in notes:
         log.warning("%s", note.message)
     engine.max_sequences = max_concurrency
-    _prepare(engine, strategy)
+    _prepare(engine)
     settings = ServerSettings(
         model_name=name or model,
         max_context=engine.decoder.shape.max_context,
@@ -184,10 +184,9 @@ def watch_gauges(service: Service) -> None:
     gauge("ssd:prefixes", "Kept prefixes.", lambda: len(scheduler.prefixes))
 
 
-def _prepare(engine: Engine, strategy: str) -> None:
+def _prepare(engine: Engine) -> None:
     """Do what would delay the first requests: measure this device, and allocate keys and values."""
-    if needs_latency(strategy) or needs_latency("auto"):
-        _ = engine.latency
+    _ = engine.latency
     _ = engine.scheduler
 
 
