@@ -74,10 +74,10 @@ class Scheduler:
         return job
 
     def cancel(self, job: Job[Any]) -> None:
-        """End a job at once, without an effect on the others. A job that is done stays as it is."""
-        if job.done:
-            return
-        job.fail(None)
+        """End a job at once, without an effect on the others. The result of a job that is done stays as it is."""
+        if not job.done:
+            job.fail(None)
+        # Also one that is done: if a step has failed half-way, the next one must not meet its jobs.
         self._running = [each for each in self._running if each is not job]
         for queue in (self._waiting, self._paused):
             if job in queue:

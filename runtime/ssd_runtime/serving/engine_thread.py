@@ -187,6 +187,8 @@ class EngineThread:
     def _begin(self, tickets: Sequence[Ticket]) -> None:
         """Hand tickets to the engine."""
         for ticket in tickets:
+            if ticket.ended is not None:
+                continue  # all open orders were ended before this one's turn
             if ticket.cancelled:
                 self._end(ticket, End(cancelled=True))
                 continue

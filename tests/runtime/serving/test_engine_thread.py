@@ -138,6 +138,28 @@ def test_a_failed_step_ends_the_open_orders_and_not_the_thread(
     assert_ended_once(inbox, 2)
 
 
+def test_a_step_that_fails_half_way_leaves_nothing_behind(
+    engine: Engine, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its jobs have ended, others not; the next orders meet none of them."""
+    scheduler = engine.scheduler
+    answer = scheduler._answer
+
+    def fail(jobs: Any) -> None:
+        answer(jobs)
+        if any(job.done for job in jobs):
+            raise RuntimeError("planted")
+
+    inbox, later = Inbox(), Inbox()
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler, "_answer", fail)
+        thread.submit([order(engine, TEXTS[0], 3), order(engine, TEXTS[1], 30)], inbox.listen)
+        assert all(isinstance(end.error, RuntimeError) for end in inbox.wait(2).values())
+    thread.submit([order(engine, TEXTS[0], 5), order(engine, TEXTS[2], 5)], later.listen)
+    assert all(end.outcome is not None for end in later.wait(2).values())
+    assert scheduler.pool.used_bytes == scheduler.prefixes.bytes
+
+
 def test_an_order_whose_listener_fails_is_cancelled(engine: Engine, thread: EngineThread) -> None:
     seen = list[Block | End]()
 
@@ -192,6 +214,31 @@ def test_closing_without_grace_tells_every_order(engine: Engine) -> None:
     assert_ended_once(inbox, 9)
     assert {type(end.error) for end in ends.values()} == {Closing}
     assert engine.scheduler.pool.used_bytes == engine.scheduler.prefixes.bytes
+
+
+def test_orders_that_are_ended_before_their_turn_never_begin(engine: Engine) -> None:
+    """The engine's thread is held in a step while orders are aborted and another one is submitted."""
+    inbox, held, aborted = Inbox(), threading.Event(), threading.Event()
+
+    def listen(place: int, event: Block | End) -> None:
+        inbox.listen(0, event)
+        held.set()
+        aborted.wait(60)
+
+    with running(engine) as thread:
+        thread.submit([order(engine, TEXTS[0], 100)], listen)
+        assert held.wait(60)
+        thread.abort()
+        thread.submit([order(engine, TEXTS[1], 100)], lambda _, event: inbox.listen(1, event))
+        aborted.set()
+        ends = inbox.wait(2)
+        later = Inbox()
+        thread.submit([order(engine, TEXTS[2], 5)], later.listen)
+        assert later.wait(1)[0].outcome is not None
+        assert thread.open == 0
+        assert not engine.scheduler.running
+    assert_ended_once(inbox, 2)
+    assert {type(end.error) for end in ends.values()} == {Closing}
 
 
 def test_a_thread_that_dies_tells_every_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
