@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ssd_artifacts.bundle import MANIFEST, Bundle
 from ssd_runtime.engine.engine import Engine
+from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.engine_thread import EngineThread
 from ssd_runtime.serving.metrics import Metrics
 from ssd_runtime.serving.reload import BundleWatch
@@ -53,6 +55,15 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     expected = [lone(engine, order(engine, text, 60)) for text in TEXTS]
     engine.take_up(Bundle.load(tmp_path / "bundle"))
     inbox = Inbox()
+    made = list[tuple[str, str]]()
+    planners = engine.planners
+
+    def noted(strategy: str = "auto", parameters: Any = None) -> MakePlanner:
+        assert engine.bundle is not None
+        made.append((strategy, engine.bundle.created))
+        return planners(strategy, parameters)
+
+    engine.planners = noted  # type: ignore[method-assign]
 
     async def load() -> None:
         """Submit orders all the while, before and after the bundle changes."""
@@ -74,6 +85,7 @@ def test_requests_before_and_after_a_new_bundle_all_end(
         assert end.outcome.generation.token_ids == expected[number % 3]
     assert engine.bundle is not None
     assert engine.bundle.created == "today"
+    assert sorted(made) == sorted((name, day) for name in strategies for day in ("yesterday", "today"))
     assert [record.message for record in caplog.records if "took up" in record.message]
 
 
@@ -101,8 +113,9 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
 
 
 def test_a_folder_that_is_still_being_copied_is_taken_up_once_it_is_whole(
-    engine: Engine, thread: EngineThread, tmp_path: Path
+    engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And not again after that."""
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
     bundle_of(engine, "today").save(tmp_path / "new")
     watch = BundleWatch(tmp_path / "bundle", thread, Metrics("tiny"))
@@ -120,8 +133,11 @@ def test_a_folder_that_is_still_being_copied_is_taken_up_once_it_is_whole(
             await asyncio.sleep(0.01)
             if engine.bundle is not None:
                 break
+        await asyncio.sleep(0.3)
         polling.cancel()
 
-    asyncio.run(copy())
+    with caplog.at_level(logging.INFO, "ssd_serve"):
+        asyncio.run(copy())
+    assert len([record for record in caplog.records if "took up" in record.message]) == 1
     assert engine.bundle is not None
     assert engine.bundle.created == "today"
