@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,19 +14,22 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
-from ssd_runtime.command import BAD_INPUT, WEIGHT_MEMORY_HELP, VersionOption, complain, one_line, read_size, run_command
+from ssd_runtime.command import WEIGHT_MEMORY_HELP, VersionOption, read_size, run_command
 from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
+from ssd_runtime.report import explain as print_plans
+from ssd_runtime.report import finish, report, report_failure, write
 from ssd_runtime.sampling.params import read_sampling
+from ssd_runtime.serving.record import Recorder, RecordOption, RedactOption, ShareOption, read_recorder
 
 if TYPE_CHECKING:
-    from ssd_runtime.engine.result import Outcome, Summary
+    from ssd_runtime.engine.result import Outcome
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()
 def run(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --prompts.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input, or a chat.")] = None,
     artifact: Annotated[
         Path | None, typer.Option("--artifact", "--bundle", help="A bundle that ssd-compile wrote, or `demo`.")
     ] = None,
@@ -79,10 +81,17 @@ def run(
     explain: Annotated[bool, typer.Option("--explain", help="Say on standard error what was planned and why.")] = False,
     explain_steps: Annotated[bool, typer.Option("--explain-steps", help="The same for every step.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, the summary last.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No closing line of figures on standard error.")] = False,
+    record: RecordOption = None,
+    record_share: ShareOption = None,
+    record_redact: RedactOption = None,
     version: VersionOption = False,
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
-    requests = _requests(prompt, prompts, all_turns)
+    chatting = prompt is None and prompts is None and sys.stdin.isatty()
+    if chatting and (as_json or compare):
+        raise UserError("prompt: --json and --compare are not for a chat; give a prompt or --prompts FILE.jsonl")
+    requests = [] if chatting else _requests(prompt, prompts, all_turns)
     if concurrency > 1 and prompts is None:
         raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
     memory = read_size(weight_memory)
@@ -97,11 +106,13 @@ def run(
             raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
         model = bundle.model.spec(str(artifact))
 
+    recorder = read_recorder(record, record_share, record_redact)
+
     # These imports take seconds and come last, so that bad input is answered at once.
     import torch
 
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
-    from ssd_runtime.engine.result import Summary
+    from ssd_runtime.engine.result import Summary, Tally
     from ssd_runtime.engine.runner import RunSettings
     from ssd_runtime.engine.together import Together
     from ssd_runtime.loading.models import load_model
@@ -126,41 +137,55 @@ def run(
         compare=compare,
         sampling=sampling,
     )
-    runner = engine.runner(run_settings, None if as_json else _write)
+    runner = engine.runner(run_settings, None if as_json else write)
     summary = Summary(compare, concurrency=concurrency)
 
-    def report(outcome: Outcome) -> None:
+    def answered(outcome: Outcome) -> None:
         summary.add(outcome)
-        _report(outcome, as_json, compare)
+        report(outcome, as_json, compare)
         if explain or explain_steps:
-            _explain(outcome, explain_steps)
+            print_plans(outcome, explain_steps)
 
-    def report_failure(request: Prompt, error: UserError) -> None:
-        summary.failed += 1
-        _report_failure(request, str(error), as_json)
+    if chatting:
+        from ssd_runtime.serving.chat import Chat, run_chat
 
+        chat = Chat(runner)
+
+        def answered_turn(outcome: Outcome) -> None:
+            answered(outcome)
+            _record(recorder, [outcome])
+            if not quiet:
+                print(Tally.of(outcome).closing_line, file=sys.stderr)
+
+        run_chat(chat, answered_turn)
+        return
     if concurrency > 1:
         together = Together(runner, concurrency)
-        for answered in together.run(requests):
-            for outcome in answered.outcomes:
+        for one in together.run(requests):
+            for outcome in one.outcomes:
                 if not as_json:
-                    _write(outcome.text)
-                report(outcome)
-            if answered.error is not None:
-                report_failure(answered.prompt, answered.error)
+                    write(outcome.text)
+                answered(outcome)
+            _record(recorder, one.outcomes)
+            if one.error is not None:
+                summary.failed += 1
+                report_failure(one.prompt, str(one.error), as_json)
         summary.seconds = together.seconds
         summary.plain_seconds = together.plain_seconds
-        _finish(summary, as_json, compare)
-        return
-    for request in requests:
-        try:
-            for outcome in runner.run(request):
-                report(outcome)
-        except UserError as error:
-            if prompts is None:
-                raise
-            report_failure(request, error)
-    _finish(summary, as_json, compare)
+    else:
+        for request in requests:
+            outcomes: list[Outcome] = []
+            try:
+                for outcome in runner.run(request):
+                    answered(outcome)
+                    outcomes.append(outcome)
+            except UserError as error:
+                if prompts is None:
+                    raise
+                summary.failed += 1
+                report_failure(request, str(error), as_json)
+            _record(recorder, outcomes)
+    finish(summary, as_json, quiet)
 
 
 def main() -> None:
@@ -169,77 +194,37 @@ def main() -> None:
 
 
 def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Prompt]:
-    if (prompt is None) == (path is None):
+    if prompt is not None and path is not None:
         raise UserError("prompt: give either a prompt or --prompts FILE.jsonl")
     if path is not None:
         return read_prompts(path, all_turns)
-    if not prompt or not prompt.strip():
+    if prompt is None:
+        prompt = _standard_input()
+    if not prompt.strip():
         raise UserError("prompt: must not be empty; give some text")
     if not is_text(prompt):
         raise UserError("prompt: it is not text in this terminal's encoding; give it in a file with --prompts")
     return [Prompt("1", turns=(prompt,))]
 
 
+def _standard_input() -> str:
+    """The text of standard input, without the line break at its end."""
+    try:
+        return sys.stdin.buffer.read().decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UserError("prompt: standard input is not text in UTF-8; convert it") from None
+
+
+def _record(recorder: Recorder | None, outcomes: Sequence[Outcome]) -> None:
+    """Record the turns of one prompt that have been answered."""
+    if recorder is None or not outcomes:
+        return
+    messages = list(outcomes[0].prompt.messages) or [("user", outcomes[0].prompt.turns[0])]
+    for outcome in outcomes:
+        recorder.add(messages, outcome.prompt.domain)
+        following = outcome.prompt.turns[outcome.turn + 1 : outcome.turn + 2]
+        messages += [message for text in following for message in (("assistant", outcome.text), ("user", text))]
+
+
 def _before_measuring() -> None:
     print("measuring this device once (well under a minute)…", file=sys.stderr)
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _report(outcome: Outcome, as_json: bool, compare: bool) -> None:
-    result = outcome.to_json()
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False), flush=True)
-    else:
-        _write("\n")
-    if compare and not as_json:
-        print(
-            f"[{result['id']}] {result['tokens_per_second']:.1f} tokens/s, plain "
-            f"{result['plain_tokens_per_second']:.1f}: {result['speedup']:.2f}x, "
-            f"identical: {'yes' if result['identical'] else result['divergence'] or 'not compared'}",
-            file=sys.stderr,
-        )
-
-
-def _report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
-    if as_json:
-        result = {"id": prompt.id, "category": prompt.category, "error": one_line(message)}
-        print(json.dumps(result, ensure_ascii=False), flush=True)
-    else:
-        _write("\n")
-        complain(message)
-
-
-def _explain(outcome: Outcome, steps: bool) -> None:
-    """Print each plan with where it began and what it brought; with `steps`, every step separately."""
-    routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
-    print(f"[{outcome.prompt.id}] {outcome.generation.prompt_tokens} prompt tokens, {routed}", file=sys.stderr)
-    cycles = outcome.generation.cycles
-    by_reason = groupby(cycles, key=lambda cycle: cycle.plan.reason)
-    for group in ([cycle] for cycle in cycles) if steps else (list(group) for _, group in by_reason):
-        drafted = sum(cycle.num_draft_tokens for cycle in group)
-        tokens = sum(len(cycle.tokens) for cycle in group)
-        plan = group[0].plan
-        reason = f"{plan.reason}: {plan.detail}" if steps and plan.detail else plan.reason
-        print(
-            f"  at {group[0].context} tokens: {reason} → {len(group)} target forwards, {tokens} tokens, "
-            f"{sum(cycle.num_accepted_tokens for cycle in group)} of {drafted} drafts accepted",
-            file=sys.stderr,
-        )
-
-
-def _finish(summary: Summary, as_json: bool, compare: bool) -> None:
-    """Print the summary and choose the exit code: a wrong output takes precedence over failed prompts."""
-    total = summary.to_json()
-    if as_json:
-        print(json.dumps({"summary": total}), flush=True)
-    elif compare and summary.total.prompts > 1:
-        print(f"all: {total['speedup']:.2f}x of plain decoding, identical: {total['identical']}", file=sys.stderr)
-    if compare and total["divergence"] == "error":
-        print("error: an output differs from plain decoding by more than rounding; please report it", file=sys.stderr)
-        raise typer.Exit(1)
-    if summary.failed:
-        raise typer.Exit(BAD_INPUT)

@@ -47,6 +47,8 @@ class Generation:
     cycles: list[Cycle] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    """Seconds from the start to the first new token; the prefill is most of them."""
     finish_reason: FinishReason = "length"
     """The reason is `stop` even if the stop is the last token that is allowed."""
     num_cached_tokens: int = 0
@@ -159,7 +161,9 @@ def decoding(
     )
     try:
         logits = yield Head(prompt.last[None], normed=True)
-        _deliver(output.append([session.choose(logits, lambda: [[]])(0)]), on_tokens)
+        first = output.append([session.choose(logits, lambda: [[]])(0)])
+        result.first_token_seconds = result.prefill_seconds + perf_counter() - began
+        _deliver(first, on_tokens)
         watch = Stopwatch(session.decoder.lock)
         observing = 0.0
         while not output.done:

@@ -55,6 +55,7 @@ class Tally:
     tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    first_token_seconds: float = 0.0
     forwards: int = 0
     drafts: int = 0
     draft_tokens: int = 0
@@ -76,6 +77,7 @@ class Tally:
             tokens=len(run.token_ids),
             prefill_seconds=run.prefill_seconds,
             decode_seconds=run.decode_seconds,
+            first_token_seconds=run.first_token_seconds,
             forwards=run.target_forwards,
             drafts=sum(cycle.drafted > 0 for cycle in run.cycles),
             draft_tokens=run.num_draft_tokens,
@@ -89,6 +91,19 @@ class Tally:
     def __add__(self, other: Tally) -> Tally:
         sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally)}
         return Tally(**{**sums, "divergence": max(self.divergence, other.divergence)})
+
+    @property
+    def closing_line(self) -> str:
+        """The figures of a person who waits: tokens, tokens per second, acceptance and time to the first token."""
+        length = _ratio(self.tokens - self.prompts, self.forwards)
+        parts = [
+            f"{self.prompts} prompts" if self.prompts > 1 else "",
+            f"{self.tokens} token{'s' * (self.tokens != 1)}",
+            f"{self.tokens / self.decode_seconds:.1f} tokens/s" if self.decode_seconds else "",
+            f"mean acceptance length {length:.2f}" if length else "",
+            f"first token after {self.first_token_seconds / self.prompts:.2f} s" if self.prompts else "",
+        ]
+        return ", ".join(part for part in parts if part)
 
     def figures(self, compare: bool) -> dict[str, Any]:
         """Figures for the user, whose ratios are of totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, …
@@ -142,6 +157,13 @@ class Summary:
         self.total += tally
         if name:
             self.categories[name] = self.categories.get(name, Tally()) + tally
+
+    @property
+    def closing_line(self) -> str:
+        """The figures of all prompts in one line; of concurrent ones with all new tokens ÷ wall seconds."""
+        line = self.total.closing_line
+        together = f", {self.total.tokens / self.seconds:.1f} tokens/s together" if self.seconds else ""
+        return line + together
 
     def to_json(self) -> dict[str, Any]:
         """The summary's JSON object."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
@@ -23,7 +24,11 @@ from transformers import (
     StopStringCriteria,
 )
 from transformers.generation.streamers import BaseStreamer
-from transformers.generation.utils import GENERATION_MODES_MAPPING
+from transformers.generation.utils import (
+    GENERATION_MODES_MAPPING,
+    is_deepspeed_zero3_enabled,
+    is_fsdp_managed_module,
+)
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
@@ -252,6 +257,8 @@ def stock(call: GenerateCall) -> Any:
         if name == "_beam_search":
             raise UserError("streamer: beam search has no answer to stream before its end; omit one of them")
         arguments["streamer"] = call.streamer
+    if _waits_for_peers(call.model):
+        arguments["synced_gpus"] = True
     if name == "_assisted_decoding":
         arguments["inputs_tensor"] = call.input_ids
     method: Callable[..., Any] = getattr(type(call.model), name)
@@ -263,6 +270,12 @@ def stock(call: GenerateCall) -> Any:
         generation_config=call.config,
         **arguments,
     )
+
+
+def _waits_for_peers(model: PreTrainedModel) -> bool:
+    """Whether every process must run as many forwards as the others; `generate` keeps what it knows of it to itself."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
 
 
 def _streamer_of_caller() -> BaseStreamer | None:

@@ -29,7 +29,6 @@ SERVED_ARGUMENTS = frozenset(
         "use_cache",
         "logits_to_keep",
         "cache_position",
-        "synced_gpus",
     }
 )
 """Arguments of the model that `generate` makes itself, or that have no effect on the tokens."""

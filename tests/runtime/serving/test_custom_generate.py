@@ -82,6 +82,7 @@ class Blocks:
         self.ends = 0
 
     def put(self, value: Tensor) -> None:
+        assert not value.is_inference(), "such a tensor cannot be changed later"
         self.put_values.append(value)
 
     def end(self) -> None:
@@ -95,6 +96,7 @@ class Watched(LogitsProcessor):
         self.seen: list[list[int]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        assert not any(tensor.is_inference() for tensor in (input_ids, scores))
         self.seen.append(input_ids[0].tolist())
         scores[:, len(self.seen) % scores.shape[1]] += 8.0
         return scores
@@ -496,7 +498,7 @@ def test_an_error_in_a_users_code_leaves_the_object_usable(
 
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
             self.calls += 1
-            if self.calls == 9:
+            if self.calls >= 9:
                 raise KeyError("mine")
             return scores
 

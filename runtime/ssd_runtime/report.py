@@ -1,0 +1,82 @@
+"""Prints answers and their figures: answers on standard output, all else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import typer
+
+from ssd_profiles.prompts import Prompt
+from ssd_runtime.command import BAD_INPUT, complain, one_line
+
+if TYPE_CHECKING:
+    from ssd_runtime.engine.result import Outcome, Summary
+
+
+def write(text: str) -> None:
+    """Write a part of an answer at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
+    """Print the end of an answer, and its comparison with plain decoding."""
+    result = outcome.to_json()
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False), flush=True)
+    else:
+        write("\n")
+    if compare and not as_json:
+        print(
+            f"[{result['id']}] {result['tokens_per_second']:.1f} tokens/s, plain "
+            f"{result['plain_tokens_per_second']:.1f}: {result['speedup']:.2f}x, "
+            f"identical: {'yes' if result['identical'] else result['divergence'] or 'not compared'}",
+            file=sys.stderr,
+        )
+
+
+def report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
+    """Print why a prompt has no answer."""
+    if as_json:
+        result = {"id": prompt.id, "category": prompt.category, "error": one_line(message)}
+        print(json.dumps(result, ensure_ascii=False), flush=True)
+    else:
+        write("\n")
+        complain(message)
+
+
+def explain(outcome: Outcome, steps: bool) -> None:
+    """Print each plan with where it began and what it brought; with `steps`, every step separately."""
+    routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
+    print(f"[{outcome.prompt.id}] {outcome.generation.prompt_tokens} prompt tokens, {routed}", file=sys.stderr)
+    cycles = outcome.generation.cycles
+    by_reason = groupby(cycles, key=lambda cycle: cycle.plan.reason)
+    for group in ([cycle] for cycle in cycles) if steps else (list(group) for _, group in by_reason):
+        drafted = sum(cycle.num_draft_tokens for cycle in group)
+        tokens = sum(len(cycle.tokens) for cycle in group)
+        plan = group[0].plan
+        reason = f"{plan.reason}: {plan.detail}" if steps and plan.detail else plan.reason
+        print(
+            f"  at {group[0].context} tokens: {reason} → {len(group)} target forwards, {tokens} tokens, "
+            f"{sum(cycle.num_accepted_tokens for cycle in group)} of {drafted} drafts accepted",
+            file=sys.stderr,
+        )
+
+
+def finish(summary: Summary, as_json: bool, quiet: bool) -> None:
+    """Print the summary and choose the exit code: a wrong output takes precedence over failed prompts."""
+    total = summary.to_json()
+    if as_json:
+        print(json.dumps({"summary": total}), flush=True)
+    elif summary.compare and summary.total.prompts > 1:
+        print(f"all: {total['speedup']:.2f}x of plain decoding, identical: {total['identical']}", file=sys.stderr)
+    if not quiet and summary.total.prompts:
+        print(summary.closing_line, file=sys.stderr)
+    if summary.compare and total["divergence"] == "error":
+        print("error: an output differs from plain decoding by more than rounding; please report it", file=sys.stderr)
+        raise typer.Exit(1)
+    if summary.failed:
+        raise typer.Exit(BAD_INPUT)

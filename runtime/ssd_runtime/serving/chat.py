@@ -1,0 +1,128 @@
+"""A chat on a terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from types import FrameType
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import Prompt, is_text
+from ssd_runtime.command import complain
+from ssd_runtime.engine.loop import Limits, generating
+from ssd_runtime.engine.result import Outcome
+from ssd_runtime.engine.runner import Runner, naming
+from ssd_runtime.engine.text_stream import TextStream
+
+PROMPT = ">>> "
+HELP = """/help   this text
+/reset  begin a new conversation
+/exit   leave, as Ctrl-D does
+Ctrl-C ends an answer. Anything else is a message to the model."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """A conversation, turn by turn; each turn reuses the keys and values of those before it."""
+
+    runner: Runner
+    messages: list[tuple[str, str]] = field(default_factory=list)
+    """Messages so far, as (role, content) pairs."""
+    _turns: int = 0
+    _interrupted: bool = False
+
+    def answer(self, text: str) -> Outcome:
+        """Answer the user's next message; the runner writes it as it comes.
+
+        Ctrl-C ends the answer after the next token. What was written becomes part of the conversation. Raises UserError
+        if there is no answer, and the conversation stays as it was.
+        """
+        asked = [*self.messages, ("user", text)]
+        self._turns += 1
+        prompt = Prompt(str(self._turns), messages=tuple(asked))
+        runner = self.runner
+        turn = runner.turn(prompt, place=0, messages=asked, number=runner.number(prompt))
+        stream = TextStream(runner.loaded.decode, runner.settings.stops, runner.write)
+        session = runner.scheduler.session(turn.sampling)
+        work = generating(
+            session=session,
+            prompt_ids=turn.ids,
+            planner=runner.make_planner(),
+            limits=self._limits(),
+            on_tokens=stream.feed,
+        )
+        with naming(prompt), self._interruptible():
+            generation = runner.scheduler.finish(runner.scheduler.add(session, work, turn.ids))
+        stream.close()
+        outcome = runner.outcome(turn=turn, generation=generation)
+        self.messages = [*asked, ("assistant", outcome.text)]
+        return outcome
+
+    def _limits(self) -> Limits:
+        """The runner's limits, which Ctrl-C reaches too: the answer so far is then complete, with its keys."""
+        limits = self.runner.limits()
+        stop = limits.stop
+
+        def stopped(tokens: Sequence[int]) -> bool:
+            return self._interrupted or (stop is not None and stop(tokens))
+
+        return replace(limits, stop=stopped)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let the first Ctrl-C end the answer, and the second one the program."""
+        self._interrupted = False
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def run_chat(chat: Chat, report: Callable[[Outcome], None]) -> None:
+    """Read messages from the terminal and answer them until /exit or Ctrl-D; `report` receives every answer."""
+    print("A chat; /help lists what else can be typed.", file=sys.stderr)
+    for line in _lines():
+        text = line.strip()
+        if text in ("/exit", "/quit", "/bye"):
+            return
+        if text == "/reset":
+            chat.messages = []
+            print("a new conversation", file=sys.stderr)
+        elif text == "/help":
+            print(HELP, file=sys.stderr)
+        elif text.startswith("/") and len(text.split()) == 1:
+            complain(f"{text}: no such command; see /help")
+        elif text and not is_text(text):
+            complain("message: it is not text in this terminal's encoding")
+        elif text:
+            try:
+                report(chat.answer(text))
+            except UserError as error:
+                complain(f"{error}; /reset begins a new conversation")
+
+
+def _lines() -> Iterator[str]:
+    """The lines that a user types, up to Ctrl-D; Ctrl-C drops a line."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - lines can then be edited, and earlier ones come back with the arrow keys
+    shown = sys.stdout.isatty()
+    while True:
+        try:
+            if not shown:
+                print(PROMPT, end="", file=sys.stderr, flush=True)
+            yield input(PROMPT if shown else "")
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+        except EOFError:
+            print(file=sys.stderr)
+            return

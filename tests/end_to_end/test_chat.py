@@ -1,0 +1,261 @@
+"""`ssd-run` at a terminal, behind a pipe, and what it records."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssd_profiles.prompts import read_prompts
+from tests.folders import TEXTS, save_tiny_model
+
+RUN = [sys.executable, "-c", "from ssd_runtime.cli import main; main()"]
+COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
+LONG = 400
+CLOSING = re.compile(
+    r"^(\d+) tokens?, [\d.]+ tokens/s, mean acceptance length ([\d.]+), first token after ([\d.]+) s$", re.M
+)
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat")
+    save_tiny_model(folder / "model")
+    return folder
+
+
+def environment(room: Path) -> dict[str, str]:
+    return {**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1", "TERM": "dumb"}
+
+
+def run(room: Path, *options: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    program = [*RUN, "--model", "model", "--strategy", "plain", *options]
+    return subprocess.run(program, cwd=room, env=environment(room), input=text, capture_output=True, check=False)
+
+
+class Terminal:
+    """A chat in a pseudo terminal, whose standard error goes to a file."""
+
+    def __init__(self, room: Path, *options: str) -> None:
+        self._errors = open(room / "errors.txt", "w+")  # noqa: SIM115 - closed by close()
+        self._end, inner = pty.openpty()
+        program = [*RUN, "--model", "model", "--strategy", "lookup", *options]
+        self.process = subprocess.Popen(
+            program,
+            cwd=room,
+            env=environment(room),
+            stdin=inner,
+            stdout=inner,
+            stderr=self._errors,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(inner)
+        self.shown = ""
+
+    def wait_for(self, text: str, seconds: float = 90.0) -> str:
+        """Everything that was shown up to `text`, which is consumed."""
+        until = time.monotonic() + seconds
+        while text not in self.shown:
+            ready, _, _ = select.select([self._end], [], [], max(0.0, until - time.monotonic()))
+            assert ready, f"{text!r} was not shown: {self.shown!r} {self.errors()!r}"
+            self.shown += os.read(self._end, 4096).decode(errors="replace")
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def type(self, text: str) -> None:
+        os.write(self._end, text.encode())
+
+    def errors(self) -> str:
+        self._errors.flush()
+        return Path(self._errors.name).read_text()
+
+    def ended(self) -> int:
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._end)
+        self._errors.close()
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(room: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    chat = Terminal(room, *getattr(request, "param", ()))
+    yield chat
+    chat.close()
+
+
+def turns(room: Path, *messages: str) -> list[str]:
+    """The answers of the command to growing conversations."""
+    asked: list[dict[str, str]] = []
+    answers = []
+    for message in messages:
+        asked.append({"role": "user", "content": message})
+        (room / "one.jsonl").write_text(json.dumps({"messages": asked}))
+        done = run(room, "--prompts", "one.jsonl", "--max-new-tokens", "12", "--json")
+        answers.append(json.loads(done.stdout.splitlines()[0])["text"])
+        asked.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def visible(text: str) -> str:
+    """Letters of a text: a terminal shows control characters in ways of its own."""
+    return "".join(c for c in text if c.isascii() and c.isalnum())
+
+
+@pytest.mark.parametrize("terminal", [("--max-new-tokens", "12")], indirect=True)
+def test_a_chat_remembers_what_was_said_until_it_is_reset(room: Path, terminal: Terminal) -> None:
+    first, second = turns(room, "The river", "And then?")
+    terminal.wait_for(">>> ")
+    shown = []
+    for line in ("The river", "And then?", "/help", "/reset", "The river", "/zap"):
+        terminal.type(line + "\n")
+        terminal.wait_for(line)
+        shown.append(visible(terminal.wait_for(">>> ")))
+    assert shown == [visible(first), visible(second), "", "", visible(first), ""]
+    said = terminal.errors()
+    assert "Ctrl-C ends an answer" in said
+    assert "error: /zap: no such command" in said
+    assert len(CLOSING.findall(said)) == 3
+    terminal.type("\x04")
+    assert terminal.ended() == 0
+
+
+@pytest.mark.parametrize("terminal", [("--max-new-tokens", str(LONG), "--quiet")], indirect=True)
+def test_ctrl_c_ends_the_answer_and_not_the_chat(terminal: Terminal) -> None:
+    terminal.wait_for(">>> ")
+    terminal.type("half a line\x03")
+    terminal.wait_for(">>> ")
+    terminal.type("The river\n")
+    terminal.wait_for("The river")
+    while len(terminal.shown) < 30:
+        terminal.shown += os.read(terminal._end, 100).decode(errors="replace")
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    cut = terminal.wait_for(">>> ")
+    assert len(cut) < LONG * 0.8
+    terminal.type("Go on\n")
+    terminal.wait_for("Go on")
+    time.sleep(0.1)
+    terminal.type("\x03")
+    terminal.wait_for(">>> ")
+    terminal.type("/exit\n")
+    assert terminal.ended() == 0
+    assert not CLOSING.search(terminal.errors())
+
+
+@pytest.mark.parametrize("terminal", [("--max-new-tokens", "8")], indirect=True)
+def test_a_turn_that_fails_leaves_the_conversation_as_it_was(room: Path, terminal: Terminal) -> None:
+    terminal.wait_for(">>> ")
+    terminal.type("The river\n")
+    terminal.wait_for("The river")
+    first = visible(terminal.wait_for(">>> "))
+    for _ in range(3):
+        terminal.type("many words " * 80 + "\n")
+        terminal.wait_for(">>> ")
+    terminal.type("/reset\n")
+    terminal.wait_for(">>> ")
+    terminal.type("The river\n")
+    terminal.wait_for("The river")
+    assert visible(terminal.wait_for(">>> ")) == first
+    assert "/reset begins a new conversation" in terminal.errors()
+
+
+def test_standard_input_is_a_prompt(room: Path) -> None:
+    options = ["--max-new-tokens", "12"]
+    given = run(room, *options, "The river\nrose")
+    piped = run(room, *options, text=b"The river\nrose\n")
+    assert piped.stdout == given.stdout != b""
+    assert CLOSING.search(piped.stderr.decode())
+    assert run(room, *options, "--quiet", text=b"The river").stderr == b""
+    assert run(room, *options, "--json", text=b"The river").stdout.count(b"\n") == 2
+    ignored = run(room, *options, "The river\nrose", text=b"something else")
+    assert ignored.stdout == given.stdout
+
+
+@pytest.mark.parametrize(("text", "says"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "not text in UTF-8")])
+def test_bad_standard_input_is_refused(room: Path, text: bytes, says: str) -> None:
+    done = run(room, text=text)
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith("error: prompt: ")
+    assert says in done.stderr.decode()
+
+
+def test_the_closing_line_sums_a_file(room: Path) -> None:
+    (room / "three.jsonl").write_text('{"prompt": "The river"}\n{"prompt": "The baker"}\n{"prompt": "Ada"}\n')
+    for more, says in (((), ""), (("--concurrency", "3"), " tokens/s together")):
+        done = run(room, "--prompts", "three.jsonl", "--max-new-tokens", "10", "--json", *more)
+        [line] = done.stderr.decode().splitlines()
+        assert line.startswith("3 prompts, 30 tokens, ")
+        assert line.endswith(says or " s")
+        total = json.loads(done.stdout.splitlines()[-1])["summary"]
+        assert f"{total['tokens_per_second']:.1f} tokens/s" in line
+
+
+@pytest.mark.parametrize("terminal", [("--max-new-tokens", "6", "--record", "talk.jsonl")], indirect=True)
+def test_a_chats_turns_are_recorded_with_what_came_before(room: Path, terminal: Terminal) -> None:
+    terminal.wait_for(">>> ")
+    for line in ("The river", "And then?"):
+        terminal.type(line + "\n")
+        terminal.wait_for(line)
+        terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.ended() == 0
+    recorded = [prompt.messages for prompt in read_prompts(room / "talk.jsonl")]
+    assert recorded[0] == (("user", "The river"),)
+    assert [role for role, _ in recorded[1]] == ["user", "assistant", "user"]
+    assert recorded[1][2] == ("user", "And then?")
+    assert "note: recording every prompt" in terminal.errors()
+
+
+def test_recorded_prompts_make_a_domain(room: Path) -> None:
+    """The loop: what was asked is recorded, and a compile learns from it."""
+    words = TEXTS[0].split()
+    lines = [json.dumps({"turns": [" ".join(words[i % 5 : 6 + i]), f"Call 030 123{i}"]}) for i in range(14)]
+    (room / "asked.jsonl").write_text("\n".join(lines))
+    record = ["--record", "mine.jsonl", "--record-redact", r"\d[\d ]+"]
+    done = run(room, "--prompts", "asked.jsonl", "--all-turns", "--max-new-tokens", "4", *record)
+    assert done.returncode == 0, done.stderr
+    recorded = read_prompts(room / "mine.jsonl")
+    assert len(recorded) == 28
+    assert sum(len(prompt.messages) == 3 for prompt in recorded) == 14
+    assert "123" not in (room / "mine.jsonl").read_text()
+    options = ["--model", "model", "--domain-file", "mine=mine.jsonl", "--evaluations", "8", "--device", "cpu"]
+    compiled = subprocess.run(
+        [*COMPILE, *options, "--out", "bundle"], cwd=room, env=environment(room), capture_output=True, check=False
+    )
+    assert compiled.returncode == 0, compiled.stderr.decode()
+    answered = subprocess.run(
+        [*RUN, "--artifact", "bundle", "--strategy", "fixed:mine", "The river", "--max-new-tokens", "8"],
+        cwd=room,
+        env=environment(room),
+        capture_output=True,
+        check=False,
+    )
+    assert answered.returncode == 0, answered.stderr.decode()
+    assert answered.stdout
+
+
+def test_nothing_is_recorded_of_a_prompt_that_was_not_answered(room: Path) -> None:
+    done = run(room, "long " * 600, "--record", "refused.jsonl")
+    assert done.returncode == 2
+    assert (room / "refused.jsonl").read_text() == ""
