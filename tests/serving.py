@@ -23,7 +23,7 @@ from ssd_runtime.serving.cli import watch_gauges
 from ssd_runtime.serving.engine_thread import EngineThread
 from ssd_runtime.serving.keys import ApiKeys
 from ssd_runtime.serving.metrics import Metrics
-from ssd_runtime.serving.openai.chat import PromptEncoder
+from ssd_runtime.serving.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.settings import ServerSettings
 from ssd_runtime.serving.tickets import Block, End, Order
 from tests.tables import latency_table

@@ -20,10 +20,10 @@ from ssd_runtime.serving.engine_thread import EngineThread
 from ssd_runtime.serving.keys import ApiKeys
 from ssd_runtime.serving.metrics import Metrics
 from ssd_runtime.serving.openai.answers import Answer, Subscription
-from ssd_runtime.serving.openai.chat import PromptEncoder, text_of
 from ssd_runtime.serving.openai.errors import ApiError
 from ssd_runtime.serving.openai.forms import ChatForm, CompletionForm, Form, Json
 from ssd_runtime.serving.openai.orders import chat_orders, completion_orders
+from ssd_runtime.serving.openai.prompt_encoder import PromptEncoder, text_of
 from ssd_runtime.serving.openai.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
 from ssd_runtime.serving.record import Recorder
 from ssd_runtime.serving.settings import ServerSettings

@@ -111,7 +111,7 @@ def serve(
     from ssd_runtime.serving.engine_thread import EngineThread
     from ssd_runtime.serving.keys import ApiKeys
     from ssd_runtime.serving.metrics import Metrics
-    from ssd_runtime.serving.openai.chat import PromptEncoder
+    from ssd_runtime.serving.openai.prompt_encoder import PromptEncoder
     from ssd_runtime.serving.reload import BundleWatch
     from ssd_runtime.serving.settings import ServerSettings
 

@@ -17,8 +17,8 @@ from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import filters_of
 from ssd_runtime.serving.logits import CountPenalties, LogprobRecorder, TokenBias
-from ssd_runtime.serving.openai.chat import PromptEncoder
 from ssd_runtime.serving.openai.errors import ApiError, invalid
+from ssd_runtime.serving.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.openai.requests import ChatRequest, CommonRequest, CompletionRequest
 from ssd_runtime.serving.settings import ServerSettings
 from ssd_runtime.serving.tickets import Order
