@@ -28,6 +28,9 @@ from bench.harness.http_client import Reply, ask, server
 from bench.harness.provenance import Watch, commit, disturbance
 from ssd_runtime.command import run_guarded
 
+AS_SERVED = "as served"
+"""The one strategy of a server that is not ours."""
+
 
 @dataclass(slots=True)
 class Slice:
@@ -99,7 +102,7 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.url:
         for pair in pairs:
             pair["body"]["model"] = arguments.model
-        slices = take_turns(arguments.url, arguments, pairs, ["as served"])
+        slices = take_turns(arguments.url, arguments, pairs, [AS_SERVED])
     else:
         with server(*options) as (address, process):
             slices = take_turns(address, arguments, pairs, arguments.strategies.split(","))
@@ -128,7 +131,7 @@ def run_clients(address: str, part: Slice, pairs: Sequence[dict[str, Any]], clie
     number = count()
     began = perf_counter()
     extra: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    if part.strategy != "as served":
+    if part.strategy != AS_SERVED:
         extra |= {"return_token_ids": True, "ssd": {"strategy": part.strategy}}
 
     def client() -> None:
@@ -147,7 +150,9 @@ def run_clients(address: str, part: Slice, pairs: Sequence[dict[str, Any]], clie
 def describe(slices: Sequence[Slice], pairs: Sequence[dict[str, Any]]) -> None:
     """Print a strategy's figures, and how many answers differ from their lone decodes."""
     replies = [each for part in slices for each in part.replies]
-    good = [reply for _, reply in replies if reply.complete and reply.error is None and reply.first is not None]
+    # Not every server ends a stream with [DONE]; a reason of the end will do for those.
+    ended = [reply for _, reply in replies if reply.complete or (is_foreign(slices) and reply.finish_reason)]
+    good = [reply for reply in ended if reply.error is None and reply.first is not None]
     first = np.asarray([reply.first for reply in good])
     per_token = np.asarray([1e3 * (reply.last - reply.first) / (n - 1) for reply in good if (n := reply.tokens) > 1])
     tokens = sum(reply.tokens for reply in good)
@@ -163,6 +168,11 @@ def describe(slices: Sequence[Slice], pairs: Sequence[dict[str, Any]]) -> None:
         if reply.token_ids and reply.token_ids != pairs[place]["token_ids"]:
             same = next(i for i, (a, b) in enumerate(zip(reply.token_ids, pairs[place]["token_ids"])) if a != b)  # noqa: B905
             print(f"  pair {place} differs from token {same} on")
+
+
+def is_foreign(slices: Sequence[Slice]) -> bool:
+    """Whether the server is not ours."""
+    return slices[0].strategy == AS_SERVED
 
 
 def _percentiles(values: np.ndarray[Any, np.dtype[Any]]) -> str:
