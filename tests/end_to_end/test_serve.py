@@ -160,8 +160,11 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         before = len(answers)
         while len(answers) < before + 20 and loading.is_alive():
             time.sleep(0.01)
+        process.send_signal(signal.SIGHUP)
+        again = next(line for line in process.stderr if "took up" in line)
         done.set()
         loading.join()
+    assert again.rpartition("took up")[2] == taken_up.rpartition("took up")[2]
     assert taken_up.rstrip().endswith("first, mine, mix")
     assert len(answers) >= before + 20
     assert all(text == expected[question] for question, text in answers)
