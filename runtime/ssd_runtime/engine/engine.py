@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import count
@@ -17,9 +18,10 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation
+from ssd_runtime.engine.observed import Observation, ObservedPlanner
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.result import Outcome
-from ssd_runtime.engine.runner import Runner, RunSettings
+from ssd_runtime.engine.runner import Runner, RunSettings, Turn
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model
@@ -27,9 +29,12 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.profiling.latency import known_latency, measure_latency
+from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
 from ssd_runtime.profiling.memory import guard_memory
 from ssd_runtime.weights.kernel_choice import fitted_decoder
+
+MAX_STREAMS = 64
+"""Most streams whose statistics are kept; those of the least recently used one are dropped first."""
 
 
 class IgnoredSettingsWarning(UserWarning):
@@ -59,11 +64,9 @@ class Engine:
 
         Packed copies of weights take at most `weight_memory` bytes, by default half of the free memory.
         """
+        self.loaded = loaded
         if bundle is not None:
-            config = loaded.model.config
-            bundle.require_model(
-                loaded.fingerprint(), hidden=config.hidden_size, vocabulary=config.vocab_size, where=where
-            )
+            self.require_fitting(bundle, where)
         if loaded.unsupported_settings:
             names = ", ".join(loaded.unsupported_settings)
             warnings.warn(
@@ -71,7 +74,6 @@ class Engine:
                 IgnoredSettingsWarning,
                 stacklevel=2,
             )
-        self.loaded = loaded
         self.bundle = bundle
         with guard_memory("packing and checking the model", loaded.model.device):
             self.decoder = fitted_decoder(loaded.model, weight_memory)
@@ -79,7 +81,8 @@ class Engine:
         self._before_measuring = before_measuring
         self.max_sequences = 8
         """Most requests that are decoded at once; set it before the first request is added."""
-        self._streams: dict[tuple[str, Any], MakePlanner] = {}
+        self._streams: OrderedDict[tuple[str, str, Any], MakePlanner] = OrderedDict()
+        """Makers of planners by (stream, strategy, parameters), the least recently used first."""
         self._requests: dict[Job[Generation], tuple[Request, TextStream]] = {}
         self._numbers = count(1)
 
@@ -119,8 +122,26 @@ class Engine:
         model_key = config_sha256(self.loaded.model.config.to_dict())
         return known_latency(self.decoder, tables=tables, model_key=model_key, measure=measure)
 
+    def require_fitting(self, bundle: Bundle, where: str) -> None:
+        """Raise UserError, which calls the bundle `where`, if it belongs to another model or does not fit its sizes."""
+        config = self.loaded.model.config
+        bundle.require_model(
+            self.loaded.fingerprint(), hidden=config.hidden_size, vocabulary=config.vocab_size, where=where
+        )
+
+    def take_up(self, bundle: Bundle) -> None:
+        """Plan requests to come with another bundle; running ones end with the planners that they have.
+
+        The bundle must have passed `require_fitting`. New streams begin without statistics.
+        """
+        if "latency" in self.__dict__:
+            self.latency = bundled_latency(self.decoder, bundle.latency) or self.latency
+        self.bundle = bundle
+        self.__dict__.pop("_exit_heads", None)
+        self._streams.clear()
+
     @cached_property
-    def _scheduler(self) -> Scheduler:
+    def scheduler(self) -> Scheduler:
         """The scheduler of all requests."""
         return Scheduler(self.decoder, self.max_sequences)
 
@@ -149,38 +170,76 @@ class Engine:
         return self._runner(self.planners(settings.strategy, settings.parameters), settings, write)
 
     def add_request(
-        self, prompt: str | Prompt, settings: RunSettings | None = None, write: Callable[[str], None] | None = None
+        self,
+        prompt: str | Prompt | Sequence[int],
+        settings: RunSettings | None = None,
+        write: Callable[[str], None] | None = None,
+        *,
+        stream: str = "",
+        on_tokens: Callable[[list[int]], None] | None = None,
+        on_cycle: Callable[[Observation], None] | None = None,
     ) -> Request:
-        """Queue a prompt, which `step` decodes together with the other requests.
+        """Queue a prompt, or its token ids, which `step` decodes together with the other requests.
 
-        Requests of one strategy with equal parameters form a stream. `write` receives the answer's text as it comes.
+        Requests of one `stream`, one strategy and equal parameters share what planners learn. Those of one stream also
+        share prefixes. `on_tokens` receives new tokens before `write` receives their text, and `on_cycle` every cycle.
         Raises UserError if the chat template refuses the prompt. Other errors of the prompt are raised by its outcome.
         """
         settings = settings or RunSettings()
-        key = settings.strategy, settings.parameters
-        if key not in self._streams:
-            self._streams[key] = self.planners(*key)
-        runner = self._runner(self._streams[key], settings, write)
-        if isinstance(prompt, str):
-            prompt = Prompt(str(next(self._numbers)), turns=(prompt,))
-        turn = runner.turn(prompt, place=0, messages=conversation(prompt), number=0)
-        stream = TextStream(self.loaded.decode, settings.stops, runner.write)
-        request = Request(runner, turn, runner.start(turn, self._scheduler, stream.feed))
-        self._requests[request.job] = request, stream
+        make = self._planners_of(stream, settings)
+        runner = self._runner(make, settings, write)
+        turn = self._turn(prompt, runner)
+        text = TextStream(self.loaded.decode, settings.stops, runner.write)
+
+        def receive(tokens: list[int]) -> None:
+            if on_tokens is not None:
+                on_tokens(tokens)
+            text.feed(tokens)
+
+        job = runner.start(
+            turn,
+            scheduler=self.scheduler,
+            on_tokens=receive,
+            make_planner=make if on_cycle is None else lambda: ObservedPlanner(make(), on_cycle),
+            owner=stream,
+        )
+        request = Request(runner, turn, job)
+        self._requests[request.job] = request, text
         return request
+
+    def _planners_of(self, stream: str, settings: RunSettings) -> MakePlanner:
+        """The maker of planners of a stream's requests with these settings."""
+        key = stream, settings.strategy, settings.parameters
+        if key not in self._streams:
+            self._streams[key] = self.planners(settings.strategy, settings.parameters)
+            while len(self._streams) > MAX_STREAMS:
+                self._streams.popitem(last=False)
+        self._streams.move_to_end(key)
+        return self._streams[key]
+
+    def _turn(self, prompt: str | Prompt | Sequence[int], runner: Runner) -> Turn:
+        """Number a prompt that has no id, and encode one that is not token ids yet."""
+        if isinstance(prompt, Prompt):
+            return runner.turn(prompt, place=0, messages=conversation(prompt), number=0)
+        number = str(next(self._numbers))
+        if isinstance(prompt, str):
+            named = Prompt(number, turns=(prompt,))
+            return runner.turn(named, place=0, messages=conversation(named), number=0)
+        return Turn(prompt=Prompt(number), place=0, ids=list(prompt), sampling=runner.sampling(0), number=0)
 
     def step(self) -> list[Request]:
         """Advance all requests by one forward of the full model; returns those that have ended or failed."""
         ended = []
-        for job in self._scheduler.step():
-            request, stream = self._requests.pop(job)
-            stream.close()
+        for job in self.scheduler.step():
+            request, text = self._requests.pop(job)
+            if job.error is None:
+                text.close()
             ended.append(request)
         return ended
 
     def cancel(self, request: Request) -> None:
         """End a request at once, without an effect on the others."""
-        self._scheduler.cancel(request.job)
+        self.scheduler.cancel(request.job)
         self._requests.pop(request.job, None)
 
     def generate(self, prompts: Sequence[str | Prompt], settings: RunSettings | None = None) -> list[Outcome]:

@@ -28,8 +28,8 @@ class Job(Generic[T]):
     request: Request | None = None
     """The latest request; None before the job runs."""
     result: T | None = None
-    error: UserError | None = None
-    """The error that it failed with; None without a failure."""
+    error: Exception | None = None
+    """The error that it failed with, a user's or a defect of ours; None without a failure."""
     done: bool = False
     """Whether it has ended, failed or been cancelled."""
     _paused: _Paused | None = None
@@ -60,7 +60,7 @@ class Job(Generic[T]):
             self.session.close()
         except PoolFull:
             self._fail_of_memory()
-        except UserError as error:
+        except Exception as error:  # raised where the result is asked for, so that other jobs go on
             self.fail(error)
 
     def pause(self) -> None:
@@ -99,13 +99,13 @@ class Job(Generic[T]):
             return paused.request
 
     def ended(self) -> T:
-        """The result of a job that has ended. Raises the UserError that it failed with."""
+        """The result of a job that has ended. Raises the error that it failed with."""
         if self.error is not None:
             raise self.error
         assert self.result is not None, "the job has neither ended nor failed: it was cancelled, or still runs"
         return self.result
 
-    def fail(self, error: UserError | None) -> None:
+    def fail(self, error: Exception | None) -> None:
         """End without a result: with an error, or with None for a cancelled job."""
         self.work.close()
         self.session.close(keep=False)

@@ -31,6 +31,8 @@ class Prefix:
     """The first `BLOCK` tokens. A prompt with others has nothing in common: that is seen without a look at the rest."""
     size: int
     """Bytes of its keys and values."""
+    owner: str = ""
+    """Name of the stream it came from; other streams do not see it."""
 
     def common(self, ids: NDArray[np.int64]) -> int:
         """Number of common leading tokens after which decoding can resume: a multiple of `BLOCK`."""
@@ -44,7 +46,8 @@ class Prefix:
 class PrefixCache:
     """Prefixes within a pool, the least recently used first.
 
-    They take at most `SHARE` of the pool, and are dropped when a running sequence needs the room.
+    They take at most `SHARE` of the pool, and are dropped when a running sequence needs the room. A prefix serves only
+    sequences of its owner, because the time of a prefill shows whether its beginning was known.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -57,17 +60,26 @@ class PrefixCache:
         """Number of prefixes."""
         return len(self._prefixes)
 
-    def keep(self, ids: Sequence[int], cache: KVCache, states: PromptStates, version: int) -> None:
+    def keep(self, ids: Sequence[int], cache: KVCache, states: PromptStates, version: int, owner: str = "") -> None:
         """Take over the cache of an ended sequence, and drop the least recently used prefixes that do not fit."""
         if len(ids) < BLOCK:
             cache.release()
             return
         cache.trim(len(ids))
         tokens = np.asarray(ids, np.int64)
-        new = Prefix(ids=tokens, cache=cache, states=states, version=version, start=_start(tokens), size=cache.bytes)
+        new = Prefix(
+            ids=tokens,
+            cache=cache,
+            states=states,
+            version=version,
+            start=_start(tokens),
+            size=cache.bytes,
+            owner=owner,
+        )
         for old in self._prefixes[:]:
             # Earlier turns of the same conversation and prefixes of other weights are of no more use.
-            contained = old.start == new.start and new.common(old.ids) >= len(old.ids) // BLOCK * BLOCK
+            alike = old.owner == owner and old.start == new.start
+            contained = alike and new.common(old.ids) >= len(old.ids) // BLOCK * BLOCK
             if contained or old.version != version:
                 self._forget(old)
         self._prefixes.append(new)
@@ -75,8 +87,8 @@ class PrefixCache:
         while self._prefixes and self.bytes > SHARE * self.pool.bytes:
             self._forget(self._prefixes[0])
 
-    def longest(self, ids: Sequence[int], long: bool, version: int) -> tuple[Prefix, int] | None:
-        """The prefix with the most tokens in common with a prompt, and their number; None without any.
+    def longest(self, ids: Sequence[int], long: bool, version: int, owner: str = "") -> tuple[Prefix, int] | None:
+        """The owner's prefix with the most tokens in common with a prompt, and their number; None without any.
 
         At least one token of the prompt is left to run. `long` is the prompt's side of longrope's switch, whose sides
         differ in angles.
@@ -86,7 +98,7 @@ class PrefixCache:
         usable = [
             each
             for each in self._prefixes
-            if each.start == start and each.version == version and each.cache.long == long
+            if each.start == start and each.owner == owner and each.version == version and each.cache.long == long
         ]
         found = max(((each.common(wanted), place) for place, each in enumerate(usable)), default=(0, 0))
         return (usable[found[1]], found[0]) if found[0] else None

@@ -104,7 +104,7 @@ class Runner:
         """Encode a prompt's turn. Raises UserError if the chat template refuses its messages."""
         with naming(prompt):
             ids = self.loaded.encode(messages, self.settings.raw)
-        return Turn(prompt=prompt, place=place, ids=ids, sampling=self._sampling(number), number=number)
+        return Turn(prompt=prompt, place=place, ids=ids, sampling=self.sampling(number), number=number)
 
     def limits(self) -> Limits:
         """The limits of an answer, by the settings and the model."""
@@ -117,9 +117,10 @@ class Runner:
         scheduler: Scheduler,
         on_tokens: Callable[[list[int]], None] | None = None,
         make_planner: MakePlanner | None = None,
+        owner: str = "",
     ) -> Job[Generation]:
-        """Queue a turn; `make_planner` is the strategy's by default."""
-        session = scheduler.session(turn.sampling)
+        """Queue a turn; `make_planner` is the strategy's by default, and `owner` names the stream of its prefixes."""
+        session = scheduler.session(turn.sampling, owner)
         work = generating(
             session=session,
             prompt_ids=turn.ids,
@@ -162,7 +163,7 @@ class Runner:
         stream.close()
         return self.outcome(turn=turn, generation=generation, plain=plain, divergence=divergence)
 
-    def _sampling(self, number: int) -> SamplingParams:
+    def sampling(self, number: int) -> SamplingParams:
         """The settings' sampling with the seed of turn `number`, and with the model's own penalty by default."""
         asked = self.settings.sampling
         own = self.loaded.repetition_penalty

@@ -63,9 +63,9 @@ class Scheduler:
         """Number of jobs that have not begun or are paused."""
         return len(self._waiting) + len(self._paused)
 
-    def session(self, sampling: SamplingParams = GREEDY) -> Session:
-        """Make a session for a job's work, with its memory in the pool."""
-        return Session(self.decoder, sampling, self.prefixes)
+    def session(self, sampling: SamplingParams = GREEDY, owner: str = "") -> Session:
+        """Make a session for a job's work, with its memory in the pool; `owner` names its stream (`Session`)."""
+        return Session(decoder=self.decoder, sampling=sampling, prefixes=self.prefixes, owner=owner)
 
     def add(self, session: Session, work: Work[T], prompt: Sequence[int]) -> Job[T]:
         """Queue the work of a sequence that begins with the tokens of `prompt`."""
@@ -74,17 +74,17 @@ class Scheduler:
         return job
 
     def cancel(self, job: Job[Any]) -> None:
-        """End a job at once, without an effect on the others. A job that is done stays as it is."""
-        if job.done:
-            return
-        job.fail(None)
+        """End a job at once, without an effect on the others. The result of a job that is done stays as it is."""
+        if not job.done:
+            job.fail(None)
+        # Also one that is done: if a step has failed half-way, the next one must not meet its jobs.
         self._running = [each for each in self._running if each is not job]
         for queue in (self._waiting, self._paused):
             if job in queue:
                 queue.remove(job)
 
     def finish(self, job: Job[T]) -> T:
-        """Step until a job ends; returns its result. Raises the UserError that it fails with."""
+        """Step until a job ends; returns its result. Raises the error that it fails with."""
         try:
             while not job.done:
                 self.step()
@@ -180,14 +180,14 @@ class Scheduler:
         return decoding + prompts
 
     def _answer(self, jobs: Sequence[Job[Any]]) -> None:
-        """Answer the jobs' requests; if memory runs out, all of these jobs fail."""
+        """Answer the jobs' requests; if the forward fails or memory runs out, all of these jobs fail."""
         if not jobs:
             return
         load = Load(sequences=len(jobs), rows=sum(rows_of(job.request) for job in jobs), step=self._steps)
         try:
             with guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
                 answers = self._runner.answer([job.request for job in jobs if job.request is not None])
-        except UserError as error:
+        except Exception as error:  # each job raises it where its result is asked for; others go on
             for job in jobs:
                 job.fail(error)
             return

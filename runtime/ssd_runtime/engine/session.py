@@ -67,13 +67,21 @@ class Session:
     """
 
     def __init__(
-        self, decoder: Decoder, sampling: SamplingParams = GREEDY, prefixes: PrefixCache | None = None
+        self,
+        decoder: Decoder,
+        sampling: SamplingParams = GREEDY,
+        prefixes: PrefixCache | None = None,
+        owner: str = "",
     ) -> None:
-        """If `prefixes` are given, the memory comes from their pool and the prompt resumes after the longest prefix."""
+        """If `prefixes` are given, the memory comes from their pool and the prompt resumes after the longest prefix.
+
+        `owner` names the stream whose prefixes it may use, and which may use its own.
+        """
         decoder.refresh()
         self.decoder = decoder
         self._runner = ModelRunner(decoder)
         self._prefixes = prefixes
+        self._owner = owner
         self._version = decoder.version
         self.cache = decoder.new_cache() if prefixes is None else prefixes.pool.cache()
         self.ids: list[int] = []
@@ -160,7 +168,7 @@ class Session:
         """The kept prefix with the most tokens in common with a prompt, and their number; None without any."""
         if self._prefixes is None:
             return None
-        return self._prefixes.longest(ids, self._is_long(len(ids)), self._version)
+        return self._prefixes.longest(ids, self._is_long(len(ids)), self._version, self._owner)
 
     def _reusing(self, ids: list[int]) -> Work[None]:
         """Take over the longest known prefix of a prompt."""
@@ -183,7 +191,9 @@ class Session:
         if self._prefixes is None:
             return
         if keep and self.cache.long == self._states_are_long:
-            self._prefixes.keep(ids=self.ids, cache=self.cache, states=self._states, version=self._version)
+            self._prefixes.keep(
+                ids=self.ids, cache=self.cache, states=self._states, version=self._version, owner=self._owner
+            )
         else:
             self.cache.release()
 

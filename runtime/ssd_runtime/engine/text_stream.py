@@ -33,7 +33,7 @@ class TextStream:
         self._held += new
         cut = len(cut_at_stop(self._held, self._stops))
         if cut == len(self._held):
-            cut -= max((_overlap(self._held, stop) for stop in self._stops), default=0)
+            cut -= max((beginning_of(self._held, stop) for stop in self._stops), default=0)
         self._write(self._held[:cut])
         self._held = self._held[cut:]
 
@@ -70,7 +70,7 @@ def stop_condition(decode: Decode, stops: Sequence[str]) -> Callable[[Sequence[i
     return stopped
 
 
-def _overlap(text: str, stop: str) -> int:
+def beginning_of(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a beginning of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

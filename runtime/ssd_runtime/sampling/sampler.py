@@ -57,7 +57,7 @@ class Sampler:
         self._tests = sampling.tests_drafts
         penalty = sampling.repetition_penalty
         self._seen = None if penalty in (None, 1.0) else SeenTokens(float(penalty), device)
-        self._filters = _filters(sampling)
+        self._filters = filters_of(sampling)
         self._processors = sampling.processors
         self._leaves_out = bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p or sampling.processors)
         self._seed = sampling.seed
@@ -232,7 +232,7 @@ def rejection_sample(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, 
     return torch.where(stands[:, 0], tokens, draw(beyond, generator))
 
 
-def _filters(sampling: SamplingParams) -> LogitsProcessorList:
+def filters_of(sampling: SamplingParams) -> LogitsProcessorList:
     """Build the processors that depend on the scores alone, in `generate`'s order.
 
     They accept no int in place of a float.

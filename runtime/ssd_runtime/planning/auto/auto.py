@@ -12,6 +12,7 @@ from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.session import Prefill, Session
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
@@ -73,6 +74,11 @@ class AutoPlanner(BasePlanner):
         self._controller: Controller | None = None
         self._session: Session | None = None
         self.successors: Successors | None = stream.lookup.successors
+
+    @property
+    def budget(self) -> Budget | None:
+        """What the request may still lose; None before its prompt has been run."""
+        return self._controller.budget if self._controller is not None else None
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt and make its controller."""

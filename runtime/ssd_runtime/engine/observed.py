@@ -1,0 +1,74 @@
+"""A planner whose cycles are watched while its request runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ssd_runtime.drafting.successors import Successors
+from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.model.runner import Work
+from ssd_runtime.planning.plan import Cycle, Plan, Planner
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One cycle of a running request."""
+
+    cycle: Cycle
+    credit: float | None = None
+    """The loss budget that `auto` has left after it, in plain steps; None for other strategies."""
+    spent: float = 0.0
+    """The part of the loss budget that the cycle took, in plain steps."""
+
+
+class ObservedPlanner:
+    """Plans as `planner` does, and reports every cycle to `on_cycle`, those of requests that are cancelled included."""
+
+    def __init__(self, planner: Planner, on_cycle: Callable[[Observation], None]) -> None:
+        self._planner = planner
+        self._on_cycle = on_cycle
+        self.domain: str | None = planner.domain
+        self.successors: Successors | None = planner.successors
+        self._credit: float | None = None
+
+    @property
+    def wants_states(self) -> bool:
+        """Whether the planner needs the hidden states of the next verification."""
+        return self._planner.wants_states
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        """Start the planner."""
+        self._planner.start(session, prompt)
+        self.domain = self._planner.domain
+        self.successors = self._planner.successors
+        self._credit = self._credit_now()
+
+    def searching(self, context: int) -> Work[None]:
+        """Run the planner's searches."""
+        return self._planner.searching(context)
+
+    def plan(self, context: int, pending: int) -> Plan:
+        """The planner's plan."""
+        plan = self._planner.plan(context, pending)
+        self.successors = self._planner.successors
+        return plan
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        """Let the planner learn from a cycle, then report it."""
+        self._planner.observe(cycle, states)
+        before = self._credit
+        self._credit = self._credit_now()
+        spent = 0.0 if before is None or self._credit is None else max(0.0, before - self._credit)
+        self._on_cycle(Observation(cycle, self._credit, spent))
+
+    def finish(self) -> None:
+        """Finish the planner."""
+        self._planner.finish()
+
+    def _credit_now(self) -> float | None:
+        """The budget of a planner that has one."""
+        budget = getattr(self._planner, "budget", None)
+        return None if budget is None else float(budget.credit)

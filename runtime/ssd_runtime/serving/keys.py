@@ -1,0 +1,34 @@
+"""API keys: who may use a server, and whose requests share what was learned."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from hashlib import sha256
+
+
+class ApiKeys:
+    """The keys of a server; without any, everybody may use it."""
+
+    def __init__(self, keys: Sequence[str] = (), shared: bool = False) -> None:
+        """With `shared`, requests of all keys form one stream."""
+        self._digests = [sha256(key.encode()).digest() for key in keys]
+        self._shared = shared
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed."""
+        return bool(self._digests)
+
+    def stream_of(self, authorization: str | None) -> str | None:
+        """The stream of the requests with an `Authorization` header; None if the header has no valid key.
+
+        Every key is compared, each in constant time: the answer's time does not depend on how much of a key was right.
+        """
+        if not self._digests:
+            return ""
+        scheme, _, given = (authorization or "").partition(" ")
+        digest = sha256(given.strip().encode(errors="replace")).digest()
+        found = [hmac.compare_digest(digest, each) for each in self._digests]
+        if scheme.lower() != "bearer" or not any(found):
+            return None
+        return "" if self._shared else f"key {found.index(True) + 1}"

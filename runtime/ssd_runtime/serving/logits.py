@@ -1,0 +1,98 @@
+"""Logits processors of a server's requests: penalties on counts, biases, and a record of log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+
+class CountPenalties(LogitsProcessor):
+    """Lowers the logits of tokens by how often the answer has them: OpenAI's presence and frequency penalties."""
+
+    def __init__(self, prompt_tokens: int, presence: float, frequency: float) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._presence = presence
+        self._frequency = frequency
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Penalise `scores` [1, vocabulary] after the ids [1, n], the prompt's first."""
+        new, counts = input_ids[0, self._prompt_tokens :].unique(return_counts=True)
+        scores[0, new] -= self._presence + self._frequency * counts.to(scores.dtype)
+        return scores
+
+
+class TokenBias(LogitsProcessor):
+    """Adds a bias to the logits of some tokens."""
+
+    def __init__(self, biases: Mapping[int, float], device: torch.device) -> None:
+        self._ids = torch.tensor(list(biases), device=device)
+        self._values = torch.tensor(list(biases.values()), device=device)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Raise `scores` [1, vocabulary]."""
+        scores[0, self._ids] += self._values.to(scores.dtype)
+        return scores
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position, before penalties, temperature and filters."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+    """The most probable tokens, the best first."""
+
+
+@dataclass(slots=True)
+class _Row:
+    top_ids: list[int]
+    top_values: list[float]
+    values: Tensor | None
+    """All log-probabilities [vocabulary], until the token is known."""
+    logprob: float = 0.0
+
+    def settle(self, token: int) -> None:
+        """Keep the token's log-probability, and drop the others."""
+        if self.values is not None:
+            self.logprob = float(self.values[token])
+            self.values = None
+
+
+class LogprobRecorder(LogitsProcessor):
+    """Notes the log-probabilities of every choice, once per token and in order, and changes nothing.
+
+    The engine's thread calls it; other threads may read.
+    """
+
+    def __init__(self, top: int) -> None:
+        """`top` is the number of most probable tokens to note."""
+        self._top = top
+        self._rows: list[_Row] = []
+        self._lock = Lock()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Note the log-probabilities of `scores` [1, vocabulary], and return these."""
+        values = scores[0].log_softmax(-1)
+        best = values.topk(min(self._top, values.shape[0]))
+        with self._lock:
+            if self._rows:
+                self._rows[-1].settle(int(input_ids[0, -1]))
+            self._rows.append(_Row(best.indices.tolist(), best.values.tolist(), values))
+        return scores
+
+    def read(self, begin: int, tokens: Sequence[int]) -> list[TokenLogprobs]:
+        """The notes of the answer's `tokens`, the first of which is number `begin`."""
+        with self._lock:
+            rows = self._rows[begin : begin + len(tokens)]
+            for row, token in zip(rows, tokens, strict=True):
+                row.settle(token)
+            return [
+                TokenLogprobs(token, row.logprob, list(zip(row.top_ids, row.top_values, strict=True)))
+                for row, token in zip(rows, tokens, strict=True)
+            ]

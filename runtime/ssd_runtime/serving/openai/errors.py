@@ -1,0 +1,53 @@
+"""Errors in OpenAI's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+
+class ApiError(Exception):
+    """An error that the client is told, with its HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's type of the error."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return SERVER if self.status >= 500 else INVALID
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of the response."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The response to the client."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.to_json(), self.status, headers)
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """An error of the request's own; the message begins with the parameter's name."""
+    return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)

@@ -1,0 +1,30 @@
+"""Settings of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What a server allows, and what it does where a request says nothing."""
+
+    model_name: str
+    max_context: int
+    """Tokens of the model's context: a prompt with its answer."""
+    vocabulary: int
+    strategy: str = "auto"
+    parameters: Any = None
+    """The strategy's parameters (`RunSettings.parameters`)."""
+    has_bundle: bool = False
+    temperature: float = 1.0
+    max_prompt_tokens: int | None = None
+    """Most tokens of a prompt; None for what the context holds."""
+    max_new_tokens: int | None = None
+    """Most new tokens that a request may ask for; None for what the context holds."""
+    max_body_bytes: int = 4 << 20
+    max_orders: int = 64
+    """Most answers that one request may ask for: prompts × `n`."""
+    created: int = 0
+    """Unix time at which the model was loaded."""

@@ -1,0 +1,206 @@
+"""`ssd-serve` as a user runs it: started, asked, told to reload and to stop, and given what is wrong."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd_profiles.prompts import read_prompts
+from tests.folders import TEXTS, save_tiny_model
+
+SERVE = [sys.executable, "-c", "from ssd_runtime.serving.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("room")
+    save_tiny_model(folder / "model")
+    return folder
+
+
+def environment(folder: Path, **changes: str) -> dict[str, str]:
+    return {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **changes}
+
+
+@contextmanager
+def server(folder: Path, *options: str, strategy: str = "plain") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its address; it is stopped if the test has not."""
+    command = [*SERVE, "--model", "model", "--port", "0", "--strategy", strategy, *options]
+    process = subprocess.Popen(command, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines = list[str]()
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"serving .* on http://(\S+)", line):
+                yield process, found[1]
+                break
+        else:
+            raise AssertionError("".join(lines))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def post(address: str, **fields: Any) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    body = {"messages": [{"role": "user", "content": TEXTS[0]}], "temperature": 0, **fields}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+
+def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
+    """A stream and a whole answer are complete, and nobody new gets in."""
+    with server(room) as (process, address):
+        expected = json.load(post(address, max_tokens=400))["choices"][0]["message"]["content"]
+        answers = list[str]()
+        whole = threading.Thread(
+            target=lambda: answers.append(json.load(post(address, max_tokens=400))["choices"][0]["message"]["content"])
+        )
+        stream = post(address, max_tokens=400, stream=True)
+        whole.start()
+        first = stream.readline()
+        time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        text = (first + stream.read()).decode()
+        whole.join()
+        assert process.wait(30) == 0
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert text.endswith("data: [DONE]\n\n")
+        assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == expected
+        assert answers == [expected]
+        with pytest.raises(ConnectionError):
+            post(address)
+
+
+def test_requests_beyond_the_grace_are_told_so(room: Path) -> None:
+    with server(room, "--grace", "0") as (process, address):
+        stream = post(address, max_tokens=480, n=8, stream=True)
+        stream.readline()
+        process.send_signal(signal.SIGINT)
+        text = stream.read().decode()
+        assert process.wait(30) == 0
+        assert json.loads(text.split("data: ")[-2])["error"]["code"] == "shutting_down"
+        assert text.endswith("data: [DONE]\n\n")
+
+
+def test_recorded_requests_are_a_prompt_file(room: Path) -> None:
+    with server(room, "--record", "traffic.jsonl", "--api-key", "secret") as (_, address):
+        assert post(address, max_tokens=2).status == 401
+        connection = http.client.HTTPConnection(address, timeout=60)
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": TEXTS[0]}]}]}),
+            ("/v1/completions", {"prompt": [TEXTS[1], TEXTS[2]]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "refused"}], "temperature": 9}),
+        ):
+            connection.request("POST", path, json.dumps({**body, "max_tokens": 2}), headers)
+            connection.getresponse().read()
+    recorded = [prompt.messages for prompt in read_prompts(room / "traffic.jsonl")]
+    assert recorded == [(("user", text),) for text in TEXTS]
+
+
+def compiled(folder: Path, *domains: str) -> None:
+    """Compile a bundle of these domain files, over one that is there."""
+    code = "from ssd_compiler.cli import main; main()"
+    files = [f"--domain-file={each}" for each in domains]
+    options = ["--model", "model", *files, "--out", "bundle", "--evaluations", "12", "--device", "cpu"]
+    command = [sys.executable, "-c", code, *options]
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -> None:
+    """Requests are recorded, a bundle is compiled from them under load, and the server takes it up."""
+    words = TEXTS[0].split()
+    lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)]
+    (room / "first.jsonl").write_text("\n".join(lines))
+    compiled(room, "first=first.jsonl")
+    questions = [" ".join(TEXTS[1].split()[i % 6 :]) + f" {i}" for i in range(14)]
+    with server(room, "--artifact", "bundle", "--reload", "--record", "mine.jsonl", strategy="auto") as (
+        process,
+        address,
+    ):
+
+        def answer(question: str) -> str:
+            response = post(address, messages=[{"role": "user", "content": question}], max_tokens=24)
+            assert response.status == 200
+            return str(json.load(response)["choices"][0]["message"]["content"])
+
+        expected = {question: answer(question) for question in questions}
+        done = threading.Event()
+        answers = list[tuple[str, str]]()
+
+        def load() -> None:
+            while not done.is_set():
+                for question in questions:
+                    answers.append((question, answer(question)))
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        traffic = (room / "mine.jsonl").read_text()
+        (room / "traffic.jsonl").write_text(traffic)
+        compiled(room, "first=first.jsonl", "mine=traffic.jsonl")
+        assert process.stderr is not None
+        taken_up = next(line for line in process.stderr if "took up" in line)
+        before = len(answers)
+        while len(answers) < before + 20 and loading.is_alive():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGHUP)
+        again = next(line for line in process.stderr if "took up" in line)
+        done.set()
+        loading.join()
+    assert again.rpartition("took up")[2] == taken_up.rpartition("took up")[2]
+    assert taken_up.rstrip().endswith("first, mine, mix")
+    assert len(answers) >= before + 20
+    assert all(text == expected[question] for question, text in answers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--artifact: none given; give a bundle, or a --model to serve without one"),
+        (["--model", "model", "--reload"], "--reload: there is no bundle to take up"),
+        (["--model", "nowhere/at/all"], "nowhere/at/all: no such folder"),
+        (["--model", "model", "--strategy", "knn"], "--strategy knn: needs a bundle"),
+        (["--model", "model", "--api-key", ""], "--api-key: a key is text"),
+        (["--model", "model", "--host", "192.0.2.1"], "--host, --port: 192.0.2.1:8000 cannot be listened on"),
+        (["--model", "model", "--record-share", "0.5"], "--record-share: nothing is recorded"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_ends_with_one_line(room: Path, options: list[str], message: str) -> None:
+    done = subprocess.run(
+        [*SERVE, *options], cwd=room, env=environment(room), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said_at_once(room: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = subprocess.run(
+            [*SERVE, "--model", "model", "--port", port],
+            cwd=room,
+            env=environment(room),
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port} cannot be listened on" in done.stderr

@@ -1,0 +1,271 @@
+"""Whatever happens, every order ends once, and nobody feels the others' failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.planning.papers.clasp import ClaspPlanner
+from ssd_runtime.serving.engine_thread import Closing, EngineThread, QueueFull
+from ssd_runtime.serving.tickets import Block, End
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import Inbox, assert_ended_once, lone, order, running, tiny_engine
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return tiny_engine(save_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def thread(engine: Engine) -> Iterator[EngineThread]:
+    with running(engine) as thread:
+        yield thread
+
+
+def test_answers_are_those_of_lone_plain_decoding_and_come_in_blocks(engine: Engine) -> None:
+    orders = [
+        order(engine, TEXTS[0], 24),
+        order(engine, TEXTS[1], 9, "clasp"),
+        order(engine, TEXTS[2], 30, seed=5),
+        order(engine, TEXTS[0], 24, "lookup", stream="another"),
+        order(engine, TEXTS[1], 1),
+    ]
+    expected = [lone(engine, each) for each in orders]
+    inbox = Inbox()
+    with running(engine) as thread:
+        thread.submit(orders, inbox.listen)
+        ends = inbox.wait(len(orders))
+    assert_ended_once(inbox, len(orders))
+    for place, tokens in enumerate(expected):
+        outcome = ends[place].outcome
+        assert outcome is not None
+        assert outcome.generation.token_ids == tokens
+        blocks = [event for event in inbox.events[place] if isinstance(event, Block)]
+        assert "".join(block.text for block in blocks) == outcome.text
+        assert [token for block in blocks for token in block.tokens] + list(ends[place].tokens) == tokens
+    assert len(inbox.events[0]) > 2, "text comes while the answer is decoded"
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    plan=st.lists(
+        st.tuples(st.integers(1, 20), st.sampled_from(["auto", "plain"]), st.none() | st.integers(0, 4)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_order_ends_once_whenever_it_is_cancelled(
+    engine: Engine, plan: list[tuple[int, str, int | None]]
+) -> None:
+    """Cancelled after so many blocks, before the first one included; the others are complete, and memory comes back."""
+    inbox = Inbox()
+    with running(engine) as thread:
+
+        def listen(place: int, event: Block | End) -> None:
+            inbox.listen(place, event)
+            if plan[place][2] == len(inbox.events[place]):
+                thread.cancel([tickets[place]])
+
+        orders = [order(engine, TEXTS[place % 3], tokens, name) for place, (tokens, name, _) in enumerate(plan)]
+        held = threading.Lock()
+        with held:
+            tickets = thread.submit(orders, listen)
+            for place, (_, _, after) in enumerate(plan):
+                if after == 0:
+                    thread.cancel([tickets[place]])
+        ends = inbox.wait(len(orders))
+        assert thread.open == 0
+    assert_ended_once(inbox, len(orders))
+    for place, (tokens, _, after) in enumerate(plan):
+        if after is None:
+            outcome = ends[place].outcome
+            assert outcome is not None
+            assert len(outcome.generation.token_ids) == tokens
+        assert ends[place].outcome is not None or ends[place].cancelled
+    assert engine.scheduler.pool.used_bytes == engine.scheduler.prefixes.bytes
+    assert engine.scheduler.running == engine.scheduler.waiting == 0
+
+
+def test_a_defect_in_one_order_leaves_the_others_alone(
+    engine: Engine, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: ClaspPlanner, context: int, pending: int) -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(ClaspPlanner, "plan", fail)
+    orders = [order(engine, TEXTS[0], 12, "plain"), order(engine, TEXTS[1], 12, "clasp"), order(engine, TEXTS[2])]
+    inbox = Inbox()
+    thread.submit(orders, inbox.listen)
+    ends = inbox.wait(3)
+    assert_ended_once(inbox, 3)
+    assert isinstance(ends[1].error, ZeroDivisionError)
+    for place in (0, 2):
+        outcome = ends[place].outcome
+        assert outcome is not None
+        assert len(outcome.generation.token_ids) == 12
+
+
+def test_an_order_that_cannot_begin_ends_with_its_error(engine: Engine, thread: EngineThread) -> None:
+    inbox = Inbox()
+    thread.submit([order(engine, TEXTS[0], 4, "knn"), order(engine, TEXTS[0], 4)], inbox.listen)
+    ends = inbox.wait(2)
+    assert isinstance(ends[0].error, UserError)
+    assert ends[1].outcome is not None
+
+
+def test_a_failed_step_ends_the_open_orders_and_not_the_thread(
+    engine: Engine, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise RuntimeError("planted")
+
+    inbox, later = Inbox(), Inbox()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "step", fail)
+        thread.submit([order(engine, TEXTS[0]), order(engine, TEXTS[1])], inbox.listen)
+        assert all(isinstance(end.error, RuntimeError) for end in inbox.wait(2).values())
+    thread.submit([order(engine, TEXTS[0])], later.listen)
+    assert later.wait(1)[0].outcome is not None
+    assert_ended_once(inbox, 2)
+
+
+def test_a_step_that_fails_half_way_leaves_nothing_behind(
+    engine: Engine, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its jobs have ended, others not; the next orders meet none of them."""
+    scheduler = engine.scheduler
+    answer = scheduler._answer
+
+    def fail(jobs: Any) -> None:
+        answer(jobs)
+        if any(job.done for job in jobs):
+            raise RuntimeError("planted")
+
+    inbox, later = Inbox(), Inbox()
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler, "_answer", fail)
+        thread.submit([order(engine, TEXTS[0], 3), order(engine, TEXTS[1], 30)], inbox.listen)
+        assert all(isinstance(end.error, RuntimeError) for end in inbox.wait(2).values())
+    thread.submit([order(engine, TEXTS[0], 5), order(engine, TEXTS[2], 5)], later.listen)
+    assert all(end.outcome is not None for end in later.wait(2).values())
+    assert scheduler.pool.used_bytes == scheduler.prefixes.bytes
+
+
+def test_an_order_whose_listener_fails_is_cancelled(engine: Engine, thread: EngineThread) -> None:
+    seen = list[Block | End]()
+
+    def gone(place: int, event: Block | End) -> None:
+        seen.append(event)
+        raise RuntimeError("the event loop is closed")
+
+    inbox = Inbox()
+    thread.submit([order(engine, TEXTS[0], 200)], gone)
+    thread.submit([order(engine, TEXTS[1], 30)], inbox.listen)
+    assert inbox.wait(1)[0].outcome is not None
+    while thread.open:
+        pass
+    assert [event.cancelled for event in seen if isinstance(event, End)] == [True]
+
+
+def test_more_orders_than_places_are_refused_together(engine: Engine) -> None:
+    inbox = Inbox()
+    with running(engine, places=3) as thread:
+        tickets = thread.submit([order(engine, TEXTS[0], 300)] * 2, inbox.listen)
+        with pytest.raises(QueueFull) as refused:
+            thread.submit([order(engine, TEXTS[1])] * 2, inbox.listen)
+        assert 1 <= refused.value.retry_after <= 60
+        assert thread.open == 2
+        thread.cancel(tickets)
+        inbox.wait(2)
+        more = Inbox()
+        thread.submit([order(engine, TEXTS[1], 2)] * 3, more.listen)
+        assert len(more.wait(3)) == 3
+
+
+def test_closing_lets_open_orders_end(engine: Engine) -> None:
+    inbox = Inbox()
+    thread = EngineThread(engine, 16)
+    thread.start()
+    thread.submit([order(engine, text, 20) for text in TEXTS * 3], inbox.listen)
+    thread.close(60.0)
+    ends = inbox.wait(9)
+    assert_ended_once(inbox, 9)
+    assert all(end.outcome is not None for end in ends.values())
+    with pytest.raises(Closing):
+        thread.submit([order(engine, TEXTS[0])], inbox.listen)
+
+
+def test_closing_without_grace_tells_every_order(engine: Engine) -> None:
+    inbox = Inbox()
+    thread = EngineThread(engine, 16)
+    thread.start()
+    thread.submit([order(engine, text, 400) for text in TEXTS * 3], inbox.listen)
+    thread.close(0.0)
+    ends = inbox.wait(9)
+    assert_ended_once(inbox, 9)
+    assert {type(end.error) for end in ends.values()} == {Closing}
+    assert engine.scheduler.pool.used_bytes == engine.scheduler.prefixes.bytes
+
+
+def test_orders_that_are_ended_before_their_turn_never_begin(engine: Engine) -> None:
+    """The engine's thread is held in a step while orders are aborted and another one is submitted."""
+    inbox, held, aborted = Inbox(), threading.Event(), threading.Event()
+
+    def listen(place: int, event: Block | End) -> None:
+        inbox.listen(0, event)
+        held.set()
+        aborted.wait(60)
+
+    with running(engine) as thread:
+        thread.submit([order(engine, TEXTS[0], 100)], listen)
+        assert held.wait(60)
+        thread.abort()
+        thread.submit([order(engine, TEXTS[1], 100)], lambda _, event: inbox.listen(1, event))
+        aborted.set()
+        ends = inbox.wait(2)
+        later = Inbox()
+        thread.submit([order(engine, TEXTS[2], 5)], later.listen)
+        assert later.wait(1)[0].outcome is not None
+        assert thread.open == 0
+        assert not engine.scheduler.running
+    assert_ended_once(inbox, 2)
+    assert {type(end.error) for end in ends.values()} == {Closing}
+
+
+def test_a_thread_that_dies_tells_every_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even an error that is none of the engine's leaves nobody waiting."""
+    inbox = Inbox()
+    thread = EngineThread(engine, 16)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(thread, "_step", lambda: (_ for _ in ()).throw(SystemError("planted")))
+    thread.start()
+    thread.submit([order(engine, TEXTS[0])] * 3, inbox.listen)
+    assert {type(end.error) for end in inbox.wait(3).values()} == {Closing}
+    assert not thread.alive
+
+
+def test_streams_share_nothing(tmp_path: Path) -> None:
+    """Neither prefixes nor what planners have learned."""
+    engine = tiny_engine(save_tiny_model(tmp_path))
+    made = list[str]()
+    planners = engine.planners
+    engine.planners = lambda *key: (made.append(key[0]), planners(*key))[1]  # type: ignore[method-assign]
+    inbox = Inbox()
+    with running(engine) as thread:
+        for number, stream in enumerate(["one", "one", "two", "one"]):
+            thread.submit([order(engine, TEXTS[0] * 3, 4, stream=stream)], lambda _, e, n=number: inbox.listen(n, e))
+            ends = inbox.wait(1)
+    cached = [end.outcome.generation.num_cached_tokens for _, end in sorted(ends.items()) if end.outcome]
+    assert cached[0] == cached[2] == 0
+    assert cached[1] > 0
+    assert cached[3] > 0
+    assert made == ["auto", "auto"], "a maker of planners for each stream"

@@ -1,0 +1,458 @@
+"""OpenAI's interface over a socket, as its own client and others use it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ssd_runtime.serving.app import Service
+from ssd_runtime.serving.openai.fields import IGNORED_SAFELY, UNSUPPORTED
+from ssd_runtime.serving.openai.requests import ChatRequest, CompletionRequest
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import TOOL_TEMPLATE, lone, order, serving, tiny_engine, tiny_service
+
+QUESTION = [{"role": "user", "content": TEXTS[0]}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Service:
+    return tiny_service(tiny_engine(folder), max_new_tokens=400, max_body_bytes=20_000)
+
+
+@pytest.fixture(scope="module")
+def address(service: Service) -> Iterator[str]:
+    with serving(service) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+def send(address: str, path: str, body: Any, method: str = "POST", **headers: str) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and JSON of a response."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, data, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, dict(response.getheaders()), json.loads(content) if content[:1] in b"{[" else content
+
+
+def chat(address: str, **fields: Any) -> tuple[int, Any]:
+    status, _, body = send(address, "/v1/chat/completions", {"messages": QUESTION, "max_tokens": 4, **fields})
+    return status, body
+
+
+def expected(service: Service, text: str, tokens: int, **changes: Any) -> str:
+    """The text of plain decoding alone, by an engine of its own."""
+    engine = tiny_engine(Path(service.thread.engine.loaded.model.name_or_path))
+    return engine.loaded.decode(lone(engine, order(engine, text, tokens, **changes)))
+
+
+def test_answers_whole_and_streamed_are_those_of_lone_plain_decoding(service: Service, client: openai.OpenAI) -> None:
+    text = expected(service, TEXTS[0], 24)
+    whole = client.chat.completions.create(model="tiny", messages=QUESTION, max_completion_tokens=24)
+    assert whole.choices[0].message.content == text
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 24
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 24
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=QUESTION, max_tokens=24, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == text
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, "length"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 24
+    assert chunks[0].usage is None
+    assert len({chunk.id for chunk in chunks}) == 1
+    legacy = client.completions.create(model="tiny", prompt=[TEXTS[0], TEXTS[1]], max_tokens=5)
+    assert [choice.index for choice in legacy.choices] == [0, 1]
+    ids = client.completions.create(model="tiny", prompt=service.encoder.text(TEXTS[1], 300), max_tokens=5)
+    assert ids.choices[0].text == legacy.choices[1].text
+    streamed = client.completions.create(model="tiny", prompt=TEXTS[1], max_tokens=5, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == legacy.choices[1].text
+
+
+def test_tokens_are_listed_for_those_who_ask(service: Service, client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 30}
+    extra = {"return_token_ids": True}
+    whole = client.chat.completions.create(**asked, extra_body=extra).choices[0].token_ids  # type: ignore[attr-defined]
+    chunks = client.chat.completions.create(**asked, extra_body=extra, stream=True)
+    listed = [token for chunk in chunks for token in getattr(chunk.choices[0], "token_ids", [])]
+    assert len(whole) == 30
+    assert listed == whole
+    assert not hasattr(client.chat.completions.create(**asked).choices[0], "token_ids")
+
+
+def stepwise(service: Service, text: str, tokens: int, change: Callable[[torch.Tensor, list[int]], None]) -> list[int]:
+    """Greedy decoding by the model itself, one token at a time, with changed logits."""
+    loaded = service.thread.engine.loaded
+    prompt = loaded.encode([("user", text)])
+    new = list[int]()
+    with torch.no_grad():
+        for _ in range(tokens):
+            logits = loaded.model(torch.tensor([prompt + new])).logits[0, -1].float()
+            change(logits, new)
+            new.append(int(logits.argmax()))
+    return new
+
+
+@pytest.mark.parametrize("strategy", ["plain", "auto", "clasp"])
+def test_penalties_and_biases_change_the_targets_logits(service: Service, address: str, strategy: str) -> None:
+    def penalise(logits: torch.Tensor, new: list[int]) -> None:
+        for token in set(new):
+            logits[token] -= 0.3 + 0.2 * new.count(token)
+        logits[7] += 3.5
+
+    tokens = stepwise(service, TEXTS[0], 30, penalise)
+    assert tokens != stepwise(service, TEXTS[0], 30, lambda logits, new: None)
+    fields: dict[str, Any] = {"presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": {"7": 3.5}}
+    status, body = chat(address, **fields, max_tokens=30, return_token_ids=True, ssd={"strategy": strategy})
+    assert status == 200
+    assert body["choices"][0]["token_ids"] == tokens
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_log_probabilities_are_the_models_own(service: Service, client: openai.OpenAI, sampled: bool) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 20, "seed": 3}
+    asked |= {"temperature": 0.9, "top_p": 0.9} if sampled else {"temperature": 0}
+    extra = {"return_token_ids": True}
+    bare = client.chat.completions.create(**asked)
+    whole = client.chat.completions.create(**asked, extra_body=extra, logprobs=True, top_logprobs=3)
+    choice = whole.choices[0]
+    assert choice.message.content == bare.choices[0].message.content, "the record changes nothing"
+    tokens = choice.token_ids  # type: ignore[attr-defined]
+    loaded = service.thread.engine.loaded
+    prompt = loaded.encode([("user", TEXTS[0])])
+    with torch.no_grad():
+        logits = loaded.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    values = logits.float().log_softmax(-1)
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert len(choice.logprobs.content) == 20
+    for row, token, entry in zip(values, tokens, choice.logprobs.content, strict=True):
+        assert entry.token == service.encoder.token(token)
+        assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
+        assert [each.logprob for each in entry.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+    chunks = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3, stream=True)
+    streamed = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content or []]
+    assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content]
+    expected = [entry.logprob for entry in choice.logprobs.content]
+    assert [entry.logprob for entry in streamed] == pytest.approx(expected, abs=1e-3)
+    legacy = client.completions.create(model="tiny", prompt=TEXTS[1], max_tokens=9, logprobs=2, extra_body=extra)
+    listed = legacy.choices[0].logprobs
+    assert listed is not None
+    assert listed.tokens is not None
+    texts = [service.encoder.token(token) for token in legacy.choices[0].token_ids]  # type: ignore[attr-defined]
+    for name, text in zip(listed.tokens, texts, strict=True):
+        assert name == text or (name.startswith("token_id:") and "\ufffd" in text)
+    assert listed.text_offset == [sum(map(len, texts[:place])) for place in range(9)]
+    assert [len(each) for each in listed.top_logprobs or []] == [2] * 9
+
+
+def test_every_choice_has_a_seed_of_its_own(service: Service, client: openai.OpenAI) -> None:
+    """Choice i of seed s is the answer to seed s + i; streams of several choices are told apart."""
+    asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 12, "temperature": 0.9, "seed": 7}
+    three = client.chat.completions.create(**asked, n=3)
+    texts = [choice.message.content for choice in three.choices]
+    assert texts == [expected(service, TEXTS[0], 12, seed=7 + place) for place in range(3)]
+    assert len(set(texts)) == 3
+    found = dict.fromkeys(range(3), "")
+    for chunk in client.chat.completions.create(**asked, n=3, stream=True):
+        for choice in chunk.choices:
+            found[choice.index] += choice.delta.content or ""
+    assert [found[place] for place in range(3)] == texts
+    assert three.usage is not None
+    assert three.usage.completion_tokens == 36
+    assert three.usage.prompt_tokens == client.chat.completions.create(**asked).usage.prompt_tokens  # type: ignore[union-attr]
+    assert three.usage.ssd["seed"] == 7  # type: ignore[attr-defined]
+
+
+def test_answers_end_before_stop_strings(service: Service, client: openai.OpenAI) -> None:
+    text = expected(service, TEXTS[0], 40)
+    stop = text[10:13]
+    cut = text[: text.index(stop)]
+    for stops in (stop, ["never in there", stop]):
+        whole = client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=40, stop=stops)
+        assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (cut, "stop")
+        streamed = client.chat.completions.create(
+            model="tiny", messages=QUESTION, max_tokens=40, stop=stops, stream=True
+        )
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == cut
+
+
+def test_a_request_chooses_its_strategy_and_gets_its_figures(service: Service, client: openai.OpenAI) -> None:
+    texts = set[str | None]()
+    for strategy in ("plain", "auto", "clasp"):
+        extra = {"ssd": {"strategy": strategy}}
+        answer = client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=20, extra_body=extra)
+        texts.add(answer.choices[0].message.content)
+        figures = answer.usage.ssd  # type: ignore[union-attr]
+        assert figures["strategy"] == strategy
+        assert figures["time_to_first_token"] > 0
+        assert figures["tokens_per_second"] > 0
+        if strategy == "plain":
+            assert (figures["mean_acceptance_length"], figures["num_drafts"]) == (1.0, 0)
+    assert len(texts) == 1
+    cached = answer.usage.prompt_tokens_details  # type: ignore[union-attr]
+    assert cached is not None
+    assert cached.cached_tokens is not None
+    assert cached.cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"nonsense": 1}, "nonsense", "unknown_parameter"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "invalid_value"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "invalid_value"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "invalid_value"),
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"top_p": 1.5}, "top_p", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 401}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens", "invalid_value"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),
+        ({"stop": ""}, "stop", "invalid_value"),
+        ({"stop": [1]}, "stop", "invalid_value"),
+        ({"n": 17}, "n", "invalid_value"),
+        ({"seed": 1 << 63}, "seed", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        ({"logit_bias": {"500000": 10}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"x": 10}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"ssd": {"strategy": "nonsense"}}, "ssd.strategy", "invalid_value"),
+        ({"ssd": {"strategy": "knn"}}, "ssd.strategy", "invalid_value"),
+        ({"ssd": {"strategy": "clasp", "parameters": {"x": 1}}}, "ssd.parameters", "invalid_value"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(address: str, fields: Any, param: str, code: str) -> None:
+    status, body = chat(address, **fields)
+    assert status == 400, body
+    assert body["error"]["type"] == "invalid_request_error"
+    assert (body["error"]["param"], body["error"]["code"]) == (param, code)
+    assert body["error"]["message"].startswith(f"{param}: ")
+
+
+def test_every_field_of_openais_interface_is_known(address: str) -> None:
+    """Honoured, refused with a reason, or ignored with a reason: the client's own list of fields has no other."""
+    from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+    from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+
+    known = set(IGNORED_SAFELY) | set(UNSUPPORTED)
+    assert set(ChatParams.__annotations__) - known <= set(ChatRequest.model_fields)
+    assert set(CompletionParams.__annotations__) - known <= set(CompletionRequest.model_fields)
+    assert chat(address, **dict.fromkeys(IGNORED_SAFELY, "x"))[0] == 200
+    harmless = {name: each.harmless[0] for name, each in UNSUPPORTED.items() if each.harmless}
+    assert chat(address, **harmless)[0] == 200
+    for name in UNSUPPORTED:
+        assert chat(address, **{name: None})[0] == 200
+        status, body = chat(address, **{name: {"some": "value"}})
+        assert (status, body["error"]["code"]) == (400, "unsupported_parameter")
+
+
+def test_errors_have_openais_form_whatever_is_wrong(address: str, service: Service) -> None:
+    long = {"messages": [{"role": "user", "content": "word " * 600}]}
+    path = "/v1/chat/completions"
+    for status, code, answer in (
+        (404, "not_found", send(address, "/v1/nothing", {})),
+        (405, "method_not_allowed", send(address, path, {}, "GET")),
+        (415, "unsupported_media_type", send(address, path, {}, **{"Content-Type": "text/plain"})),
+        (413, "request_too_large", send(address, path, b" " * 30_000)),
+        (400, "invalid_json", send(address, path, b"{")),
+        (400, "invalid_json", send(address, path, b"[1]")),
+        (400, "invalid_json", send(address, path, b"\xff{}")),
+        (400, "invalid_json", send(address, path, b'{"user": "\\ud800"}')),
+        (400, "invalid_json", send(address, path, b"[" * 5000)),
+        (400, "missing_required_parameter", send(address, path, {})),
+        (404, "model_not_found", send(address, path, {"model": "other", "messages": QUESTION})),
+        (404, "model_not_found", send(address, "/v1/models/other", b"", "GET")),
+        (400, "context_length_exceeded", send(address, path, long)),
+        (400, "invalid_value", send(address, "/v1/completions", {"prompt": [5, 100_000]})),
+        (400, "invalid_value", send(address, "/v1/completions", {"prompt": ""})),
+    ):
+        assert answer[0] == status, answer
+        assert set(answer[2]["error"]) == {"message", "type", "param", "code"}
+        assert answer[2]["error"]["code"] == code
+    assert send(address, "/v1/models", b"", "GET")[2]["data"][0]["id"] == "tiny"
+
+
+def test_keys_are_needed_and_their_requests_share_nothing(folder: Path) -> None:
+    service = tiny_service(tiny_engine(folder), keys=["first", "second"])
+    with serving(service) as address:
+        body = {"messages": [{"role": "user", "content": TEXTS[0] * 3}], "max_tokens": 2}
+
+        def cached(key: str) -> int:
+            status, _, answer = send(address, "/v1/chat/completions", body, Authorization=f"Bearer {key}")
+            assert status == 200
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert (cached("first"), cached("second")) == (0, 0)
+        assert cached("first") > 0
+        for headers in ({}, {"Authorization": "Bearer third"}, {"Authorization": "Basic first"}):
+            for path, method in (("/v1/chat/completions", "POST"), ("/v1/models", "GET")):
+                status, _, answer = send(address, path, body, method, **headers)
+                assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        assert send(address, "/health", b"", "GET")[0] == 200
+
+
+def test_a_full_server_says_when_to_come_again(folder: Path) -> None:
+    service = tiny_service(tiny_engine(folder), places=2)
+    with serving(service) as address:
+        slow = {"messages": QUESTION, "max_tokens": 450, "stream": True, "n": 2}
+        connection = http.client.HTTPConnection(urlsplit(address).netloc)
+        connection.request("POST", "/v1/chat/completions", json.dumps(slow), {"Content-Type": "application/json"})
+        connection.getresponse().read(10)
+        status, headers, body = send(address, "/v1/chat/completions", {"messages": QUESTION})
+        assert (status, body["error"]["type"]) == (429, "rate_limit_error")
+        assert int(headers["retry-after"]) >= 1
+        status, _, body = send(address, "/v1/chat/completions", {"messages": QUESTION, "n": 3})
+        assert (status, body["error"]["param"]) == (400, "n")
+        connection.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_ends_when_its_client_leaves(address: str, service: Service, stream: bool) -> None:
+    name = 'ssd:requests_without_answer_total{model_name="tiny",why="cancelled"}'
+    before = metric(address, name)
+    host, port = urlsplit(address).netloc.split(":")
+    body = json.dumps({"messages": QUESTION, "max_tokens": 400, "stream": stream}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as one:
+        one.sendall(head.encode() + body)
+        while not service.thread.open:
+            time.sleep(0.001)
+    until = time.monotonic() + 10
+    while service.thread.open and time.monotonic() < until:
+        time.sleep(0.01)
+    assert service.thread.open == 0
+    assert metric(address, name) == before + 1
+
+
+def metric(address: str, name: str) -> float:
+    text = send(address, "/metrics", b"", "GET")[2].decode()
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_metrics_count_what_requests_were_told(address: str) -> None:
+    names = {
+        "vllm:generation_tokens_total": "completion_tokens",
+        "vllm:prompt_tokens_total": "prompt_tokens",
+        "vllm:spec_decode_num_drafts_total": "num_drafts",
+        "vllm:spec_decode_num_draft_tokens_total": "num_draft_tokens",
+        "vllm:spec_decode_num_accepted_tokens_total": "num_accepted_tokens",
+        "ssd:target_forwards_total": "target_forwards",
+    }
+    label = '{model_name="tiny"}'
+    before = {name: metric(address, name + label) for name in names}
+    accepted_first = metric(
+        address, 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="0"}'
+    )
+    status, body = chat(address, max_tokens=60, ssd={"strategy": "clasp", "parameters": {"confidence": 0.0}})
+    assert status == 200
+    figures = {**body["usage"], **body["usage"]["ssd"]}
+    assert figures["num_drafts"] > 0
+    for name, figure in names.items():
+        assert metric(address, name + label) - before[name] == figures[figure], name
+    position = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="0"}'
+    assert 0 <= metric(address, position) - accepted_first <= figures["num_drafts"]
+    for name in (
+        "vllm:time_to_first_token_seconds_count",
+        "vllm:request_time_per_output_token_seconds_count",
+        "vllm:e2e_request_latency_seconds_count",
+    ):
+        assert metric(address, name + label) > 0
+    assert metric(address, "vllm:num_requests_running" + label) == 0
+
+
+def test_tools_are_shown_to_the_model_and_calls_come_back(folder: Path) -> None:
+    service = tiny_service(tiny_engine(folder), template=TOOL_TEMPLATE)
+    tool = {"type": "function", "function": {"name": "loaves", "parameters": {"type": "object"}}}
+    with serving(service) as address:
+        plain = chat(address)[1]["usage"]["prompt_tokens"]
+        assert chat(address, tools=[tool])[1]["usage"]["prompt_tokens"] > plain
+        assert chat(address, tools=[tool], tool_choice="none")[1]["usage"]["prompt_tokens"] == plain
+        call = {"id": "call_1", "type": "function", "function": {"name": "loaves", "arguments": '{"day": 3}'}}
+        history = [
+            *QUESTION,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+        ]
+        assert chat(address, messages=history, tools=[tool])[0] == 200
+        call["function"]["arguments"] = "three"
+        status, body = chat(address, messages=history, tools=[tool])
+        assert (status, body["error"]["param"]) == (400, "messages.1.tool_calls")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *UNSUPPORTED, *IGNORED_SAFELY})
+VALUES: list[Any] = [0, 1, 2, 0.5, -1, 1e-300, 1e300, 1 << 64, True, "", "x", "auto", [], ["x"], [[5]], [5, 6], {}]
+LIKELY = st.sampled_from(
+    [*VALUES, QUESTION, QUESTION * 2, [{"role": "tool", "content": "x", "tool_call_id": "1"}], {"include_usage": True}]
+)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
+    fields=st.dictionaries(st.sampled_from(FIELDS), LIKELY | JSON, max_size=4),
+    given_prompt=st.booleans(),
+)
+def test_no_body_is_a_servers_error(address: str, path: str, fields: dict[str, Any], given_prompt: bool) -> None:
+    prompt = ({"messages": QUESTION} if "chat" in path else {"prompt": "x"}) if given_prompt else {}
+    body: dict[str, Any] = {**prompt, "max_tokens": 2, **fields}
+    status, headers, answer = send(address, path, body)
+    assert status in (200, 400, 404), answer
+    if status != 200:
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+    elif isinstance(answer, bytes):
+        assert headers["content-type"].startswith("text/event-stream")
+        assert answer.endswith(b"data: [DONE]\n\n")
+        assert b'"error"' not in answer
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_no_bytes_are_a_servers_error(address: str, body: bytes) -> None:
+    assert send(address, "/v1/chat/completions", body)[0] == 400

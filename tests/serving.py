@@ -1,0 +1,143 @@
+"""A tiny model behind an engine's thread, and behind a socket."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import uvicorn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.runner import RunSettings
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.sampling.params import SamplingParams
+from ssd_runtime.serving.app import Service, make_app
+from ssd_runtime.serving.cli import watch_gauges
+from ssd_runtime.serving.engine_thread import EngineThread
+from ssd_runtime.serving.keys import ApiKeys
+from ssd_runtime.serving.metrics import Metrics
+from ssd_runtime.serving.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.settings import ServerSettings
+from ssd_runtime.serving.tickets import Block, End, Order
+from tests.tables import latency_table
+
+LAYERS = 8
+TOOL_TEMPLATE = (
+    "{% if tools %}<s>tools: {{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments | tojson }})"
+    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+
+
+def tiny_engine(folder: Path, sequences: int = 4) -> Engine:
+    """An engine of a saved tiny model whose latencies are made up, so that nothing is measured."""
+    loaded = LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+    engine = Engine(loaded)
+    engine.max_sequences = sequences
+    engine.latency = latency_table(LAYERS)
+    return engine
+
+
+def order(engine: Engine, text: str, tokens: int = 12, strategy: str = "auto", **changes: Any) -> Order:
+    """An order for a greedy answer to a text, or with a `seed` for a sampled one."""
+    seed = changes.pop("seed", None)
+    sampling = SamplingParams() if seed is None else SamplingParams(temperature=0.9, seed=seed)
+    settings = RunSettings(strategy, max_new_tokens=tokens, sampling=sampling)
+    return Order(ids=engine.loaded.encode([("user", text)]), settings=settings, **changes)
+
+
+def lone(engine: Engine, wanted: Order) -> list[int]:
+    """The tokens of plain decoding alone."""
+    settings = replace(wanted.settings, strategy="plain", parameters=None)
+    request = engine.add_request(wanted.ids, settings, stream="alone")
+    while not request.done:
+        engine.step()
+    return request.outcome().generation.token_ids
+
+
+@dataclass
+class Inbox:
+    """Receives events, and waits for ends."""
+
+    events: dict[int, list[Block | End]] = field(default_factory=dict)
+    _ends: Queue[int] = field(default_factory=Queue)
+
+    def listen(self, place: int, event: Block | End) -> None:
+        self.events.setdefault(place, []).append(event)
+        if isinstance(event, End):
+            self._ends.put(place)
+
+    def wait(self, orders: int, seconds: float = 60.0) -> dict[int, End]:
+        """The ends of so many orders."""
+        for _ in range(orders):
+            self._ends.get(timeout=seconds)
+        return {place: end for place, events in self.events.items() for end in events if isinstance(end, End)}
+
+
+def assert_ended_once(inbox: Inbox, orders: int) -> None:
+    """Every order has exactly one end, and nothing comes after it."""
+    assert sorted(inbox.events) == list(range(orders))
+    for events in inbox.events.values():
+        assert [isinstance(event, End) for event in events] == [False] * (len(events) - 1) + [True]
+
+
+@contextmanager
+def running(engine: Engine, places: int = 16) -> Iterator[EngineThread]:
+    """The engine in a thread."""
+    thread = EngineThread(engine, places)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.close(0.0)
+
+
+def tiny_service(
+    engine: Engine, places: int = 16, keys: Sequence[str] = (), template: str | None = None, **changes: Any
+) -> Service:
+    """A service of a tiny engine, whose thread has not started."""
+    if template is not None:
+        engine.loaded.tokenizer.chat_template = template
+    config = engine.loaded.model.config
+    settings = ServerSettings(
+        model_name="tiny",
+        max_context=config.max_position_embeddings,
+        vocabulary=config.vocab_size,
+        **{"temperature": 0.0, **changes},
+    )
+    metrics = Metrics("tiny")
+    service = Service(
+        thread=EngineThread(engine, places, metrics),
+        settings=settings,
+        encoder=PromptEncoder(engine.loaded),
+        metrics=metrics,
+        keys=ApiKeys(keys),
+    )
+    watch_gauges(service)
+    return service
+
+
+@contextmanager
+def serving(service: Service) -> Iterator[str]:
+    """The service behind a socket of this machine; yields its address."""
+    service.thread.start()
+    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        service.thread.close(0.0)
+        server.should_exit = True
+        thread.join()
