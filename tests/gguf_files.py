@@ -16,7 +16,7 @@ from ssd_runtime.weights.gguf_file import GgufFile
 from ssd_runtime.weights.gguf_index import GgufIndex
 from tests.models import tiny_model
 
-SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 
