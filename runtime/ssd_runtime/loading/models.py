@@ -38,6 +38,7 @@ from ssd_runtime.loading.sources import (
 )
 from ssd_runtime.model.families import family_of
 from ssd_runtime.profiling.memory import require_room, weight_bytes
+from ssd_runtime.weights.dtype_choice import faster_dtype
 from ssd_runtime.weights.gguf_index import GgufIndex
 
 UNSUPPORTED = (
@@ -59,6 +60,7 @@ UNSUPPORTED = (
 """Settings of transformers' `generate` that affect the choice of tokens and that this engine ignores."""
 PACKED = "gguf"
 """First word of the quantisation in fingerprints of models whose weights stay packed."""
+AUTO = "auto"
 WEIGHTS = ("dense", "packed")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -171,8 +173,9 @@ def conversation(prompt: Prompt) -> list[tuple[str, str]]:
 def load_model(spec: str, device: str | None = None, dtype: str | None = None, weights: str = "dense") -> LoadedModel:
     """Load `spec` onto `device`, by default CUDA where there is one.
 
-    `dtype` is fp32, bf16 or fp16; the default is fp32 on a CPU and the checkpoint's own elsewhere. `weights` is dense,
-    or packed for a `.gguf` file whose weights stay quantised. Raises UserError that says what to give instead.
+    `dtype` is fp32, bf16, fp16 or auto (of the first two, the faster one); the default is fp32 on a CPU and the
+    checkpoint's own elsewhere. `weights` is dense, or packed for a `.gguf` file whose
+    weights stay quantised. Raises UserError that says what to give instead.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -181,8 +184,11 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
     if weights == "packed":
         return _load_packed(spec, device, dtype)
     target = _device(device)
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"--dtype: {dtype!r} is unknown; give one of {', '.join(DTYPES)}")
+    if dtype is not None and dtype not in (*DTYPES, AUTO):
+        raise UserError(f"--dtype: {dtype!r} is unknown; give one of {', '.join(DTYPES)}, {AUTO}")
+    notes: tuple[str, ...] = ()
+    if dtype == AUTO:
+        dtype, notes = _faster(spec, target)
     chosen: Any = DTYPES[dtype] if dtype else torch.float32 if target.type == "cpu" else "auto"
     source = find_model(spec)
     stored = None if chosen == "auto" else chosen
@@ -197,7 +203,20 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
     lacking = [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
     if lacking:
         raise UserError(f"{spec}: the checkpoint lacks weights ({', '.join(sorted(lacking)[:3])}, …); copy it again")
-    return LoadedModel(model.to(target).eval(), tokenizer, source)
+    return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, source=source, notes=notes)
+
+
+def _faster(spec: str, device: torch.device) -> tuple[str | None, tuple[str, ...]]:
+    """The dtype of `--dtype auto` with a sentence about it: measured on a processor, the checkpoint's elsewhere."""
+    if device.type != "cpu":
+        return None, (f"--dtype auto: the checkpoint's own on {device}",)
+    try:
+        config = AutoConfig.from_pretrained(find_model(spec).folder)
+        family_of(config)
+        found = faster_dtype(config)
+    except LOAD_ERRORS as error:
+        raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
+    return found.name, (str(found),)
 
 
 def _load_packed(spec: str, device: str | None, dtype: str | None) -> LoadedModel:
