@@ -1,4 +1,4 @@
-"""`--dtype auto` takes bf16 only where it wins at every number of rows, and kernels in bf16 compute the modules' rows."""
+"""`--dtype auto` takes bf16 only where it wins at every number of rows; packed bf16 copies compute the same rows."""
 
 from __future__ import annotations
 
