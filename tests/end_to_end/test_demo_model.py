@@ -99,7 +99,7 @@ def test_the_chat_template_and_the_end_token(demo: LoadedModel, decoder: Decoder
     assert "Paris" in demo.decode(got)
 
 
-ROUNDING = {"fp32": (1.5e-4, 0.01), "bf16": (2.0, 0.1), "packed": (2.0, 0.1)}
+ROUNDING = {"fp32": (1.5e-4, 0.01), "bf16": (2.0, 0.1), "packed": (1.0, 0.075)}
 """Per dtype and for packed weights: most that 99.9% of the logits may move with the number of rows, and most positions
 that may tip."""
 
@@ -107,7 +107,9 @@ that may tip."""
 @pytest.mark.parametrize("dtype", ROUNDING)
 @torch.inference_mode()
 def test_rows_beside_a_row_move_its_logits_by_rounding_alone(demo: LoadedModel, dtype: str) -> None:
-    """Measured: 6e-5 and no flip in fp32, 0.8 and 2.6% in bf16 (`bench.studies.near_ties`); here with room to spare."""
+    """Measured (`bench.studies.near_ties`), here with room: 6e-5 and no flip in fp32, 0.8 and 2.6% in bf16, 0.44 and 1.0%
+    packed.
+    """
     other = {"bf16": {"dtype": "bf16"}, "packed": {"weights": "packed"}}
     engine = Engine(demo if dtype == "fp32" else load_model("demo@wheel", "cpu", **other[dtype]))
     ids = demo.encode([("user", texts()[1])])

@@ -63,7 +63,7 @@ def test_eight_bits_are_dequantised_exactly_and_requantised_to_half_a_level() ->
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 32])
-def test_a_kernels_row_does_not_depend_on_the_rows_beside_it(rows: int) -> None:
+def test_a_kernels_row_is_the_same_to_the_bit_whatever_stands_beside_it(rows: int) -> None:
     torch.manual_seed(0)
     read = levels4(blocks_of(Type.Q4_1), Type.Q4_1)
     assert read is not None
@@ -72,6 +72,7 @@ def test_a_kernels_row_does_not_depend_on_the_rows_beside_it(rows: int) -> None:
         x = torch.randn(rows, width)
         other = torch.cat([x[:1], 50 * torch.randn(rows - 1, width)])
         assert torch.equal(kernel(x)[0], kernel(other)[0]), kernel.name
+        assert torch.equal(kernel(x)[0], kernel(x[:1])[0]), kernel.name
 
 
 def test_a_kernel_computes_the_product_with_its_weight() -> None:
