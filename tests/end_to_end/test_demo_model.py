@@ -107,8 +107,8 @@ that may tip."""
 @pytest.mark.parametrize("dtype", ROUNDING)
 @torch.inference_mode()
 def test_rows_beside_a_row_move_its_logits_by_rounding_alone(demo: LoadedModel, dtype: str) -> None:
-    """Measured (`bench.studies.near_ties`), here with room: 6e-5 and no flip in fp32, 0.8 and 2.6% in bf16, 0.44 and 1.0%
-    packed.
+    """Measured by `bench.studies.near_ties`, here with room to spare: 6e-5 and no flip in fp32, 0.8 and 2.6% in bf16,
+    0.44 and 1.0% packed.
     """
     other = {"bf16": {"dtype": "bf16"}, "packed": {"weights": "packed"}}
     engine = Engine(demo if dtype == "fp32" else load_model("demo@wheel", "cpu", **other[dtype]))
