@@ -190,3 +190,12 @@ def test_a_dense_models_bundle_serves_the_packed_one_and_no_other_model() -> Non
     for other in ({**packed, "config_sha256": "c" * 64}, {"weights_sample_sha256": "b" * 64}):
         with pytest.raises(UserError, match="compiled for m"):
             bundle.require_same_model(fingerprint(**other), "bundle")
+
+
+def test_an_unknown_architecture_is_a_users_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(UserError, match="this is phi3; use --weights dense"):
+        packed_model(path, GgufIndex("phi3", {}), tiny_model("llama").config)
+    with pytest.raises(UserError, match="not a GGUF file"):
+        GgufIndex.read(path)

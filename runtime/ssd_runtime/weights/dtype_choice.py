@@ -24,6 +24,7 @@ CANDIDATES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS = (1, 8)
 """Numbers of rows that are timed: a plain step and a verification."""
 CONTEXT = 256
+"""Tokens before the timed steps, at most half of the model's context."""
 ROUNDS = 7
 TIMED_BYTES = 192 << 20
 """Least bytes of fp32 weights in the timed layers: more than a processor's cache holds."""
@@ -82,7 +83,7 @@ def measured(config: PreTrainedConfig) -> dict[tuple[str, int], list[float]]:
     model = _few_layers(config)
     sessions = {name: Session(Decoder(deepcopy(model).to(dtype))) for name, dtype in CANDIDATES.items()}
     for session in sessions.values():
-        session.prefill([1] * CONTEXT)
+        session.prefill([1] * min(CONTEXT, session.decoder.shape.max_context // 2))
     taken: dict[tuple[str, int], list[float]] = {(name, n): [] for n in ROWS for name in CANDIDATES}
     for number in range(ROUNDS + 1):
         for (name, n), times in taken.items():
