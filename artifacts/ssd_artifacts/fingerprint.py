@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ssd_artifacts.files import cache_folder, remember
+from ssd_artifacts.files import cache_folder, remember, sha256_file
 from ssd_profiles.errors import UserError
 
 COMPUTATION = frozenset(
@@ -80,8 +80,13 @@ class ModelFingerprint(BaseModel):
         return f"{self.name}@{self.revision}" if is_hub else self.name
 
     def require_same_model(self, loaded: ModelFingerprint, where: str) -> None:
-        """Raise UserError when `loaded` is a model other than this bundle's. Dtypes may differ."""
-        for part in ("config", "tokenizer", "weights_sample"):
+        """Raise UserError when `loaded` is a model other than this bundle's.
+
+        Dtypes may differ. So may quantisations: their files have no bytes in common, so config and tokenizer decide,
+        and the bundle's acceptance is a prior.
+        """
+        requantised = self.quantization != loaded.quantization
+        for part in ("config", "tokenizer") if requantised else ("config", "tokenizer", "weights_sample"):
             expected = getattr(self, f"{part}_sha256")
             got = getattr(loaded, f"{part}_sha256")
             if expected != got:
@@ -144,6 +149,20 @@ def weight_hashes(files: Sequence[Path], full: bool = True) -> WeightHashes:
     hashes = WeightHashes(complete.hexdigest(), sample.hexdigest())
     remember(memory, json.dumps({"full": hashes.full, "sample": hashes.sample}))
     return hashes
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file. It is cached by path, size and modification time."""
+    memory = cache_folder() / "file_hashes" / f"{_sha256(json.dumps(_identity([path])))}.txt"
+    try:
+        known = memory.read_text(encoding="ascii")
+        if len(known) == 64:
+            return known
+    except (OSError, ValueError):
+        pass
+    found = sha256_file(path)
+    remember(memory, found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Measures how far logits move with the number of rows of a forward, and how often that tips a choice.
 
-`python -m bench.studies.near_ties --dtypes fp32,bf16 --prompts 24`
+`python -m bench.studies.near_ties --dtypes fp32,bf16,packed --prompts 24`; packed is a `.gguf` file's own weights.
 Each prompt's plain answer is run again, 2, 4, … rows at a time. Per dtype and kernel and number of rows: percentiles of
 |Δ logit| against one row at a time over all positions and tokens of the vocabulary; flips, positions at which another
 token is the most probable, per 10,000; and the largest gap between plain decoding's best two logits at a flip.
@@ -35,7 +35,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     arguments = parser.parse_args()
     for dtype in arguments.dtypes.split(","):
-        loaded = load_model(arguments.model, "cpu", dtype)
+        packed = dtype == "packed"
+        loaded = load_model(arguments.model, "cpu", None if packed else dtype, "packed" if packed else "dense")
         for weight_memory in (None, 0) if dtype == "fp32" else (None,):
             engine = Engine(loaded, weight_memory=weight_memory)
             print(f"{dtype}, kernels: {engine.decoder.kernels}")

@@ -9,7 +9,7 @@ from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
-from ssd_runtime.loading.models import load_model
+from ssd_runtime.loading.models import load_model, weights_of
 from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
@@ -19,11 +19,13 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
     base = Bundle.load(Path(settings.base)) if settings.base is not None else None
     with Workspace(out, settings, resume) as work:
         with reporter.stage(f"load {settings.model}", None):
-            loaded = load_model(settings.model, settings.device, settings.dtype)
+            weights = settings.weights or weights_of(base, settings.model)
+            loaded = load_model(settings.model, settings.device, settings.dtype, weights)
             fingerprint = loaded.fingerprint(full=True)
             decoder = fitted_decoder(loaded.model, settings.weight_memory)
             require_faithful(decoder)
-        reporter.note(decoder.memory)
+        for line in (*loaded.notes, decoder.memory):
+            reporter.note(line)
         work.begin(fingerprint)
         stages = Stages(
             settings=settings,

@@ -20,7 +20,7 @@ from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import WEIGHT_MEMORY_HELP, VersionOption, read_size, run_command
+from ssd_runtime.command import DTYPE_HELP, WEIGHT_MEMORY_HELP, WEIGHTS_HELP, VersionOption, read_size, run_command
 
 MOST_FOUND = 64
 
@@ -41,7 +41,8 @@ def compile_(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
+    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
     evaluations: Annotated[
@@ -83,6 +84,7 @@ def compile_(
         base=str(base) if base is not None else None,
         device=device,
         dtype=dtype,
+        weights=weights,
         weight_memory=read_size(weight_memory),
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
@@ -131,6 +133,8 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
             raise UserError(f"domain {name!r}: {settings.base} has it already; give others, or compile without --from")
     if base is not None and settings.exits and base.exits is not None:
         raise UserError(f"--exits: {settings.base} has exit heads, which stay as they are; omit --exits")
+    if settings.exit_epochs and settings.weights == "packed":
+        raise UserError("--exit-epochs: packed weights have no gradients; use --weights dense, or omit it")
     if settings.exit_epochs and not settings.exits:
         raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
     if settings.anchor_rule not in ANCHOR_RULES:

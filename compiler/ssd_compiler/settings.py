@@ -29,6 +29,8 @@ class CompileSettings:
     """Bundle that the new domains join and whose domains are kept as they are."""
     device: str | None = None
     dtype: str | None = None
+    weights: str | None = None
+    """packed or dense (`load_model`); None for the base bundle's, or dense."""
     weight_memory: int | None = None
     """Bytes for packed copies of weights; None for half of the free memory."""
     budget_seconds: float | None = None

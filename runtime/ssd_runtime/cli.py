@@ -14,7 +14,14 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
-from ssd_runtime.command import WEIGHT_MEMORY_HELP, VersionOption, read_size, run_command
+from ssd_runtime.command import (
+    DTYPE_HELP,
+    WEIGHT_MEMORY_HELP,
+    WEIGHTS_HELP,
+    VersionOption,
+    read_size,
+    run_command,
+)
 from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
 from ssd_runtime.report import explain as print_plans
 from ssd_runtime.report import finish, report, report_failure, write
@@ -46,7 +53,8 @@ def run(
         list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
+    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
@@ -115,11 +123,13 @@ def run(
     from ssd_runtime.engine.result import Summary, Tally
     from ssd_runtime.engine.runner import RunSettings
     from ssd_runtime.engine.together import Together
-    from ssd_runtime.loading.models import load_model
+    from ssd_runtime.loading.models import load_model, weights_of
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(model, device, dtype)
+    loaded = load_model(model, device, dtype, weights or weights_of(bundle, model))
+    for line in loaded.notes:
+        print(f"note: {line}", file=sys.stderr)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
         engine = Engine(
             loaded=loaded, bundle=bundle, where=str(artifact), weight_memory=memory, before_measuring=_before_measuring

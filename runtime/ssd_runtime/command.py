@@ -17,6 +17,8 @@ from ssd_profiles.errors import UserError
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 BAD_INPUT = 2
 INTERRUPTED = 130
+DTYPE_HELP = "fp32, bf16, fp16, or auto: of fp32 and bf16 the one that decodes faster here."
+WEIGHTS_HELP = "packed keeps a .gguf file's weights quantised; dense, the default, makes them fp32."
 WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free."
 
 

@@ -39,7 +39,7 @@ def compare(
     """Classify the first difference by the full model's logits at that position.
 
     It is a near tie if logits that differ by at most `within` choose the other output's token. The default of `within`
-    is `NEAR_TIE` of the dtype.
+    is `NEAR_TIE` of the dtype to which rows are rounded.
     """
     if plain == other:
         return Divergence(Kind.NONE)
@@ -48,6 +48,6 @@ def compare(
         return Divergence(Kind.ERROR, min(len(plain), len(other)))
     logits = session.decoder.head(session.prefill(prompt_ids + plain[:position]).last[None])[0]
     if within is None:
-        within = NEAR_TIE.get(session.decoder.dtype, NEAR_TIE[torch.float32])
+        within = NEAR_TIE.get(session.decoder.rounding, NEAR_TIE[torch.float32])
     gap, near = session.gap(logits, prompt=len(prompt_ids), token=other[position], within=within)
     return Divergence(Kind.NEAR_TIE if near else Kind.ERROR, position, gap)

@@ -24,13 +24,13 @@ from ssd_runtime.engine.result import Outcome
 from ssd_runtime.engine.runner import Runner, RunSettings, Turn
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.text_stream import TextStream
-from ssd_runtime.loading.models import LoadedModel, conversation, load_model
+from ssd_runtime.loading.models import LoadedModel, conversation, load_model, weights_of
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
-from ssd_runtime.profiling.memory import guard_memory
+from ssd_runtime.profiling.memory import guard_memory, return_freed
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 MAX_STREAMS = 64
@@ -78,6 +78,7 @@ class Engine:
         with guard_memory("packing and checking the model", loaded.model.device):
             self.decoder = fitted_decoder(loaded.model, weight_memory)
             require_faithful(self.decoder)
+        return_freed()
         self._before_measuring = before_measuring
         self.max_sequences = 8
         """Most requests that are decoded at once; set it before the first request is added."""
@@ -93,17 +94,20 @@ class Engine:
         model: str | None = None,
         device: str | None = None,
         dtype: str | None = None,
+        weights: str | None = None,
     ) -> Engine:
         """Load a bundle, a folder or `demo`, with its model, or a `model` alone (`load_model`).
 
-        Raises UserError if neither is given or one cannot be loaded.
+        `weights` is by default what the bundle was compiled with, else dense. Raises UserError if neither is given or
+        one cannot be loaded.
         """
         bundle = Bundle.load(bundle_path(Path(artifact))) if artifact is not None else None
         if model is None:
             if bundle is None:
                 raise UserError("engine: neither a bundle nor a model is given; give one of them")
             model = bundle.model.spec(str(artifact))
-        return cls(load_model(model, device, dtype), bundle, str(artifact))
+        weights = weights or weights_of(bundle, model)
+        return cls(load_model(model, device, dtype, weights), bundle, str(artifact))
 
     @cached_property
     def latency(self) -> LatencyTable:

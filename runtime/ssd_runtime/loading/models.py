@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +13,33 @@ from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ssd_artifacts.fingerprint import ModelFingerprint, config_sha256, tokenizer_sha256, weight_hashes
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.fingerprint import (
+    ModelFingerprint,
+    WeightHashes,
+    config_sha256,
+    file_digest,
+    tokenizer_sha256,
+    weight_hashes,
+)
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.loading.sources import LOAD_ERRORS, Source, find_model, first_line, source_of, weight_files
+from ssd_runtime.loading.packed import packed_model
+from ssd_runtime.loading.sources import (
+    INDEX,
+    LOAD_ERRORS,
+    Source,
+    can_be_packed,
+    find_model,
+    find_packed,
+    first_line,
+    source_of,
+    weight_files,
+)
 from ssd_runtime.model.families import family_of
 from ssd_runtime.profiling.memory import require_room, weight_bytes
+from ssd_runtime.weights.dtype_choice import faster_dtype
+from ssd_runtime.weights.gguf_index import GgufIndex
 
 UNSUPPORTED = (
     "no_repeat_ngram_size",
@@ -35,6 +58,10 @@ UNSUPPORTED = (
     "exponential_decay_length_penalty",
 )
 """Settings of transformers' `generate` that affect the choice of tokens and that this engine ignores."""
+PACKED = "gguf"
+"""First word of the quantisation in fingerprints of models whose weights stay packed."""
+AUTO = "auto"
+WEIGHTS = ("dense", "packed")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -46,6 +73,10 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     source: Source | None
     """None for a model that the user loaded. Its files are then looked up by its name when a bundle needs them."""
+    types: str | None = None
+    """Types of the tensors of a quantised file whose weights stay packed, such as `Q4_1+Q8_0`; None for others."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about how the model was loaded, one sentence each."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
@@ -70,8 +101,11 @@ class LoadedModel:
         """
         config = self.model.config
         source = self.source or source_of(self.model)
-        hashes = weight_hashes(weight_files(source.folder), full)
-        quantization = getattr(config, "quantization_config", None)
+        if source.gguf is not None:
+            digest = file_digest(source.gguf)
+            hashes = WeightHashes(digest, digest)
+        else:
+            hashes = weight_hashes(weight_files(source.folder), full)
         return ModelFingerprint(
             name=source.name,
             revision=source.revision,
@@ -82,8 +116,15 @@ class LoadedModel:
             config_sha256=config_sha256(config.to_dict()),
             tokenizer_sha256=tokenizer_sha256(self.tokenizer, self.tokenizer.chat_template),
             dtype=str(self.model.dtype).removeprefix("torch."),
-            quantization=None if quantization is None else str(getattr(quantization, "quant_method", "unknown")),
+            quantization=self._quantization,
         )
+
+    @property
+    def _quantization(self) -> str | None:
+        if self.types is not None:
+            return f"{PACKED} {self.types}"
+        quantization = getattr(self.model.config, "quantization_config", None)
+        return None if quantization is None else str(getattr(quantization, "quant_method", "unknown"))
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -129,17 +170,25 @@ def conversation(prompt: Prompt) -> list[tuple[str, str]]:
     return list(prompt.messages) or [("user", prompt.turns[0])]
 
 
-def load_model(spec: str, device: str | None = None, dtype: str | None = None) -> LoadedModel:
+def load_model(spec: str, device: str | None = None, dtype: str | None = None, weights: str = "dense") -> LoadedModel:
     """Load `spec` onto `device`, by default CUDA where there is one.
 
-    `dtype` is fp32, bf16 or fp16; the default is fp32 on a CPU and the checkpoint's own elsewhere. Raises UserError
-    that says what to give instead.
+    `dtype` is fp32, bf16, fp16 or auto (of the first two, the faster one); the default is fp32 on a CPU and the
+    checkpoint's own elsewhere. `weights` is dense, or packed for a `.gguf` file whose
+    weights stay quantised. Raises UserError that says what to give instead.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    if weights not in WEIGHTS:
+        raise UserError(f"--weights: {weights!r} is unknown; give one of {', '.join(WEIGHTS)}")
+    if weights == "packed":
+        return _load_packed(spec, device, dtype)
     target = _device(device)
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"--dtype: {dtype!r} is unknown; give one of {', '.join(DTYPES)}")
+    if dtype is not None and dtype not in (*DTYPES, AUTO):
+        raise UserError(f"--dtype: {dtype!r} is unknown; give one of {', '.join(DTYPES)}, {AUTO}")
+    notes: tuple[str, ...] = ()
+    if dtype == AUTO:
+        dtype, notes = _faster(spec, target)
     chosen: Any = DTYPES[dtype] if dtype else torch.float32 if target.type == "cpu" else "auto"
     source = find_model(spec)
     stored = None if chosen == "auto" else chosen
@@ -154,7 +203,59 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None) -
     lacking = [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
     if lacking:
         raise UserError(f"{spec}: the checkpoint lacks weights ({', '.join(sorted(lacking)[:3])}, …); copy it again")
-    return LoadedModel(model.to(target).eval(), tokenizer, source)
+    return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, source=source, notes=notes)
+
+
+def _faster(spec: str, device: torch.device) -> tuple[str | None, tuple[str, ...]]:
+    """The dtype of `--dtype auto` with a sentence about it: measured on a processor, the checkpoint's elsewhere."""
+    if device.type != "cpu":
+        return None, (f"--dtype auto: the checkpoint's own on {device}",)
+    try:
+        config = AutoConfig.from_pretrained(find_model(spec).folder)
+        family_of(config)
+        found = faster_dtype(config)
+    except LOAD_ERRORS as error:
+        raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
+    return found.name, (str(found),)
+
+
+def _load_packed(spec: str, device: str | None, dtype: str | None) -> LoadedModel:
+    if device is not None and _device(device).type != "cpu":
+        raise UserError(f"--weights packed: runs on a processor, not on {device}; use --device cpu or --weights dense")
+    if dtype not in (None, "fp32"):
+        raise UserError(f"--weights packed: rows are fp32, not {dtype}; omit --dtype, or use --weights dense")
+    source = find_packed(spec)
+    assert source.gguf is not None
+    try:
+        config = AutoConfig.from_pretrained(source.folder)
+        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+        index = GgufIndex.from_json((source.folder / INDEX).read_text(encoding="utf-8"))
+    except LOAD_ERRORS as error:
+        raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
+    require_room(spec, source.gguf.stat().st_size, torch.device("cpu"))
+    model, file = packed_model(source.gguf, index, config)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        source=source,
+        types=file.types,
+        notes=_requantised(file.requantised),
+    )
+
+
+def _requantised(tensors: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence that names the tensors held with other levels than the file's, with numbers for layers' blocks."""
+    if not tensors:
+        return ()
+    kinds = Counter((re.sub(r"^blk\.\d+\.", "blk.*.", name), kind) for name, kind in tensors.items())
+    told = ", ".join(f"{count} {name} ({kind})" for (name, kind), count in sorted(kinds.items()))
+    return (f"requantised to 8 bits with one scale per output: {told}",)
+
+
+def weights_of(bundle: Bundle | None, spec: str) -> str:
+    """The `weights` for a model given as `spec`: those of the bundle's model if the file can be packed, else dense."""
+    packed = bundle is not None and (bundle.model.quantization or "").split(" ")[0] == PACKED
+    return "packed" if packed and can_be_packed(spec) else "dense"
 
 
 def _device(name: str | None) -> torch.device:

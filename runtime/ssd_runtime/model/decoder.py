@@ -131,12 +131,18 @@ class Decoder:
     def kernels(self) -> str:
         """The kernels of the projections: `module`, `packed`, or packed for some projections or numbers of rows."""
         packed = [linear.packed for linear in self._linears()]
-        beside = f"{named(self.foreign)}{self._placement}"
+        formats = dict.fromkeys(name for linear in self._linears() for name in linear.formats)
+        beside = "".join(f" {name}" for name in formats) + f"{named(self.foreign)}{self._placement}"
         if not any(packed) or not any(self._serves):
             return f"module{beside}"
         where = "" if all(packed) else f" {sum(packed)} of {len(packed)}"
         rows = "" if all(self._serves) else f" rows {_ranges(self._serves)}"
         return f"packed{where}{rows}{beside}"
+
+    @property
+    def rounding(self) -> torch.dtype:
+        """The coarsest dtype to which rows are rounded: bf16 in kernels of quantised files, else the model's own."""
+        return torch.bfloat16 if any(linear.formats for linear in self._linears()) else self.dtype
 
     @property
     def foreign(self) -> list[nn.Module]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -35,6 +36,12 @@ def available_bytes(device: torch.device) -> int:
         return min(free, int(CGROUP_LIMIT.read_text()) - used)
     except (OSError, ValueError, KeyError):  # there is no container, or it has no limit
         return free
+
+
+def return_freed() -> None:
+    """Give memory that was freed back to the system; glibc keeps hundreds of MB after large temporary tensors."""
+    with suppress(OSError, AttributeError):  # another system, or another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def weight_bytes(files: Sequence[Path], dtype: torch.dtype | None) -> int:

@@ -17,7 +17,14 @@ import typer
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import WEIGHT_MEMORY_HELP, VersionOption, read_size, run_command
+from ssd_runtime.command import (
+    DTYPE_HELP,
+    WEIGHT_MEMORY_HELP,
+    WEIGHTS_HELP,
+    VersionOption,
+    read_size,
+    run_command,
+)
 from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 
@@ -65,7 +72,8 @@ def serve(
         list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
+    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
     grace: Annotated[
@@ -106,7 +114,7 @@ def serve(
     import torch
 
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
-    from ssd_runtime.loading.models import load_model
+    from ssd_runtime.loading.models import load_model, weights_of
     from ssd_runtime.serving.app import Service
     from ssd_runtime.serving.engine_thread import EngineThread
     from ssd_runtime.serving.keys import ApiKeys
@@ -117,7 +125,7 @@ def serve(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(model, device, dtype)
+    loaded = load_model(model, device, dtype, weights or weights_of(bundle, model))
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
         engine = Engine(
             loaded=loaded, bundle=bundle, where=str(artifact), weight_memory=memory, before_measuring=_before_measuring

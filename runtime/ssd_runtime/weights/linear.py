@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ssd_runtime.weights.hooks import hooked
+from ssd_runtime.weights.kernels.kernel import Kernel
+from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
+from ssd_runtime.weights.packed_linear import PackedLinear, whole_kernels
 
-TOLERANCE = 1e-4
-"""Largest difference between a packed kernel and the user's modules, relative to the largest output."""
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+"""Largest difference between a packed kernel and the user's modules, relative to the largest output. One rounding to
+bf16 is 0.4%."""
 
 
 @dataclass(slots=True)
@@ -38,18 +42,19 @@ ALWAYS = (True,)
 class Linear:
     """Projections that share an input, from `x` [n, in] to their concatenated outputs [n, out].
 
-    They run on a packed oneDNN weight (CPU, fp32) or by calling the user's modules, whichever `serve` says is faster
-    for n rows. Packed weights are copies within the `memory` budget. They replace only exact `nn.Linear` modules
-    without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
+    They run on a packed copy of their weights (CPU, fp32 or bf16) or by calling the user's modules, whichever `serve`
+    says is faster for n rows. Packed copies stay within the `memory` budget. They replace only exact `nn.Linear`
+    modules without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
+    Modules that hold a quantised file's weights (`PackedLinear`) share kernels, which are called directly.
     """
 
-    __slots__ = ("_bias", "_last", "_memory", "_modules", "_names", "_packed", "_parent", "_serves", "_stamp")
+    __slots__ = ("_calls", "_last", "_memory", "_modules", "_names", "_packed", "_parent", "_serves", "_stamp")
 
     def __init__(self, parent: nn.Module, names: Sequence[str], memory: PackedMemory) -> None:
         self._parent = parent
         self._names = tuple(names)
         self._memory = memory
-        self._packed: Tensor | None = None
+        self._packed: Kernel | None = None
         self.serve(ALWAYS)
         self._build()
 
@@ -60,8 +65,13 @@ class Linear:
 
     @property
     def foreign(self) -> list[nn.Module]:
-        """Modules that are not exactly `nn.Linear`, such as quantised ones and adapters."""
-        return [module for module in self._modules if not is_exact(module)]
+        """Modules of other kinds than `nn.Linear` and `PackedLinear`, such as adapters and other quantised ones."""
+        return [module for module in self._modules if not is_exact(module) and type(module) is not PackedLinear]
+
+    @property
+    def formats(self) -> list[str]:
+        """Names of the kernels of the modules that hold a quantised file's weights."""
+        return [module.kernel.name for module in self._modules if type(module) is PackedLinear]
 
     def serve(self, rows: Sequence[bool]) -> None:
         """Let the packed copy serve n rows where `rows[n - 1]` is true. The last entry holds for all larger n."""
@@ -71,10 +81,10 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the projections to `x` [n, in]."""
         if self._packed is not None and self._serves[min(x.shape[0] - 1, self._last)]:
-            return self._multiplied(x, self._packed)
-        if len(self._modules) == 1:
-            return self._modules[0](x)
-        return torch.cat([module(x) for module in self._modules], -1)
+            return self._packed(x)
+        if len(self._calls) == 1:
+            return self._calls[0](x)
+        return torch.cat([call(x) for call in self._calls], -1)
 
     def refresh(self) -> bool:
         """Rebuild if the user's modules have changed or were replaced; returns whether they have."""
@@ -88,8 +98,8 @@ class Linear:
 
     def _build(self) -> None:
         self._modules = self._found()
+        self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_kernels(self._modules) or self._modules
         self._stamp = stamp_of(self._modules)
-        self._bias: Tensor | None = None
         self._drop()
         linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]
         if len(linears) < len(self._modules) or not self._memory.claim(_bytes(linears)):
@@ -105,36 +115,29 @@ class Linear:
         """Pack the weights, and keep the copy only if its output agrees with the modules'."""
         weights = [linear.weight.detach() for linear in linears]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        bias: Tensor | None = None
         if any(linear.bias is not None for linear in linears):
             zeros = weight.new_zeros
-            self._bias = torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._packed = packed if self._agrees(packed, weight.shape[1]) else None
+            bias = torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
+        packed = OneDNN(weight, bias)
+        self._packed = packed if self._agrees(packed, weight) else None
 
     def _drop(self) -> None:
         if self._packed is not None:
-            self._memory.used -= self._packed.numel() * self._packed.element_size()
+            self._memory.used -= self._packed.nbytes
             self._packed = None
 
-    def _agrees(self, packed: Tensor, width: int) -> bool:
-        probe = torch.linspace(-1, 1, width)[None]
-        expected = torch.cat([module(probe) for module in self._modules], -1)
-        difference = (self._multiplied(probe, packed) - expected).abs().max()
-        return bool(difference <= TOLERANCE * expected.abs().max().clamp(min=1e-6))
-
-    def _multiplied(self, x: Tensor, packed: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(x, packed, self._bias, "none", [], "")
+    def _agrees(self, packed: Kernel, weight: Tensor) -> bool:
+        probe = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype)[None]
+        expected = torch.cat([module(probe) for module in self._modules], -1).float()
+        difference = (packed(probe).float() - expected).abs().max()
+        return bool(difference <= TOLERANCE[weight.dtype] * expected.abs().max().clamp(min=1e-6))
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether packed weights could serve the model's projections."""
-    weight = next(model.parameters())
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    """Whether packed copies of weights could serve the model's projections."""
+    weight = next((each for each in model.parameters() if each.ndim == 2), None)
+    return weight is not None and can_serve(weight)
 
 
 def _bytes(linears: Sequence[nn.Linear]) -> int:
@@ -163,12 +166,7 @@ def named(modules: Sequence[nn.Module]) -> str:
 
 
 def _packable(module: nn.Linear) -> bool:
-    return (
-        is_exact(module)
-        and module.weight.dtype == torch.float32
-        and module.weight.device.type == "cpu"
-        and not hooked(module)
-    )
+    return is_exact(module) and can_serve(module.weight) and not hooked(module)
 
 
 def stamp_of(modules: Sequence[nn.Module]) -> list[Any]:

@@ -1,0 +1,106 @@
+"""Chooses fp32 or bf16 for a model on a processor, by timing steps of a few layers of its sizes in both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ssd_artifacts.files import cache_folder, remember
+from ssd_artifacts.fingerprint import config_sha256
+from ssd_runtime.engine.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.profiling.device import device_identity
+
+CPU = torch.device("cpu")
+CANDIDATES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROWS = (1, 8)
+"""Numbers of rows that are timed: a plain step and a verification."""
+CONTEXT = 256
+"""Tokens before the timed steps, at most half of the model's context."""
+ROUNDS = 7
+TIMED_BYTES = 192 << 20
+"""Least bytes of fp32 weights in the timed layers: more than a processor's cache holds."""
+VOCABULARY = 512
+"""Vocabulary of the timed model: the head is a projection like others, and embeddings take no time."""
+STEADY = 1.5
+"""Largest ratio of slowest to fastest round for which a choice is kept for later runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """A dtype's name, and the milliseconds of the timed layers by dtype and number of rows."""
+
+    name: str
+    milliseconds: dict[str, list[float]]
+
+    def __str__(self) -> str:
+        """A sentence for the user."""
+        told = "; ".join(
+            f"{name} " + ", ".join(f"{time:.1f} ms" for time in times) for name, times in self.milliseconds.items()
+        )
+        rows = " and ".join(map(str, ROWS))
+        return f"--dtype auto: {self.name} decodes faster here (a few layers at {rows} rows: {told})"
+
+
+def faster_dtype(config: PreTrainedConfig) -> DtypeChoice:
+    """The dtype in which a plain step and a verification take less time together on this processor.
+
+    bf16 must win at every number of rows; otherwise fp32 serves. It is measured once per device and kept.
+    """
+    about = [device_identity(CPU), torch.get_num_threads(), torch.__version__, config_sha256(config.to_dict())]
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    path = cache_folder() / "dtypes" / f"{digest}.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return DtypeChoice(str(known["name"]), {name: list(known["milliseconds"][name]) for name in CANDIDATES})
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    taken = measured(config)
+    found = choice(taken)
+    if max(max(times) / min(times) for times in taken.values()) < STEADY:
+        remember(path, json.dumps({"name": found.name, "milliseconds": found.milliseconds}))
+    return found
+
+
+def choice(taken: dict[tuple[str, int], list[float]]) -> DtypeChoice:
+    """Decide by the seconds of each round, by dtype and number of rows."""
+    middle = {name: [median(taken[name, n]) * 1e3 for n in ROWS] for name in CANDIDATES}
+    wins = all(narrow < wide for narrow, wide in zip(middle["bf16"], middle["fp32"], strict=True))
+    return DtypeChoice("bf16" if wins else "fp32", middle)
+
+
+@torch.inference_mode()
+def measured(config: PreTrainedConfig) -> dict[tuple[str, int], list[float]]:
+    """Seconds of steps after a short context in every round, by dtype and number of rows, in turn."""
+    model = _few_layers(config)
+    sessions = {name: Session(Decoder(deepcopy(model).to(dtype))) for name, dtype in CANDIDATES.items()}
+    for session in sessions.values():
+        session.prefill([1] * min(CONTEXT, session.decoder.shape.max_context // 2))
+    taken: dict[tuple[str, int], list[float]] = {(name, n): [] for n in ROWS for name in CANDIDATES}
+    for number in range(ROUNDS + 1):
+        for (name, n), times in taken.items():
+            elapsed = seconds(partial(sessions[name].forward, [1] * n), CPU)
+            if number:  # the first round warms up
+                times.append(elapsed)
+    return taken
+
+
+def _few_layers(config: PreTrainedConfig) -> PreTrainedModel:
+    """A random model of the config's sizes with as few layers as exceed the processor's cache."""
+    small = deepcopy(config)
+    small.vocab_size = VOCABULARY
+    small.pad_token_id = None
+    per_layer = 4 * (4 * config.hidden_size**2 + 3 * config.hidden_size * config.intermediate_size)
+    small.num_hidden_layers = min(config.num_hidden_layers, -(-TIMED_BYTES // per_layer))
+    if getattr(small, "layer_types", None):
+        small.layer_types = small.layer_types[: small.num_hidden_layers]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(small, dtype=torch.float32)
+    return model.eval()

@@ -1,0 +1,82 @@
+"""Reads the blocks of GGUF's quantised tensors: levels, scales and zeros of a weight, without dequantising it.
+
+In all formats here, a group of 32 columns shares a scale, and a weight is (level - 8) × scale + zero. Layouts are those
+of ggml's `block_q4_0`, `block_q4_1` and `block_q4_K`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd_runtime.weights.kernels.int4 import GROUP
+from ssd_runtime.weights.kernels.int8 import quantised
+
+DENSE = (Type.F32, Type.F16, Type.BF16)
+"""Types that are not quantised."""
+ROWS_AT_ONCE = 4096
+"""Rows that are in memory in fp32 while a tensor is requantised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Levels4:
+    """A 4-bit weight: `levels` uint8 [out, in] from 0 to 15, `scale` and `zero` fp32 [out, in / 32]."""
+
+    levels: Tensor
+    scale: Tensor
+    zero: Tensor
+
+    def dense(self) -> Tensor:
+        """The weight [out, in] in fp32."""
+        centred = self.levels.float().unflatten(1, (-1, GROUP)) - 8
+        return (centred * self.scale[..., None] + self.zero[..., None]).flatten(1)
+
+
+def levels4(data: NDArray[np.uint8], kind: Type) -> Levels4 | None:
+    """The 4-bit weight in blocks `data` [out, bytes]; None for formats of other widths."""
+    if kind not in (Type.Q4_0, Type.Q4_1, Type.Q4_K):
+        return None
+    size = {Type.Q4_0: 18, Type.Q4_1: 20, Type.Q4_K: 144}[kind]
+    blocks = torch.from_numpy(np.array(data)).view(len(data), -1, size)
+    if kind == Type.Q4_K:
+        return _q4_k(blocks)
+    scale = _halves(blocks[..., 0:2])
+    low, high = blocks[..., -16:] & 15, blocks[..., -16:] >> 4
+    zero = torch.zeros_like(scale) if kind == Type.Q4_0 else _halves(blocks[..., 2:4]) + 8 * scale
+    return Levels4(torch.cat([low, high], -1).flatten(1), scale, zero)
+
+
+def _q4_k(blocks: Tensor) -> Levels4:
+    """Blocks [out, n, 144] of 256 columns: scales and minima of eight groups are 6-bit shares of two fp16 numbers."""
+    scale, least = _halves(blocks[..., 0:2])[..., None], _halves(blocks[..., 2:4])[..., None]
+    first, second, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat([first & 63, (rest & 15) | (first >> 6 << 4)], -1) * scale
+    minima = torch.cat([second & 63, (rest >> 4) | (second >> 6 << 4)], -1) * least
+    pairs = blocks[..., 16:].unflatten(-1, (4, 32))
+    levels = torch.stack([pairs & 15, pairs >> 4], -2)
+    return Levels4(levels.flatten(1), scales.flatten(1), (8 * scales - minima).flatten(1))
+
+
+def _halves(pairs: Tensor) -> Tensor:
+    """Pairs of bytes [..., 2] as the fp16 numbers [...] that they are, in fp32."""
+    return pairs.contiguous().view(torch.float16)[..., 0].float()
+
+
+def levels8(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
+    """Requantise blocks `data` [out, bytes] to 8 bits: levels int8 [out, in], and one scale per output [out]."""
+    parts = [quantised(dense(data[begin : begin + ROWS_AT_ONCE], kind)) for begin in range(0, len(data), ROWS_AT_ONCE)]
+    return torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts])
+
+
+def dense(data: NDArray[np.uint8], kind: Type) -> Tensor:
+    """The tensor of blocks or numbers `data` in fp32."""
+    if kind == Type.Q8_0:
+        blocks = torch.from_numpy(np.array(data)).view(len(data), -1, 34)
+        return (blocks[..., 2:].view(torch.int8) * _halves(blocks[..., :2])[..., None]).flatten(1)
+    return torch.from_numpy(np.array(dequantize(data, kind), dtype=np.float32))

@@ -1,0 +1,201 @@
+"""Weights of `.gguf` files stay packed: what is computed is the file's model, and speculation changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+
+from ssd_artifacts.fingerprint import ModelFingerprint
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.engine.divergence import Kind, compare
+from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.session import Session
+from ssd_runtime.loading.models import load_model
+from ssd_runtime.loading.packed import packed_model
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.parity import require_faithful
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.weights.gguf_blocks import dense, levels4, levels8
+from ssd_runtime.weights.gguf_index import GgufIndex
+from ssd_runtime.weights.kernels.int4 import Int4
+from ssd_runtime.weights.kernels.int8 import Int8
+from ssd_runtime.weights.packed_linear import PackedLinear
+from tests.gguf_files import quantised_pair, save_gguf
+from tests.models import tiny_model
+
+FAMILIES = ("llama", "qwen2")
+LIMITS = Limits(24)
+BLOCK_BYTES = {Type.Q4_0: 18, Type.Q4_1: 20, Type.Q4_K: 144, Type.Q8_0: 34}
+
+
+def blocks_of(kind: Type, rows: int = 48, blocks: int = 3) -> np.ndarray:
+    """Random blocks [rows, bytes] with finite scales."""
+    size = BLOCK_BYTES[kind]
+    random = np.random.default_rng(0)
+    data = random.integers(0, 256, (rows, blocks, size), np.uint8)
+    halves = 1 if kind in (Type.Q4_0, Type.Q8_0) else 2
+    scales = random.normal(0, 0.05, (rows, blocks, halves)).astype(np.float16)
+    data[..., : 2 * halves] = scales.view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q4_K], ids=lambda kind: kind.name)
+def test_levels_and_scales_are_those_of_the_file(kind: Type) -> None:
+    data = blocks_of(kind)
+    read = levels4(data, kind)
+    assert read is not None
+    torch.testing.assert_close(read.dense(), torch.from_numpy(dequantize(data, kind)), rtol=1e-5, atol=1e-6)
+
+
+def test_eight_bits_are_dequantised_exactly_and_requantised_to_half_a_level() -> None:
+    data = blocks_of(Type.Q8_0)
+    weight = torch.from_numpy(dequantize(data, Type.Q8_0))
+    assert torch.equal(dense(data, Type.Q8_0), weight)
+    levels, scale = levels8(data, Type.Q8_0)
+    assert ((levels * scale[:, None] - weight).abs() <= 0.51 * scale[:, None]).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 32])
+def test_a_kernels_row_is_the_same_to_the_bit_whatever_stands_beside_it(rows: int) -> None:
+    torch.manual_seed(0)
+    read = levels4(blocks_of(Type.Q4_1), Type.Q4_1)
+    assert read is not None
+    four, eight = Int4(read.levels, read.scale, read.zero), Int8(*levels8(blocks_of(Type.Q8_0), Type.Q8_0))
+    for kernel, width in ((four, read.levels.shape[1]), (eight, 96)):
+        x = torch.randn(rows, width)
+        other = torch.cat([x[:1], 50 * torch.randn(rows - 1, width)])
+        assert torch.equal(kernel(x)[0], kernel(other)[0]), kernel.name
+        assert torch.equal(kernel(x)[0], kernel(x[:1])[0]), kernel.name
+
+
+def test_a_kernel_computes_the_product_with_its_weight() -> None:
+    torch.manual_seed(0)
+    read = levels4(blocks_of(Type.Q4_1), Type.Q4_1)
+    assert read is not None
+    bias, x = torch.randn(48), torch.randn(5, read.levels.shape[1])
+    expected = x @ read.dense().T + bias
+    got = Int4(levels=read.levels, scale=read.scale, zero=read.zero, bias=bias)(x)
+    assert (got - expected).norm() < 0.01 * expected.norm()
+    levels, scale = levels8(blocks_of(Type.Q8_0), Type.Q8_0)
+    x = torch.randn(5, levels.shape[1])
+    expected = x @ (levels * scale[:, None]).T + bias
+    assert (Int8(levels, scale, bias)(x) - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2", "qwen2-untied", "qwen3"])
+@torch.inference_mode()
+def test_a_packed_model_is_the_files_model(variant: str, kind: Type, tmp_path: Path) -> None:
+    packed, file, reference = quantised_pair(tmp_path, variant, kind)
+    ids = torch.arange(1, 40)[None]
+    expected, got = reference(ids).logits, packed(ids).logits
+    # In bf16, the dequantised models themselves reach 0.08.
+    assert (got - expected).norm() < 0.12 * (expected - expected.mean()).norm()
+    decoder = Decoder(packed)
+    require_faithful(decoder)
+    assert decoder.kernels == f"module {'int8' if kind == Type.Q8_0 else 'int4'}"
+    assert bool(file.requantised) == (kind == Type.Q8_0)
+
+
+def test_projections_that_share_an_input_share_a_kernel(tmp_path: Path) -> None:
+    packed, _, _ = quantised_pair(tmp_path, "llama", Type.Q4_0)
+    attention = packed.model.layers[0].self_attn
+    x = torch.randn(3, 64)
+    apart = torch.cat([attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)], -1)
+    assert attention.q_proj.kernel is attention.v_proj.kernel
+    assert torch.equal(Decoder(packed).layers[0].qkv(x), apart)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_speculation_on_packed_weights_equals_plain_decoding(variant: str, kind: Type, tmp_path: Path) -> None:
+    packed, _, _ = quantised_pair(tmp_path, variant, kind)
+    decoder = Decoder(packed)
+    for seed in range(6):
+        ids = [(3 + 7 * seed + 5 * i) % 90 + 1 for i in range(8 + 9 * seed)]
+        plain = generate(Session(decoder), ids, PlainPlanner(), LIMITS).token_ids
+        for skipped in ((), (1, 2), (3, 4, 5, 6)):
+            plan = Plan.masked("test", SkipMask.of(4, set(skipped)), 6)
+            got = generate(Session(decoder), ids, ConstantPlanner(plan), LIMITS).token_ids
+            assert compare(Session(decoder), ids, plain, got).kind is not Kind.ERROR
+
+
+def test_formats_have_latency_tables_of_their_own(tmp_path: Path) -> None:
+    keys = set()
+    for kind in (Type.Q4_0, Type.Q8_0):
+        packed, _, reference = quantised_pair(tmp_path, "llama", kind)
+        keys |= {device_key(Decoder(packed)).slug(), device_key(Decoder(reference)).slug()}
+    assert len(keys) == 3
+
+
+def test_a_hooked_projection_runs_its_hook(tmp_path: Path) -> None:
+    packed, _, _ = quantised_pair(tmp_path, "llama", Type.Q4_0)
+    module, x = packed.model.layers[0].mlp.down_proj, torch.randn(2, 96)
+    assert isinstance(module, PackedLinear)
+    plain = Decoder(packed).layers[0].down(x)
+    module.register_forward_hook(lambda *call: 2 * call[-1])
+    assert torch.equal(Decoder(packed).layers[0].down(x), 2 * plain)
+
+
+def test_a_missing_tensor_is_a_users_error(tmp_path: Path) -> None:
+    model = tiny_model("llama", hidden_size=64, intermediate_size=96, head_dim=16)
+    path = tmp_path / "model.gguf"
+    save_gguf(path, model, Type.Q4_0)
+    index = GgufIndex.read(path)
+    del index.tensors["blk.2.ffn_down.weight"]
+    with pytest.raises(UserError, match=r"no tensor for model\.layers\.2\.mlp\.down_proj\.weight; .*--weights dense"):
+        packed_model(path, index, model.config)
+
+
+def test_a_file_cut_short_is_a_users_error(tmp_path: Path) -> None:
+    model = tiny_model("llama", hidden_size=64, intermediate_size=96, head_dim=16)
+    path = tmp_path / "model.gguf"
+    save_gguf(path, model, Type.Q4_0)
+    index = GgufIndex.from_json(GgufIndex.read(path).to_json())
+    path.write_bytes(path.read_bytes()[:-4096])
+    with pytest.raises(UserError, match="shorter than its header says"):
+        packed_model(path, index, model.config)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "message"),
+    [
+        ("some/model", {}, r"--weights packed needs a \.gguf file"),
+        ("missing.gguf", {}, "no such file"),
+        ("demo@wheel", {"dtype": "bf16"}, "rows are fp32, not bf16"),
+    ],
+)
+def test_what_cannot_be_packed_is_said(spec: str, settings: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_model(spec, weights="packed", **settings)
+
+
+def fingerprint(**changes: object) -> ModelFingerprint:
+    same = dict.fromkeys(("weights_sha256", "weights_sample_sha256", "config_sha256", "tokenizer_sha256"), "a" * 64)
+    known = {"name": "m", "revision": None, "architecture": "A", "num_layers": 4, "dtype": "float32"}
+    return ModelFingerprint.model_validate({**known, **same, "quantization": None, **changes})
+
+
+def test_a_dense_models_bundle_serves_the_packed_one_and_no_other_model() -> None:
+    bundle = fingerprint()
+    packed = {"quantization": "gguf Q4_1+Q8_0", "weights_sample_sha256": "b" * 64}
+    bundle.require_same_model(fingerprint(**packed), "bundle")
+    for other in ({**packed, "config_sha256": "c" * 64}, {"weights_sample_sha256": "b" * 64}):
+        with pytest.raises(UserError, match="compiled for m"):
+            bundle.require_same_model(fingerprint(**other), "bundle")
+
+
+def test_an_unknown_architecture_is_a_users_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(UserError, match="this is phi3; use --weights dense"):
+        packed_model(path, GgufIndex("phi3", {}), tiny_model("llama").config)
+    with pytest.raises(UserError, match="not a GGUF file"):
+        GgufIndex.read(path)
