@@ -89,7 +89,10 @@ class LoadedModel:
         if hasattr(model, "get_base_model"):
             raise UserError("model: it is an adapter around one; give its get_base_model(), which has the adapter too")
         if not hasattr(model, "lm_head") or not hasattr(getattr(model, "model", None), "embed_tokens"):
-            raise UserError(f"model: {type(model).__name__} is no causal LM; load it with AutoModelForCausalLM")
+            raise UserError(
+                f"model: {type(model).__name__} is no causal LM of a supported family; load one with "
+                "AutoModelForCausalLM"
+            )
         if model.training:
             raise UserError("model: it is in training mode; call its eval() first")
         return cls(model, tokenizer, None)

@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssd_runtime.serving.app import Service
+from ssd_runtime.serving.keys import ApiKeys
 from ssd_runtime.serving.openai.fields import IGNORED_SAFELY, UNSUPPORTED
 from ssd_runtime.serving.openai.requests import ChatRequest, CompletionRequest
 from tests.folders import TEXTS, save_tiny_model
@@ -329,6 +331,25 @@ def test_keys_are_needed_and_their_requests_share_nothing(folder: Path) -> None:
                 status, _, answer = send(address, path, body, method, **headers)
                 assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
         assert send(address, "/health", b"", "GET")[0] == 200
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_keys_share_prefixes_only_where_that_is_configured(folder: Path, shared: bool) -> None:
+    service = replace(tiny_service(tiny_engine(folder)), keys=ApiKeys(["first", "second"], shared))
+    with serving(service) as address:
+        body = {"messages": [{"role": "user", "content": TEXTS[0] * 3}], "max_tokens": 2}
+        for key in ("first", "second"):
+            _, _, answer = send(address, "/v1/chat/completions", body, Authorization=f"Bearer {key}")
+        assert (answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == shared
+
+
+def test_a_prompt_longer_than_the_server_allows_is_refused(folder: Path) -> None:
+    service = tiny_service(tiny_engine(folder), max_prompt_tokens=20)
+    with serving(service) as address:
+        for count, status in ((20, 200), (21, 400)):
+            answer = send(address, "/v1/completions", {"prompt": [5] * count, "max_tokens": 2})
+            assert answer[0] == status, answer
+        assert answer[2]["error"]["code"] == "context_length_exceeded"
 
 
 def test_a_full_server_says_when_to_come_again(folder: Path) -> None:
