@@ -480,7 +480,7 @@ def failing(room: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypa
 def test_a_prompt_that_fails_is_reported_in_its_place(
     failing: Path, says: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    done = within(failing, run_main, [*PLAINLY, "--all-turns", "--json"], monkeypatch, capfd)
+    done = within(failing, run_main, [*PLAINLY, "--all-turns", "--json", "--quiet"], monkeypatch, capfd)
     assert (done.returncode, done.stderr) == (2, "")
     *each, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["id"] for record in each] == ["one", "two", "three", "three", "four"]
@@ -496,7 +496,7 @@ def test_a_prompt_that_fails_is_reported_in_its_place(
     shown = within(failing, run_main, PLAINLY, monkeypatch, capfd)
     text = each[0]["text"]
     assert (shown.returncode, shown.stdout) == (2, f"{text}\n\n{text}\n{text}\n")
-    assert re.fullmatch(f"error: .*{says.replace('NAME', 'two')}.*\n", shown.stderr)
+    assert re.fullmatch(f"error: .*{says.replace('NAME', 'two')}.*\n3 prompts, 24 tokens, .*\n", shown.stderr)
 
 
 @pytest.mark.parametrize("failing", ["too long"], indirect=True)
