@@ -18,8 +18,9 @@ from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.loading.packed import packed_model
-from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.decoder import KEY_MULTIPLE, Decoder
 from ssd_runtime.model.parity import require_faithful
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.weights.gguf_blocks import dense, levels4, levels8
@@ -111,6 +112,36 @@ def test_projections_that_share_an_input_share_a_kernel(tmp_path: Path) -> None:
     apart = torch.cat([attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)], -1)
     assert attention.q_proj.kernel is attention.v_proj.kernel
     assert torch.equal(Decoder(packed).layers[0].qkv(x), apart)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 12])
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_logits_are_the_same_to_the_bit_however_rows_are_split_into_forwards(
+    variant: str, rows: int, tmp_path: Path
+) -> None:
+    """Up to the next multiple of `KEY_MULTIPLE` keys. A tree's main path is a chain, with other rows after it."""
+    packed, _, _ = quantised_pair(tmp_path, variant, Type.Q4_0)
+    decoder = Decoder(packed)
+    ids = [(3 + 5 * i) % 90 + 1 for i in range(KEY_MULTIPLE - 1)]
+    known, chain = ids[:40], ids[40:52]
+    found = list[torch.Tensor]()
+    with torch.inference_mode():
+        for size in (1, rows):
+            session = Session(decoder)
+            session.prefill(known)
+            for begin in range(0, len(chain), size):
+                found.append(decoder.logits(session.forward(chain[begin : begin + size])))
+                session.commit(chain[begin : begin + size])
+        session = Session(decoder)
+        session.prefill(known)
+        depths = torch.tensor([*range(rows), 1])
+        visible = torch.ones(rows + 1, rows + 1).tril().bool()
+        visible[-1, 1:-1] = False
+        request = session.tree_request([*chain[:rows], 9], depths, visible)
+        tree = decoder.logits(ModelRunner(decoder).answer([request])[0])
+    one, several = torch.cat(found[: len(chain)]), torch.cat(found[len(chain) :])
+    assert torch.equal(one, several)
+    assert torch.equal(one[:rows], tree[:rows])
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda kind: kind.name)

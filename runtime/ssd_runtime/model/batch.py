@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssd_runtime.model.attention import bias_of
 from ssd_runtime.model.families import LayerKind
@@ -115,6 +116,9 @@ class BatchBuilder:
     """Number of heads of values."""
     dtype: torch.dtype
     device: torch.device
+    key_multiple: int = 1
+    """Segments see keys in multiples of so many; those after the last row's are hidden. If it is not 1, attention runs
+    a lone row as two equal ones."""
 
     def consecutive(self, cache: KVCache, start: int, n: int) -> Segment:
         """Rows at positions `start`, …, `start` + n - 1; each sees itself and the rows before it in its window."""
@@ -122,8 +126,13 @@ class BatchBuilder:
         seen: dict[int | None, _Seen] = {}
         for window in self._windows():
             begin = max(0, start - window + 1) if window else 0
-            bias = self._bias(self._causal(start=start, end=end, begin=begin, window=window)) if n > 1 else None
-            seen[window] = begin, end, bias
+            last = self._last_key(begin, end)
+            bias: Tensor | None = None
+            if n > 1 or self.key_multiple > 1:
+                visible = self._causal(start=start, end=end, begin=begin, window=window)
+                visible = pad(visible, (0, last - end))
+                bias = self._bias(visible if n > 1 else visible.expand(2, -1))
+            seen[window] = begin, last, bias
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
         return Segment(cache=cache, slot=start, rows=n, views=views)
 
@@ -139,7 +148,8 @@ class BatchBuilder:
             inside = visible & (key_positions > positions[:, None] - window) if window else visible
             # Up to `slot`, slot i holds position i, so slots before the window's first can be left out.
             begin = min(slot, max(0, first - window + 1)) if window else 0
-            seen[window] = begin, visible.shape[1], self._bias(inside[:, begin:])
+            last = self._last_key(begin, visible.shape[1])
+            seen[window] = begin, last, self._bias(pad(inside[:, begin:], (0, last - visible.shape[1])))
         rotations = self._rotations(positions, int(positions.max()) + 1, cache.long)
         return Segment(cache=cache, slot=slot, rows=len(positions), views=self._views(rotations, seen))
 
@@ -153,6 +163,10 @@ class BatchBuilder:
             before = visible[:, :-1].tril(start - begin - 1)
             seen[window] = begin, end - 1, bias_of(before, 1, self.dtype) if n > 1 else None
         return Variants(cache, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
+
+    def _last_key(self, begin: int, end: int) -> int:
+        """The slot after the last that rows see from slot `begin` on, if their own end before slot `end`."""
+        return begin - (begin - end) // self.key_multiple * self.key_multiple
 
     def _windows(self) -> set[int | None]:
         """The windows of all layer kinds: kinds that differ in rotation alone see the same keys."""

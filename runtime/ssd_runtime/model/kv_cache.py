@@ -96,10 +96,12 @@ class KVCache:
             self._grow(number, self.pool.slots_for(group, slots))
 
     def reserve(self, slots: int, committed: int = 0) -> None:
-        """Reserve `slots` slots; sliding layers drop the keys that no row from position `committed` on can see.
+        """Reserve `slots` slots, and as many more as attention may read with them.
 
-        Raises ValueError beyond the layout's `max_slots`, and PoolFull if the pool has no more.
+        Sliding layers drop the keys that no row from position `committed` on can see. Raises ValueError beyond the
+        layout's `max_slots`, and PoolFull if the pool has no more.
         """
+        slots += self.pool.layout.key_multiple - 1
         if slots <= self._reach:
             return
         most = self.pool.layout.max_slots

@@ -28,6 +28,8 @@ class KVLayout:
     dtype: torch.dtype
     max_slots: int
     """Most slots of one sequence."""
+    key_multiple: int = 1
+    """Attention reads keys in multiples of so many. Slots that hold none yet are then zero."""
 
     @property
     def layer_bytes(self) -> int:
@@ -125,6 +127,10 @@ class KVPool:
             else:
                 self._free_after(group, lease, more)
         lease.end += more
+        if more > 0 and self.layout.key_multiple > 1:
+            # Hidden keys count as 0 times their values, so these must be numbers.
+            for layer in group.layers:
+                self.storage[layer][:, :, :, lease.end - more : lease.end] = 0.0
 
     def give_back(self, leases: Sequence[Lease]) -> None:
         """Free the slots of leases, one per layer group."""
