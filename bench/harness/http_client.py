@@ -21,7 +21,7 @@ SERVE = [sys.executable, "-c", "from ssd_runtime.serving.cli import main; main()
 
 @dataclass(slots=True)
 class Reply:
-    """What came back; times are seconds since the request was sent."""
+    """The reply to a request; times are seconds since it was sent."""
 
     status: int = 0
     text: str = ""

@@ -1,4 +1,4 @@
-"""What people's own clients get from `ssd-serve`: OpenAI's, LangChain's, litellm's, and curl.
+"""Tries clients that people have with `ssd-serve`: OpenAI's, LangChain's, litellm's, and curl.
 
 `python -m bench.studies.clients --url http://127.0.0.1:8000 --model demo`
 

@@ -1,4 +1,4 @@
-"""What packing a `.gguf` file's weights costs: perplexity and greedy agreement against the dequantised model.
+"""Measures the loss by packed weights: perplexity and greedy agreement against the dequantised model.
 
 `python -m bench.studies.packed_quality --model demo@wheel --tokens 20000`
 Texts are the prompts of a file of JSON lines, each followed by those after it up to a chunk's length. Both models

@@ -229,11 +229,14 @@ def _record(recorder: Recorder | None, outcomes: Sequence[Outcome]) -> None:
     """Record the turns of one prompt that have been answered."""
     if recorder is None or not outcomes:
         return
-    messages = list(outcomes[0].prompt.messages) or [("user", outcomes[0].prompt.turns[0])]
+    from ssd_runtime.engine.runner import next_messages
+    from ssd_runtime.loading.models import conversation
+
+    prompt = outcomes[0].prompt
+    messages = conversation(prompt)
     for outcome in outcomes:
-        recorder.add(messages, outcome.prompt.domain)
-        following = outcome.prompt.turns[outcome.turn + 1 : outcome.turn + 2]
-        messages += [message for text in following for message in (("assistant", outcome.text), ("user", text))]
+        recorder.add(messages, prompt.domain)
+        messages += next_messages(prompt, outcome.turn, outcome)
 
 
 def _before_measuring() -> None:

@@ -76,7 +76,7 @@ class LoadedModel:
     types: str | None = None
     """Types of the tensors of a quantised file whose weights stay packed, such as `Q4_1+Q8_0`; None for others."""
     notes: tuple[str, ...] = ()
-    """What the user should know about how the model was loaded, one sentence each."""
+    """Messages for the user about how the model was loaded, one sentence each."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:

@@ -36,7 +36,7 @@ GONE = 499
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What the routes use."""
+    """The routes, with the objects that they use."""
 
     thread: EngineThread
     settings: ServerSettings

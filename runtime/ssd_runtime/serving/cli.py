@@ -126,6 +126,8 @@ def serve(
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = load_model(model, device, dtype, weights or weights_of(bundle, model))
+    for line in loaded.notes:
+        log.info("%s", line)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
         engine = Engine(
             loaded=loaded, bundle=bundle, where=str(artifact), weight_memory=memory, before_measuring=_before_measuring

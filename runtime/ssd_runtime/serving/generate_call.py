@@ -47,7 +47,7 @@ ALONE_ONLY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
-    """What `generate` hands to a decoding method."""
+    """The arguments that `generate` hands to a decoding method."""
 
     model: PreTrainedModel
     input_ids: Tensor

@@ -77,7 +77,7 @@ class AutoPlanner(BasePlanner):
 
     @property
     def budget(self) -> Budget | None:
-        """What the request may still lose; None before its prompt has been run."""
+        """The request's loss budget; None before its prompt has been run."""
         return self._controller.budget if self._controller is not None else None
 
     def start(self, session: Session, prompt: Prefill) -> None:

@@ -59,7 +59,7 @@ class Subscription:
 
 @dataclass(slots=True)
 class _Held:
-    """What the chunks of a choice have told."""
+    """The parts of a choice that its chunks have told."""
 
     begin: int = 0
     """Number of tokens that were told."""
