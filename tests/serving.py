@@ -15,17 +15,17 @@ import uvicorn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.runner import RunSettings
+from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.sampling.params import SamplingParams
-from ssd_runtime.serving.app import Service, make_app
-from ssd_runtime.serving.cli import watch_gauges
-from ssd_runtime.serving.engine_thread import EngineThread
-from ssd_runtime.serving.keys import ApiKeys
-from ssd_runtime.serving.metrics import Metrics
-from ssd_runtime.serving.openai.prompt_encoder import PromptEncoder
-from ssd_runtime.serving.settings import ServerSettings
-from ssd_runtime.serving.tickets import Block, End, Order
+from ssd_runtime.serving.http.app import Service, make_app
+from ssd_runtime.serving.http.cli import watch_gauges
+from ssd_runtime.serving.http.engine_thread import EngineThread
+from ssd_runtime.serving.http.keys import ApiKeys
+from ssd_runtime.serving.http.metrics import Metrics
+from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.http.tickets import Block, End, Order
 from tests.tables import latency_table
 
 LAYERS = 8

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-SERVE = [sys.executable, "-c", "from ssd_runtime.serving.cli import main; main()"]
+SERVE = [sys.executable, "-c", "from ssd_runtime.serving.http.cli import main; main()"]
 
 
 @dataclass(slots=True)

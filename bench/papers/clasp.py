@@ -20,7 +20,7 @@ from bench.fixtures.prompt_files import stratified
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation, load_model
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder

@@ -16,9 +16,9 @@ from pathlib import Path
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.interleaved import in_turn
 from ssd_runtime.engine.loop import Generation, Limits
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.offline.interleaved import in_turn
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner

@@ -18,7 +18,7 @@ import torch
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.swift import SwiftSearch

@@ -29,7 +29,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, Plan

@@ -18,10 +18,10 @@ import torch
 from bench.fixtures.prompt_files import stratified
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.divergence import Kind, compare
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits, decode
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings

@@ -27,8 +27,8 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.successors import RANKS, Successors
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.accept import accept
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.accept import accept
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import draft_sources

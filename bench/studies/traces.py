@@ -26,7 +26,7 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.papers.knn import Frontier

@@ -10,9 +10,9 @@ from ssd_artifacts.domain_config import LoadValidation
 from ssd_compiler.calibrate import SharedPrefix
 from ssd_compiler.validate import Confirmed, constant, require_same
 from ssd_profiles.intervals import speedup, speedup_interval
-from ssd_runtime.engine.interleaved import SharedRun
 from ssd_runtime.engine.loop import Limits
-from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.engine.offline.interleaved import SharedRun
+from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.plan import PlainPlanner, Planner

@@ -11,10 +11,10 @@ from ssd_artifacts.domain_config import Choice, Validation
 from ssd_compiler.calibrate import SharedPrefix
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.divergence import Kind, compare
-from ssd_runtime.engine.interleaved import Contenders, in_turn
 from ssd_runtime.engine.loop import Generation, Limits
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.offline.interleaved import Contenders, in_turn
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner

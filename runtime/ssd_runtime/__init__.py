@@ -13,9 +13,9 @@ from ssd_runtime._moved import FRONT_DOOR
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.engine import Engine
-    from ssd_runtime.engine.runner import RunSettings
+    from ssd_runtime.engine.offline.runner import RunSettings
     from ssd_runtime.sampling.params import SamplingParams
-    from ssd_runtime.serving.custom_generate import CustomGenerate
+    from ssd_runtime.serving.generate.custom_generate import CustomGenerate
 
 __all__ = ["CustomGenerate", "Engine", "RunSettings", "SamplingParams"]
 

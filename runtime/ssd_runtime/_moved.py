@@ -23,9 +23,9 @@ def moved(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 FRONT_DOOR = {
-    "CustomGenerate": "ssd_runtime.serving.custom_generate",
+    "CustomGenerate": "ssd_runtime.serving.generate.custom_generate",
     "Engine": "ssd_runtime.engine.engine",
-    "RunSettings": "ssd_runtime.engine.runner",
+    "RunSettings": "ssd_runtime.engine.offline.runner",
     "SamplingParams": "ssd_runtime.sampling.params",
 }
 """Names that `ssd_runtime` exports, with the modules that define them."""

@@ -29,7 +29,7 @@ from ssd_runtime.sampling.params import read_sampling
 from ssd_runtime.serving.record import Recorder, RecordOption, RedactOption, ShareOption, read_recorder
 
 if TYPE_CHECKING:
-    from ssd_runtime.engine.result import Outcome
+    from ssd_runtime.engine.offline.result import Outcome
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -120,9 +120,9 @@ def run(
     import torch
 
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
-    from ssd_runtime.engine.result import Summary, Tally
-    from ssd_runtime.engine.runner import RunSettings
-    from ssd_runtime.engine.together import Together
+    from ssd_runtime.engine.offline.result import Summary, Tally
+    from ssd_runtime.engine.offline.runner import RunSettings
+    from ssd_runtime.engine.offline.together import Together
     from ssd_runtime.loading.models import load_model, weights_of
 
     if threads is not None:
@@ -229,7 +229,7 @@ def _record(recorder: Recorder | None, outcomes: Sequence[Outcome]) -> None:
     """Record the turns of one prompt that have been answered."""
     if recorder is None or not outcomes:
         return
-    from ssd_runtime.engine.runner import next_messages
+    from ssd_runtime.engine.offline.runner import next_messages
     from ssd_runtime.loading.models import conversation
 
     prompt = outcomes[0].prompt

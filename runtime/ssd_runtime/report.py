@@ -13,7 +13,7 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import BAD_INPUT, complain, one_line
 
 if TYPE_CHECKING:
-    from ssd_runtime.engine.result import Outcome, Summary
+    from ssd_runtime.engine.offline.result import Outcome, Summary
 
 
 def write(text: str) -> None:

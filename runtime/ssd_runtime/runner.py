@@ -3,7 +3,7 @@
 from ssd_runtime._moved import moved
 
 PLACES = {
-    "RunSettings": "ssd_runtime.engine.runner:RunSettings",
-    "Runner": "ssd_runtime.engine.runner:Runner",
+    "RunSettings": "ssd_runtime.engine.offline.runner:RunSettings",
+    "Runner": "ssd_runtime.engine.offline.runner:Runner",
 }
 __getattr__ = moved(__name__, PLACES)

@@ -3,6 +3,6 @@
 from ssd_runtime._moved import moved
 
 PLACES = {
-    "Session": "ssd_runtime.engine.session:Session",
+    "Session": "ssd_runtime.engine.sequence.session:Session",
 }
 __getattr__ = moved(__name__, PLACES)

@@ -9,7 +9,7 @@ import torch
 from bench.fixtures.domain_planted import gate, truth
 from bench.fixtures.planted import plant_at
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from tests.models import tiny_model
 

@@ -20,7 +20,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.formulas import expected_tokens
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import ModelRunner

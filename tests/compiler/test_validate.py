@@ -9,11 +9,11 @@ from bench.fixtures.planted import plant
 from ssd_compiler.load_validation import validate_under_load
 from ssd_compiler.validate import validate
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.accept import Accepted
-from ssd_runtime.engine.interleaved import Contenders
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits
+from ssd_runtime.engine.offline.interleaved import Contenders
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.accept import Accepted
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.plan import ConstantPlanner

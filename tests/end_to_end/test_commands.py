@@ -27,10 +27,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.cli import main as run_main
-from ssd_runtime.engine.divergence import Divergence, Kind
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.runner import RunSettings
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.offline.divergence import Divergence, Kind
+from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel
 from tests.folders import TEXTS, save_tiny_model
 
@@ -534,7 +534,7 @@ def test_a_summary_comes_even_if_every_prompt_fails(
 def test_a_wrong_output_outweighs_a_prompt_that_fails(
     failing: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ssd_runtime.engine.runner.compare", lambda **_: Divergence(Kind.ERROR, 0))
+    monkeypatch.setattr("ssd_runtime.engine.offline.runner.compare", lambda **_: Divergence(Kind.ERROR, 0))
     done = within(failing, run_main, [*PLAINLY, "--compare"], monkeypatch, capfd)
     assert done.returncode == 1
     assert "error: prompt two: " in done.stderr

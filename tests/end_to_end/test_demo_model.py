@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.studies.near_ties import logits_of
+from bench.studies.weights.near_ties import logits_of
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.domain import load_domain, starter_set
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.divergence import NEAR_TIE, Kind, compare
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.offline.divergence import NEAR_TIE, Kind, compare
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel, load_model
 from ssd_runtime.model.decoder import KEY_MULTIPLE, Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
@@ -107,8 +107,8 @@ that may tip."""
 @pytest.mark.parametrize("dtype", ROUNDING)
 @torch.inference_mode()
 def test_rows_beside_a_row_move_its_logits_by_rounding_alone(demo: LoadedModel, dtype: str) -> None:
-    """Measured by `bench.studies.near_ties`, here with room to spare: 6e-5 and no flip in fp32, 0.8 and 2.6% in bf16,
-    0.23 and no flip packed.
+    """Measured by `bench.studies.weights.near_ties`, here with room to spare: 6e-5 and no flip in fp32, 0.8 and 2.6% in
+    bf16, 0.23 and no flip packed.
     """
     other = {"bf16": {"dtype": "bf16"}, "packed": {"weights": "packed"}}
     engine = Engine(demo if dtype == "fp32" else load_model("demo@wheel", "cpu", **other[dtype]))

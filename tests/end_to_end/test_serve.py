@@ -22,7 +22,7 @@ import pytest
 from ssd_profiles.prompts import read_prompts
 from tests.folders import TEXTS, save_tiny_model
 
-SERVE = [sys.executable, "-c", "from ssd_runtime.serving.cli import main; main()"]
+SERVE = [sys.executable, "-c", "from ssd_runtime.serving.http.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from threading import Event, Thread
 from time import sleep
 
 from ssd_runtime.engine.loop import Generation, Limits, decode
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.clock import Stopwatch, WaitedLock

@@ -22,7 +22,7 @@ from ssd_artifacts.domain_config import DomainConfig, ExitChoice
 from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.runner import RunSettings
+from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.loading.models import LoadedModel, find_model, load_model
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.profiling.latency import device_key

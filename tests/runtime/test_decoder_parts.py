@@ -16,7 +16,7 @@ from torch import nn
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
 from ssd_runtime.model.decoder import Decoder
@@ -319,7 +319,7 @@ def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch
         list[int](),
     )
     whole = Session(decoder).prefill(ids)
-    monkeypatch.setattr("ssd_runtime.engine.session.MAX_BIAS_BYTES", 60_000 * 4)
+    monkeypatch.setattr("ssd_runtime.engine.sequence.session.MAX_BIAS_BYTES", 60_000 * 4)
     session = Session(decoder)
     request = session.request
     monkeypatch.setattr(session, "request", lambda part: (sizes.append(len(part)), request(part))[1])

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.divergence import Kind, compare
 from ssd_runtime.engine.loop import Limits, decode, generate
+from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.prefix_cache import PrefixCache
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.kv_pool import KVLayout, KVPool, PoolFull

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings

@@ -17,11 +17,11 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.engine.divergence import Kind, compare
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits, generate, generating
+from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads

@@ -15,7 +15,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits, generate, generating
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import HEAD_ROWS, Forward, Head, ModelRunner, Request, Work

@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.session import PREFILL_CHUNK, Session
+from ssd_runtime.engine.sequence.session import PREFILL_CHUNK, Session
 from ssd_runtime.model.decoder import Decoder
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)

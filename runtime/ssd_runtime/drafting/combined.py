@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ssd_runtime.drafting.lookup import Lookup, Node, as_draft
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 
 MOST_GUESSES = 12

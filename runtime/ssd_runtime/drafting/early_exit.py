@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssd_profiles.formulas import annealed_temperature
 from ssd_runtime.drafting.tree import Draft, PartialForward
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.sampling.sampler import Proposal

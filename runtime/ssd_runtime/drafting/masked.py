@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.sampling.argmax import candidates
 from ssd_runtime.sampling.sampler import Proposal

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 
 

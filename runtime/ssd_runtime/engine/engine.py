@@ -19,11 +19,11 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
+from ssd_runtime.engine.offline.result import Outcome
+from ssd_runtime.engine.offline.runner import Runner, RunSettings, Turn
 from ssd_runtime.engine.request import Request
-from ssd_runtime.engine.result import Outcome
-from ssd_runtime.engine.runner import Runner, RunSettings, Turn
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.text_stream import TextStream
+from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model, weights_of
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful

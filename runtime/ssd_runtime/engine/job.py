@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.session import POOL_ROOM, Session
+from ssd_runtime.engine.sequence.session import POOL_ROOM, Session
 from ssd_runtime.model.kv_cache import SPARE_SLOTS
 from ssd_runtime.model.kv_pool import PoolFull
 from ssd_runtime.model.runner import Forward, Request, Work

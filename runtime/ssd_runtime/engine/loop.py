@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.accept import Accepted, accept
-from ssd_runtime.engine.session import Prefill, Session
-from ssd_runtime.engine.verification import verification
+from ssd_runtime.engine.sequence.accept import Accepted, accept
+from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.verification import verification
 from ssd_runtime.model.runner import Head, ModelRunner, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.profiling.clock import Stopwatch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ssd_runtime.engine.prompt_states import BLOCK, PromptStates
+from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.kv_pool import KVPool
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation
-from ssd_runtime.engine.result import Outcome
-from ssd_runtime.engine.runner import Runner, Turn, naming
+from ssd_runtime.engine.offline.result import Outcome
+from ssd_runtime.engine.offline.runner import Runner, Turn, naming
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.job import Job, is_full, rows_of
 from ssd_runtime.engine.prefix_cache import PrefixCache
-from ssd_runtime.engine.session import PREFILL_CHUNK, Load, Session
+from ssd_runtime.engine.sequence.session import PREFILL_CHUNK, Load, Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import SPARE_SLOTS
 from ssd_runtime.model.kv_pool import PoolFull

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 
 FORWARDS = (11, 1, 4)

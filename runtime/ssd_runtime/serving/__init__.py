@@ -1,1 +1,1 @@
-"""Other front doors of the engine: transformers' `generate`, the recorder of real prompts."""
+"""Other front doors of the engine: HTTP, transformers' `generate`, a chat, and the recorder of real prompts."""

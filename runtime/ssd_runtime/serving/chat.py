@@ -13,9 +13,9 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text
 from ssd_runtime.command import complain
 from ssd_runtime.engine.loop import Limits, generating
-from ssd_runtime.engine.result import Outcome
-from ssd_runtime.engine.runner import Runner, naming
-from ssd_runtime.engine.text_stream import TextStream
+from ssd_runtime.engine.offline.result import Outcome
+from ssd_runtime.engine.offline.runner import Runner, naming
+from ssd_runtime.engine.sequence.text_stream import TextStream
 
 PROMPT = ">>> "
 HELP = """/help   this text

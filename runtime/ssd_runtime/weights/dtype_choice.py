@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ssd_artifacts.files import cache_folder, remember
 from ssd_artifacts.fingerprint import config_sha256
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.device import device_identity

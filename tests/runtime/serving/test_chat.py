@@ -9,7 +9,7 @@ import pytest
 
 from ssd_profiles.errors import UserError
 from ssd_runtime import Engine, RunSettings
-from ssd_runtime.engine.prompt_states import BLOCK
+from ssd_runtime.engine.sequence.prompt_states import BLOCK
 from ssd_runtime.serving.chat import Chat
 from tests.folders import TEXTS, save_tiny_model
 

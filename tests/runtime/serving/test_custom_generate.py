@@ -35,7 +35,7 @@ from ssd_profiles.errors import UserError
 from ssd_runtime import CustomGenerate
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.runner import ModelRunner
-from ssd_runtime.serving.custom_generate import FOLDER, StockDecodingWarning
+from ssd_runtime.serving.generate.custom_generate import FOLDER, StockDecodingWarning
 from tests.folders import TEXTS, save_tiny_model
 
 NEW = 40

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
-from ssd_runtime.serving.engine_thread import Closing, EngineThread, QueueFull
-from ssd_runtime.serving.tickets import Block, End
+from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
+from ssd_runtime.serving.http.tickets import Block, End
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import Inbox, assert_ended_once, lone, order, running, tiny_engine
 

@@ -31,7 +31,7 @@ from transformers import (
 from transformers.generation.stopping_criteria import MaxTimeCriteria
 
 from ssd_runtime import CustomGenerate
-from ssd_runtime.serving.custom_generate import FOLDER, StockDecodingWarning
+from ssd_runtime.serving.generate.custom_generate import FOLDER, StockDecodingWarning
 from tests.folders import TEXTS, save_tiny_model
 
 Example = Callable[[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]], Any]

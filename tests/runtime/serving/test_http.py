@@ -19,10 +19,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssd_runtime.serving.app import Service
-from ssd_runtime.serving.keys import ApiKeys
-from ssd_runtime.serving.openai.fields import IGNORED_SAFELY, UNSUPPORTED
-from ssd_runtime.serving.openai.requests import ChatRequest, CompletionRequest
+from ssd_runtime.serving.http.app import Service
+from ssd_runtime.serving.http.keys import ApiKeys
+from ssd_runtime.serving.http.openai.fields import IGNORED_SAFELY, UNSUPPORTED
+from ssd_runtime.serving.http.openai.requests import ChatRequest, CompletionRequest
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import TOOL_TEMPLATE, lone, order, serving, tiny_engine, tiny_service
 

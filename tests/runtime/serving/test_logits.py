@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ssd_runtime.serving.logits import LogprobRecorder
+from ssd_runtime.serving.http.logits import LogprobRecorder
 
 
 def test_a_record_keeps_the_whole_distribution_of_its_last_token_alone() -> None:

@@ -15,9 +15,9 @@ import pytest
 from ssd_artifacts.bundle import MANIFEST, Bundle
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.serving.engine_thread import EngineThread
-from ssd_runtime.serving.metrics import Metrics
-from ssd_runtime.serving.reload import BundleWatch
+from ssd_runtime.serving.http.engine_thread import EngineThread
+from ssd_runtime.serving.http.metrics import Metrics
+from ssd_runtime.serving.http.reload import BundleWatch
 from tests.bundles import bundle, fingerprint
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import Inbox, assert_ended_once, lone, order, running, tiny_engine

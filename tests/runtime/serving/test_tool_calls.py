@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.serving.openai.tool_calls import CLOSE, OPEN, Call, ToolCallReader
+from ssd_runtime.serving.http.openai.tool_calls import CLOSE, OPEN, Call, ToolCallReader
 
 CALL = f'{OPEN}\n{{"name": "weather", "arguments": {{"city": "Würzburg <b>"}}}}\n{CLOSE}'
 TEXTS = st.lists(

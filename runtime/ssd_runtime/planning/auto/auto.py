@@ -10,7 +10,7 @@ from ssd_artifacts.domain_config import MIXTURE, ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.controller import Controller

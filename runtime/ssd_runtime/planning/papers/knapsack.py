@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.session import Session
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.knn import Frontier, NearestAnchorPlanner
 from ssd_runtime.planning.papers.refreshed import RefreshedPlanner

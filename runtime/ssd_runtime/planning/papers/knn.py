@@ -9,7 +9,7 @@ from statistics import fmean
 from ssd_artifacts.domain_config import MIXTURE, DomainConfig, LoadValidation
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner

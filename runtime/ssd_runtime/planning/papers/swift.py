@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching
-from ssd_runtime.engine.session import Prefill, Session
+from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.refreshed import CYCLE_TOKENS

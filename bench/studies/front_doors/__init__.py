@@ -1,0 +1,1 @@
+"""The front doors under load: `ssd-serve`, its clients, and `generate`."""

@@ -1,0 +1,1 @@
+"""Kernels, packed weights and their precision."""

@@ -1,0 +1,196 @@
+"""Results of each prompt and of all prompts, under the field's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ssd_profiles.prompts import Prompt
+from ssd_runtime.engine.loop import Generation
+from ssd_runtime.engine.offline.divergence import Divergence, Kind
+
+KINDS = tuple(Kind)
+"""Kinds of differences, the worst last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One decoded turn of a prompt, with its plain decoding if that was asked for."""
+
+    prompt: Prompt
+    turn: int
+    strategy: str
+    generation: Generation
+    text: str
+    plain: Generation | None = None
+    divergence: Divergence | None = None
+    seed: int | None = None
+    """Seed of the sampling; None for greedy decoding."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The prompt's JSON object."""
+        generation = self.generation
+        return {
+            "id": self.prompt.id,
+            **({"turn": self.turn} if len(self.prompt.turns) > 1 else {}),
+            "category": self.prompt.category,
+            "domain": generation.domain,
+            **({"prompt_domain": self.prompt.domain} if self.prompt.domain is not None else {}),
+            "strategy": self.strategy,
+            **({"seed": self.seed} if self.seed is not None else {}),
+            "token_ids": generation.token_ids,
+            "text": self.text,
+            "finish_reason": generation.finish_reason,
+            "prompt_tokens": generation.prompt_tokens,
+            "num_cached_tokens": generation.num_cached_tokens,
+            **Tally.of(self).figures(compare=self.plain is not None),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Sums over prompts."""
+
+    prompts: int = 0
+    tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    forwards: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    plain_tokens: int = 0
+    plain_seconds: float = 0.0
+    compared: int = 0
+    divergence: int = 0
+    """Place of the worst difference in `Kind`."""
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Tally:
+        """The tally of one prompt."""
+        run = outcome.generation
+        plain = outcome.plain
+        divergence = outcome.divergence
+        return cls(
+            prompts=1,
+            tokens=len(run.token_ids),
+            prefill_seconds=run.prefill_seconds,
+            decode_seconds=run.decode_seconds,
+            first_token_seconds=run.first_token_seconds,
+            forwards=run.target_forwards,
+            drafts=sum(cycle.drafted > 0 for cycle in run.cycles),
+            draft_tokens=run.num_draft_tokens,
+            accepted_tokens=run.num_accepted_tokens,
+            plain_tokens=len(plain.token_ids) if plain is not None else 0,
+            plain_seconds=plain.decode_seconds if plain is not None else 0.0,
+            compared=int(divergence is not None),
+            divergence=KINDS.index(divergence.kind) if divergence is not None else 0,
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally)}
+        return Tally(**{**sums, "divergence": max(self.divergence, other.divergence)})
+
+    @property
+    def closing_line(self) -> str:
+        """The figures of a person who waits: tokens, tokens per second, acceptance and time to the first token."""
+        length = _ratio(self.tokens - self.prompts, self.forwards)
+        parts = [
+            f"{self.prompts} prompts" if self.prompts > 1 else "",
+            f"{self.tokens} token{'s' * (self.tokens != 1)}",
+            f"{self.tokens / self.decode_seconds:.1f} tokens/s" if self.decode_seconds else "",
+            f"mean acceptance length {length:.2f}" if length else "",
+            f"first token after {self.first_token_seconds / self.prompts:.2f} s" if self.prompts else "",
+        ]
+        return ", ".join(part for part in parts if part)
+
+    def figures(self, compare: bool) -> dict[str, Any]:
+        """Figures for the user, whose ratios are of totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, …
+
+        A ratio whose denominator is zero is None. `compare` adds the figures of plain decoding.
+        """
+        rate = _ratio(self.tokens, self.decode_seconds)
+        figures: dict[str, Any] = {
+            "new_tokens": self.tokens,
+            "prefill_seconds": round(self.prefill_seconds, 4),
+            "decode_seconds": round(self.decode_seconds, 4),
+            "tokens_per_second": rate,
+            # The first new token comes from the prefill, not from a target forward.
+            "mean_acceptance_length": _ratio(self.tokens - self.prompts, self.forwards),
+            "draft_acceptance_rate": _ratio(self.accepted_tokens, self.draft_tokens),
+            "num_drafts": self.drafts,
+            "num_draft_tokens": self.draft_tokens,
+            "num_accepted_tokens": self.accepted_tokens,
+            "target_forwards": self.forwards,
+        }
+        if compare:
+            plain_rate = _ratio(self.plain_tokens, self.plain_seconds)
+            figures["plain_tokens_per_second"] = plain_rate
+            figures["speedup"] = _speedup(rate, plain_rate)
+            figures["identical"] = self.divergence == 0 if self.compared else None
+            figures["divergence"] = KINDS[self.divergence].value if self.compared else None
+        return figures
+
+
+@dataclass(slots=True)
+class Summary:
+    """Running sums over all prompts and over each category."""
+
+    compare: bool = False
+    """Whether prompts are decoded plainly too."""
+    failed: int = 0
+    """Prompts whose decoding ended in a UserError; the figures omit them."""
+    concurrency: int = 1
+    """Most prompts that were decoded at once."""
+    seconds: float = 0.0
+    """Wall seconds of decoding all prompts, several at once."""
+    plain_seconds: float = 0.0
+    """Wall seconds of decoding them plainly, several at once."""
+    total: Tally = field(default_factory=Tally)
+    categories: dict[str, Tally] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Add a prompt."""
+        tally = Tally.of(outcome)
+        name = outcome.prompt.category
+        self.total += tally
+        if name:
+            self.categories[name] = self.categories.get(name, Tally()) + tally
+
+    @property
+    def closing_line(self) -> str:
+        """The figures of all prompts in one line; of concurrent ones with all new tokens ÷ wall seconds."""
+        line = self.total.closing_line
+        together = f", {self.total.tokens / self.seconds:.1f} tokens/s together" if self.seconds else ""
+        return line + together
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary's JSON object."""
+        return {
+            "prompts": self.total.prompts,
+            **({"failed": self.failed} if self.failed else {}),
+            **self.total.figures(self.compare),
+            **self._together(),
+            "categories": {name: self.categories[name].figures(self.compare) for name in sorted(self.categories)},
+        }
+
+    def _together(self) -> dict[str, Any]:
+        """Figures of concurrent prompts: all new tokens ÷ wall seconds, and this ÷ that of plain decoding."""
+        if self.concurrency == 1:
+            return {}
+        rate = _ratio(self.total.tokens, self.seconds)
+        figures: dict[str, Any] = {"concurrency": self.concurrency, "throughput": rate}
+        if self.compare:
+            plain_rate = _ratio(self.total.plain_tokens, self.plain_seconds)
+            figures["plain_throughput"] = plain_rate
+            figures["speedup"] = _speedup(rate, plain_rate)
+        return figures
+
+
+def _speedup(rate: float | None, plain_rate: float | None) -> float | None:
+    return round(rate / plain_rate, 4) if rate and plain_rate else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None

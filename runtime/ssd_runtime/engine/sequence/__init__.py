@@ -1,0 +1,1 @@
+"""One sequence: its committed tokens, its cache, and how a draft is verified and accepted."""

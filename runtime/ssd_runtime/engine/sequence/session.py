@@ -1,0 +1,357 @@
+"""A session holds one sequence: its committed tokens, its cache and its sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache
+from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.kv_cache import FORWARD_ROWS
+from ssd_runtime.model.runner import Forward, ModelRunner, Work
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler
+
+PREFILL_CHUNK = FORWARD_ROWS
+"""Tokens of a prompt in one forward. From 768 rows on, torch's attention on CPUs reads the keys once per 256 rows,
+not per 64: at 24k tokens of context a row takes a seventh less time."""
+MAX_ROOM = 4096
+"""Most new tokens for which a lone sequence reserves memory beforehand; more are seldom reached."""
+POOL_ROOM = 256
+"""Most new tokens for which a sequence of a pool reserves memory beforehand, since others wait for the room."""
+MAX_BIAS_BYTES = 128 << 20
+"""Largest bias of a chunk's attention. It grows with the context, so longer prompts run in smaller chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The sequences and rows that shared a forward of the full model."""
+
+    sequences: int = 1
+    rows: int = 1
+    """Rows of all sequences together."""
+    step: int = 0
+    """The scheduler's number of the forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The result of running a prompt: states [hidden] after the final norm."""
+
+    last: Tensor
+    """State of the prompt's last token. Its logits choose the first new token, and it is the `last` feature."""
+    mean: Tensor
+    """Mean over the prompt's tokens: the `mean` feature."""
+    tokens: int
+    """Number of the prompt's tokens."""
+    states: PromptStates = field(default_factory=PromptStates, repr=False, compare=False)
+    """Sums of the states, from which a longer prompt goes on."""
+
+    def feature(self, name: str) -> Tensor:
+        """The routing feature, `last` or `mean`, in fp32 on the CPU."""
+        return (self.last if name == "last" else self.mean).float().cpu()
+
+
+class Session:
+    """A sequence being decoded, with the full model's keys and values of its committed tokens in the cache.
+
+    Forwards write after the committed tokens and only `commit` adds to these. So the next forward overwrites the keys
+    of drafts and of rejected tokens. If a sequence outgrows the context of longrope's first angles, the committed
+    tokens are computed again with the second ones, as transformers does.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampling: SamplingParams = GREEDY,
+        prefixes: PrefixCache | None = None,
+        owner: str = "",
+    ) -> None:
+        """If `prefixes` are given, the memory comes from their pool and the prompt resumes after the longest prefix.
+
+        `owner` names the stream whose prefixes it may use, and which may use its own.
+        """
+        decoder.refresh()
+        self.decoder = decoder
+        self._runner = ModelRunner(decoder)
+        self._prefixes = prefixes
+        self._owner = owner
+        self._version = decoder.version
+        self.cache = decoder.new_cache() if prefixes is None else prefixes.pool.cache()
+        self.ids: list[int] = []
+        self.sampling = sampling
+        self._sampler = Sampler(sampling, decoder.device)
+        self._prompt: Prefill | None = None
+        self._states = PromptStates()
+        self._states_are_long = False
+        """Whether the states were computed with longrope's second angles."""
+        self.reused = 0
+        """Prompt tokens that were not run, because the prompt began like an earlier sequence."""
+        self.chunk = PREFILL_CHUNK
+        """Most prompt tokens of a forward; the scheduler lowers it while other sequences wait for that."""
+        self.load: Load | None = None
+        """Load of the latest forward of the full model; None for a lone sequence."""
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the whole prompt has been run."""
+        return self._prompt is not None
+
+    @property
+    def committed(self) -> int:
+        """Number of tokens committed so far."""
+        return len(self.ids)
+
+    def prefill(self, ids: list[int], beginning: Prefill | None = None, new_tokens: int = 0) -> Prefill:
+        """Run `prefilling` for a lone sequence."""
+        return self._runner.finish(self.prefilling(ids, beginning, new_tokens))
+
+    def prefilling(self, ids: list[int], beginning: Prefill | None = None, new_tokens: int = 0) -> Work[Prefill]:
+        """Run the full model over the prompt `ids`, from position 0 or after the prefilled `beginning` of the prompt.
+
+        Reserves memory for the prompt and up to `new_tokens` more. Raises UserError if the prompt is empty or leaves
+        no room to decode.
+        """
+        known = self.ids[: beginning.tokens] if beginning is not None else []
+        total = len(known) + len(ids)
+        limit = self.decoder.shape.max_context
+        if not ids:
+            raise UserError("prompt: it is empty; give at least one token")
+        if total >= limit:
+            raise UserError(
+                f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
+                "shorten the prompt"
+            )
+        long = self._is_long(total)
+        if beginning is not None and long != self.cache.long:
+            # The beginning was computed with other angles, so everything runs again.
+            ids = known + ids
+            known = []
+            beginning = None
+        self.ids = known
+        self._prompt = None
+        self.reused = 0
+        self._states = beginning.states.copy() if beginning is not None else PromptStates()
+        if beginning is None:
+            self.cache.restart()
+            yield from self._reusing(ids)
+        else:
+            self.cache.rewind(beginning.tokens)
+        self.cache.long = long
+        self._states_are_long = long
+        room = MAX_ROOM if self._prefixes is None else POOL_ROOM
+        self.cache.reserve_tokens(min(total + min(new_tokens, room), limit))
+        ids = known + ids
+        while self.committed < total:
+            chunk = ids[self.committed : self.committed + self._chunk()]
+            self._states.add((yield self.request(chunk)))
+            normed = yield from self._states.closing()
+            self.commit(chunk)
+        self.cache.mark(total)
+        if self._prefixes is not None:
+            self.cache.mark(total // BLOCK * BLOCK)
+        self._prompt = Prefill(
+            last=normed[-1],
+            mean=self._states.mean(normed, total),
+            tokens=total,
+            states=self._states.copy(),
+        )
+        return self._prompt
+
+    def known_prefix(self, ids: Sequence[int]) -> tuple[Prefix, int] | None:
+        """The kept prefix with the most tokens in common with a prompt, and their number; None without any."""
+        if self._prefixes is None:
+            return None
+        return self._prefixes.longest(ids, self._is_long(len(ids)), self._version, self._owner)
+
+    def _reusing(self, ids: list[int]) -> Work[None]:
+        """Take over the longest known prefix of a prompt."""
+        found = self.known_prefix(ids)
+        if self._prefixes is None or found is None:
+            return
+        prefix, tokens = found
+        # The keys come first: while this sequence waits for its states, another may take the prefix or drop it.
+        self.cache = self._prefixes.reuse(prefix, tokens, self.cache)
+        self.ids = ids[:tokens]
+        self.reused = tokens
+        self._states = yield from prefix.states.resuming(tokens)
+
+    def look_back(self, tokens: int) -> None:
+        """Let sliding layers keep all keys that the latest `tokens` tokens see, for a search that runs them again."""
+        self.cache.lookback = max(self.cache.lookback, tokens)
+
+    def close(self, keep: bool = True) -> None:
+        """Release the slots of a pool; with `keep`, the tokens become a prefix for new sequences."""
+        if self._prefixes is None:
+            return
+        if keep and self.cache.long == self._states_are_long:
+            self._prefixes.keep(
+                ids=self.ids, cache=self.cache, states=self._states, version=self._version, owner=self._owner
+            )
+        else:
+            self.cache.release()
+
+    def fork(self) -> Session:
+        """Make an independent session with the same committed tokens."""
+        other = Session(self.decoder, self.sampling)
+        other.cache.copy_from(self.cache, self.committed)
+        other.commit(self.ids)
+        other._states = self._states.copy()
+        other._states_are_long = self._states_are_long
+        return other
+
+    def request(
+        self,
+        rows: Sequence[int] | Tensor,
+        ahead: int = 0,
+        mask: SkipMask | None = None,
+        first: int = 0,
+        last: int | None = None,
+        keep_states: bool = False,
+    ) -> Forward:
+        """A request to run `rows`, tokens or states [n, hidden], through sub-layers `first`, …, `last` - 1.
+
+        Their positions begin `ahead` after the committed tokens. Sub-layers of `mask` are skipped.
+        """
+        n = len(rows)
+        start = self.committed + ahead
+        self._make_room(start + n, start + n)
+        segment = self.decoder.batches.consecutive(self.cache, start, n)
+        return Forward(
+            segments=[segment],
+            rows=rows,
+            mask=mask,
+            first=first,
+            last=last,
+            keep_states=keep_states,
+        )
+
+    def tree_request(self, ids: list[int], depths: Tensor, visible: Tensor, keep_states: bool = False) -> Forward:
+        """A request to run the full model on `ids`, each `depths` [n] positions after the committed tokens.
+
+        Every row sees the committed tokens, and the rows where `visible` [n, n] is true. Keys and values of row i go
+        to the i-th slot after the committed ones, whatever its position.
+        """
+        n = len(ids)
+        start = self.committed
+        positions = start + depths
+        self._make_room(start + n, int(positions.max()) + 1)
+        known = torch.arange(start, device=positions.device)
+        segment = self.decoder.batches.tree(
+            cache=self.cache,
+            positions=positions,
+            slot=start,
+            visible=torch.cat([visible.new_ones(n, start), visible], 1),
+            key_positions=torch.cat([known, positions]),
+        )
+        return Forward([segment], ids, keep_states=keep_states)
+
+    def forward(
+        self,
+        rows: Sequence[int] | Tensor,
+        mask: SkipMask | None = None,
+        ahead: int = 0,
+        first: int = 0,
+        last: int | None = None,
+    ) -> Tensor:
+        """Run a `request` of a lone sequence; returns its states [n, hidden]."""
+        request = self.request(rows, ahead=ahead, mask=mask, first=first, last=last)
+        [x] = self._runner.answer([request])
+        return x
+
+    def forward_states(self, ids: Sequence[int]) -> list[Tensor]:
+        """Run `ids` after the committed tokens; returns 2L + 1 states [n, hidden], X(i) after sub-layer i - 1."""
+        [states] = self._runner.answer([self.request(ids, keep_states=True)])
+        return states
+
+    def _make_room(self, slots: int, tokens: int) -> None:
+        """Reserve `slots` slots, and switch to the angles of a sequence of `tokens` tokens."""
+        if self._is_long(tokens) and not self.cache.long:
+            self._compute_again(long=True)
+        self.cache.reserve(slots, self.committed)
+
+    def rewind(self, prompt: Prefill) -> None:
+        """Return to the end of the latest prefilled prompt; random numbers are drawn again from there.
+
+        Raises UserError if the latest prompt was another one, or if computing it again was interrupted.
+        """
+        if prompt is not self._prompt or self.committed < prompt.tokens:
+            raise UserError("session: it does not hold this prompt any more; prefill it again")
+        self.ids = self.ids[: prompt.tokens]
+        self.load = None
+        self.cache.rewind(prompt.tokens)
+        self._states = prompt.states.copy()
+        self._sampler.restart(prompt.tokens)
+        if self._is_long(self.committed) != self.cache.long:
+            self._compute_again(not self.cache.long)
+
+    def commit(self, ids: list[int], rows: list[int] | None = None, states: Tensor | None = None) -> None:
+        """Commit `ids`, whose keys and values a forward has written.
+
+        `rows` are their rows in the forward, in the order of positions; by default the first ones. `states` [n, hidden]
+        are the forward's, after the last sub-layer, which a prefix cache needs.
+        """
+        for place, row in enumerate(rows or ()):
+            if row != place:
+                self.cache.move(self.committed + row, self.committed + place)
+        self.ids.extend(ids)
+        if states is not None and self._prefixes is not None:
+            # A view would keep the rows of all sequences of the forward in memory.
+            self._states.add(states[rows] if rows is not None else states[: len(ids)].clone())
+
+    def choose(self, logits: Tensor, paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()) -> Callable[[int], int]:
+        """Return a function from a row of `logits` to the target's token after it (`Sampler.choose`).
+
+        `paths` follow the committed tokens.
+        """
+        return self._sampler.choose(logits, known=self.ids, paths=paths, drawn=drawn)
+
+    def propose(self, logits: Tensor, path: Callable[[], list[int]], temperature: float | None = None) -> Proposal:
+        """Propose a token to draft after the committed ones and a path (`Sampler.propose`)."""
+        return self._sampler.propose(logits, known=self.ids, path=path, annealed=temperature)
+
+    def gap(self, logits: Tensor, prompt: int, token: int, within: float) -> tuple[float, bool]:
+        """Lead in logits of the choice over `token` after the committed tokens, and whether `within` may explain it.
+
+        `prompt` of the committed tokens are the prompt's. `logits` is [vocabulary] (`Sampler.gap`).
+        """
+        self._sampler.restart(prompt)
+        return self._sampler.gap(logits, known=self.ids, token=token, within=within)
+
+    def draft_room(self, most: int) -> int:
+        """Most drafts, up to `most`, of one verification: a forward rotates all rows by the same angles."""
+        switch = self.decoder.rope_switch
+        return most if switch is None or self.cache.long else min(most, switch - self.committed - 1)
+
+    def _is_long(self, tokens: int) -> bool:
+        return self.decoder.rope_switch is not None and tokens > self.decoder.rope_switch
+
+    def _compute_again(self, long: bool) -> None:
+        """Compute the committed tokens' keys and values again, with the other angles of longrope."""
+        self.cache.long = long
+        for request in self.recomputing():
+            self._runner.answer([request])
+
+    def recomputing(self) -> Work[None]:
+        """Run the committed tokens again, whose keys and values were dropped or rotated by other angles."""
+        ids = self.ids
+        self.ids = []
+        self.cache.restart(keep_marks=True)
+        try:
+            while self.committed < len(ids):
+                chunk = ids[self.committed : self.committed + self._chunk()]
+                yield self.request(chunk)
+                self.commit(chunk)
+        finally:
+            self.ids = ids  # also if this is stopped half-way
+
+    def _chunk(self) -> int:
+        """Number of prompt tokens in the next forward: whole blocks, and few enough for a bias of bounded size."""
+        fitting = MAX_BIAS_BYTES // (self.decoder.dtype.itemsize * (self.committed + PREFILL_CHUNK))
+        return max(BLOCK, min(self.chunk, fitting) // BLOCK * BLOCK)

@@ -1,0 +1,39 @@
+"""The forward of the full model over a pending token and the draft after it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.model.runner import Forward
+
+
+def verification(session: Session, pending: int, draft: Draft, keep_states: bool = False) -> Forward:
+    """The request to run the full model on the draft's rows.
+
+    A forward that the draft has begun goes on from its states. With `keep_states` it runs again from the beginning.
+    """
+    if draft.begun is not None and not keep_states:
+        return session.request(draft.begun.states, first=draft.begun.first)
+    if draft.main_path == len(draft.tokens):
+        return session.request(draft.rows(pending), keep_states=keep_states)
+    depths, visible = _tree(draft)
+    device = session.decoder.device
+    return session.tree_request(
+        ids=draft.rows(pending),
+        depths=depths.to(device),
+        visible=visible.to(device),
+        keep_states=keep_states,
+    )
+
+
+def _tree(draft: Draft) -> tuple[Tensor, Tensor]:
+    """Each row's distance from the pending token [rows], and whether it sees a row, one of its path [rows, rows]."""
+    assert draft.parents is not None, "a tree that is no chain has parents"
+    rows = 1 + len(draft.tokens)
+    visible = torch.eye(rows, dtype=torch.bool)
+    for row, parent in enumerate(draft.parents, start=1):
+        visible[row] |= visible[parent]
+    return visible.sum(1) - 1, visible

@@ -1,0 +1,1 @@
+"""Self-speculation inside transformers' own `generate`."""

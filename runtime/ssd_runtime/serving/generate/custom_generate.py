@@ -1,0 +1,292 @@
+"""Self-speculation inside transformers' own `generate`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass, field
+from logging import getLogger
+from pathlib import Path
+from threading import Lock
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import (
+    GENERATION_MODES_MAPPING,
+    is_deepspeed_zero3_enabled,
+    is_fsdp_managed_module,
+)
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.errors import UserError
+from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
+from ssd_runtime.engine.loop import Generation
+from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.sources import LOAD_ERRORS
+from ssd_runtime.planning.registry import check_strategy
+from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.serving.generate.generate_call import GenerateCall
+from ssd_runtime.serving.generate.row import batch_of, rows_of
+
+FOLDER = str(Path(__file__).parent / "recipe")
+"""Folder for `generate(custom_generate=FOLDER, trust_remote_code=True)`, which may also be pushed to the Hub."""
+LIBRARIES = frozenset({"ssd_runtime", "transformers", "torch", "contextlib"})
+"""Packages between the user's line and this file."""
+
+
+class StockDecodingWarning(UserWarning):
+    """A call of `generate` that transformers decodes itself, and the reason."""
+
+
+class CustomGenerate:
+    """Decodes faster inside transformers' `generate`, with the tokens that it would choose.
+
+        fast = CustomGenerate("bundle")
+        model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
+
+    Keep the object: it holds the engine of the latest model, with what it has learned, and so keeps the model. Rows of
+    a batch are sequences of their own, of which up to `max_sequences` are decoded at once. Calls it cannot serve are
+    decoded by transformers, with one StockDecodingWarning. Calls from several threads wait for each other.
+    """
+
+    def __init__(
+        self,
+        artifact: str | Path | Bundle | None = None,
+        strategy: str = "auto",
+        parameters: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        max_sequences: int = 8,
+    ) -> None:
+        """`artifact` is a bundle's folder, `demo` or a bundle; `parameters` are those of `RunSettings`.
+
+        `generate` hands no tokenizer to a callable: give it here for `stop_strings`, and for a bundle if the model's
+        folder has none. Raises UserError if the bundle cannot be loaded, or if the strategy is unknown or needs one.
+        """
+        loads = artifact is not None and not isinstance(artifact, Bundle)
+        bundle = Bundle.load(bundle_path(Path(cast(str, artifact)))) if loads else artifact
+        check_strategy(strategy, bundle is not None)
+        self.tokenizer = tokenizer
+        self._streamer: BaseStreamer | None = None
+        self._engines = _Engines(
+            bundle=cast(Bundle | None, bundle),
+            where=str(artifact) if loads else "bundle",
+            strategy=strategy,
+            parameters=parameters,
+            max_sequences=max_sequences,
+        )
+
+    def streaming_to(
+        self, streamer: BaseStreamer | None, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> CustomGenerate:
+        """Return a callable for one call, which shares the engine and puts its tokens into `streamer`."""
+        other = copy(self)
+        other._streamer = streamer
+        other.tokenizer = tokenizer or self.tokenizer
+        return other
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        stop_strings: str | Sequence[str] | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode as `generate` asks its decoding methods to. Raises UserError if memory runs out.
+
+        `generate` refuses `stop_strings` without a tokenizer, which it keeps to itself. It leaves arguments that this
+        signature names to the callable, so that they are served here.
+        """
+        if self._streamer is not None:
+            self._streamer.put(input_ids.cpu())
+        criteria = StoppingCriteriaList(stopping_criteria)
+        if stop_strings is not None:
+            if self.tokenizer is None:
+                raise UserError("stop_strings: no tokenizer to find them with; give CustomGenerate(tokenizer=…)")
+            criteria.append(StopStringCriteria(self.tokenizer, cast(Any, stop_strings)))
+        call = GenerateCall(
+            model=model,
+            input_ids=input_ids,
+            processors=logits_processor,
+            criteria=criteria,
+            config=generation_config,
+            arguments=model_kwargs,
+            streamer=self._streamer or _streamer_of_caller(),
+        )
+        reason = call.reason_for_stock()
+        if reason is None:
+            try:
+                return self._engines.decoded(call, self.tokenizer)
+            except NotServedError as error:
+                reason = str(error)
+        _warn(reason)
+        return stock(call)
+
+    def generate(
+        self,
+        model: PreTrainedModel,
+        arguments: Mapping[str, Any],
+        streamer: BaseStreamer | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        assistant_model: PreTrainedModel | None = None,
+    ) -> Any:
+        """Call `model.generate` with its `arguments`, including the three that it hands to no callable."""
+        given: dict[str, Any] = dict(arguments)
+        own = getattr(model.generation_config, "stop_strings", None)
+        if assistant_model is not None or own is not None:
+            _warn("an assistant_model is given" if own is None else "the model's generation config has stop_strings")
+            given.update(streamer=streamer, tokenizer=tokenizer, assistant_model=assistant_model)
+            return model.generate(**given)
+        config = given.get("generation_config")
+        if config is not None and config.stop_strings is not None:
+            given.setdefault("stop_strings", config.stop_strings)
+            given["generation_config"] = config = deepcopy(config)
+            config.stop_strings = None
+        return model.generate(**given, custom_generate=self.streaming_to(streamer, tokenizer))
+
+
+def _warn(reason: str) -> None:
+    """Warn at the user's own line, which called `generate`."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"transformers decodes this call, no faster: {reason}", StockDecodingWarning, stacklevel=level)
+
+
+class NotServedError(Exception):
+    """The engine cannot decode this model or prompt."""
+
+
+@dataclass(slots=True)
+class _Engines:
+    """The engine of the latest model, with the scheduler and the stream that its calls share."""
+
+    bundle: Bundle | None
+    where: str
+    strategy: str
+    parameters: Any
+    max_sequences: int
+    _lock: Any = field(default_factory=Lock)
+    _engine: Engine | None = None
+    _scheduler: Scheduler | None = None
+    _make_planner: MakePlanner | None = None
+
+    def decoded(self, call: GenerateCall, tokenizer: PreTrainedTokenizerBase | None) -> Any:
+        """Decode a call. Raises NotServedError if the engine cannot, and UserError if memory runs out."""
+        with self._lock:
+            engine = self._engine_of(call.model, tokenizer)
+            most = engine.decoder.shape.max_context
+            if call.input_ids.shape[1] - min(call.padding) >= most:
+                raise NotServedError(f"a prompt fills the model's context of {most} tokens")
+            try:
+                result, generations = self._rows(call, engine)
+            except BaseException:
+                # A processor, a streamer or Ctrl-C stopped a step half-way.
+                self._scheduler = None
+                raise
+        if any(each.finish_reason == "context" for each in generations):
+            warnings.warn(f"an answer ended where the model's context of {most} tokens is full", stacklevel=3)
+        if call.streamer is not None:
+            call.streamer.end()
+        return result
+
+    def _rows(self, call: GenerateCall, engine: Engine) -> tuple[Any, list[Generation]]:
+        assert self._make_planner is not None, "_engine_of() comes first"
+        if self._scheduler is None:
+            self._scheduler = Scheduler(engine.decoder, self.max_sequences)
+        rows = rows_of(call)
+        jobs = [row.start(self._scheduler, self._make_planner) for row in rows]
+        while not all(job.done for job in jobs):
+            self._scheduler.step()
+        generations = [job.ended() for job in jobs]
+        return batch_of(call, rows, [each.token_ids for each in generations]), generations
+
+    def _engine_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Engine:
+        known = self._engine
+        if known is None or known.loaded.model is not model or known.decoder.device != model.device:
+            self._engine = self._scheduler = self._make_planner = None  # frees the memory first
+            try:
+                engine = self._made(model, tokenizer)
+                self._make_planner = engine.planners(self.strategy, self.parameters)
+            except UserError as error:
+                raise NotServedError(str(error)) from None
+            self._engine = known = engine
+        return known
+
+    def _made(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Engine:
+        if tokenizer is None and self.bundle is not None:
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+            except LOAD_ERRORS:
+                raise UserError(
+                    "the bundle is for one tokenizer, and the model's folder has none; give CustomGenerate(tokenizer=…)"
+                ) from None
+        with warnings.catch_warnings():
+            # `generate` turns these settings into processors, which are called.
+            warnings.simplefilter("ignore", IgnoredSettingsWarning)
+            # Only bundles and texts need the tokenizer.
+            loaded = LoadedModel.of(model, cast(PreTrainedTokenizerBase, tokenizer))
+            return Engine(loaded, self.bundle, self.where, before_measuring=_before_measuring)
+
+
+def stock(call: GenerateCall) -> Any:
+    """Decode a call as transformers does. Raises UserError for a search that has moved to a repository on the Hub."""
+    mode = call.config.get_generation_mode()
+    name = GENERATION_MODES_MAPPING[mode]
+    if "/" in name:
+        raise UserError(f"generate: this search is custom code on the Hub; give custom_generate={name!r} instead")
+    arguments = dict(call.arguments)
+    if call.streamer is not None:
+        if name == "_beam_search":
+            raise UserError("streamer: beam search has no answer to stream before its end; omit one of them")
+        arguments["streamer"] = call.streamer
+    if _waits_for_peers(call.model):
+        arguments["synced_gpus"] = True
+    if name == "_assisted_decoding":
+        arguments["inputs_tensor"] = call.input_ids
+    method: Callable[..., Any] = getattr(type(call.model), name)
+    return method(
+        call.model,
+        call.input_ids,
+        logits_processor=call.processors,
+        stopping_criteria=call.criteria,
+        generation_config=call.config,
+        **arguments,
+    )
+
+
+def _waits_for_peers(model: PreTrainedModel) -> bool:
+    """Whether every process must run as many forwards as the others; `generate` keeps what it knows of it to itself."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+
+
+def _streamer_of_caller() -> BaseStreamer | None:
+    """The streamer that the user gave to `generate`, which hands none to a callable.
+
+    It has put the prompt into the streamer: without the answer, whoever reads an iterator would wait for ever.
+    """
+    frame = sys._getframe(2)
+    asked: Mapping[str, Any] = frame.f_locals if frame.f_code.co_name == "generate" else {}
+    return asked.get("streamer")
+
+
+def _before_measuring() -> None:
+    getLogger(__name__).warning("measuring this device once (well under a minute)…")

@@ -1,0 +1,1 @@
+"""The server: an engine behind HTTP."""

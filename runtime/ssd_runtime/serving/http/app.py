@@ -1,0 +1,238 @@
+"""The HTTP application: routes, keys, limits and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ssd_runtime.serving.http.engine_thread import EngineThread
+from ssd_runtime.serving.http.keys import ApiKeys
+from ssd_runtime.serving.http.metrics import Metrics
+from ssd_runtime.serving.http.openai.answers import Answer, Subscription
+from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form, Json
+from ssd_runtime.serving.http.openai.orders import chat_orders, completion_orders
+from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, text_of
+from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
+from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.http.tickets import Order
+from ssd_runtime.serving.record import Recorder
+
+T = TypeVar("T")
+GONE = 499
+"""The status, never sent, of a request whose client has left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The routes, with the objects that they use."""
+
+    thread: EngineThread
+    settings: ServerSettings
+    encoder: PromptEncoder
+    metrics: Metrics
+    keys: ApiKeys
+    recorder: Recorder | None = None
+
+    def routes(self) -> list[Route]:
+        """All routes."""
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/metrics", self.show_metrics, methods=["GET"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        """200 while requests are taken, else 503."""
+        alive = self.thread.alive
+        return JSONResponse({"status": "ok" if alive else "shutting down"}, 200 if alive else 503)
+
+    async def show_metrics(self, request: Request) -> Response:
+        """The metrics, in Prometheus' text format."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def models(self, request: Request) -> Response:
+        """The one model, as a list."""
+        self._stream(request)
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """The one model, by its name."""
+        self._stream(request)
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._model())
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        stream = self._stream(request)
+        asked = read_request(await self._body(request), ChatRequest)
+        self._check_model(asked.model)
+        orders = await run_in_threadpool(chat_orders, asked, self.encoder, self.settings, stream)
+        form = ChatForm(
+            self.encoder.token,
+            with_tools=bool(asked.offered_tools),
+            most_calls=1 if asked.parallel_tool_calls is False else None,
+        )
+        messages = [(str(message.role), text_of(message, place)) for place, message in enumerate(asked.messages)]
+        return await self._answer(request, asked, orders, form, [messages])
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one prompt or several."""
+        stream = self._stream(request)
+        asked = read_request(await self._body(request), CompletionRequest)
+        self._check_model(asked.model)
+        orders = await run_in_threadpool(completion_orders, asked, self.encoder, self.settings, stream)
+        texts = [[("user", prompt)] for prompt in asked.prompts if isinstance(prompt, str)]
+        return await self._answer(request, asked, orders, CompletionForm(self.encoder.token), texts)
+
+    async def _answer(
+        self,
+        request: Request,
+        asked: CommonRequest,
+        orders: list[Order],
+        form: Form,
+        conversations: list[list[tuple[str, str]]],
+    ) -> Response:
+        """Submit the orders; respond with the answer, whole or as it comes."""
+        subscription = Subscription(self.thread, orders)
+        if self.recorder is not None:
+            for messages in conversations:
+                self.recorder.add(messages)
+        answer = Answer(
+            subscription=subscription,
+            form=form,
+            model_name=self.settings.model_name,
+            choices=asked.n or 1,
+            usage_chunk=asked.wants_usage_chunk,
+            token_ids=bool(asked.return_token_ids),
+        )
+        if asked.stream:
+            return EventStream(answer.chunks(), subscription)
+        try:
+            return JSONResponse(await until_gone(request, answer.whole()))
+        finally:
+            subscription.close()
+
+    def _stream(self, request: Request) -> str:
+        """The stream of a request's key. Raises ApiError if it has none that is valid."""
+        stream = self.keys.stream_of(request.headers.get("authorization"))
+        if stream is None:
+            raise ApiError(401, "no valid API key; send `Authorization: Bearer KEY`", code="invalid_api_key")
+        return stream
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.settings.model_name):
+            known = self.settings.model_name
+            raise ApiError(
+                404, f"model: {name!r} is not served; ask for {known!r}", param="model", code="model_not_found"
+            )
+
+    def _model(self) -> Json:
+        settings = self.settings
+        return {
+            "id": settings.model_name,
+            "object": "model",
+            "created": settings.created,
+            "owned_by": "ssd-serve",
+            "max_model_len": settings.max_context,
+        }
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, up to the limit. Raises ApiError for a longer one, or one of another type than JSON."""
+        # Web pages of other origins cannot send this type without the server's leave, which it never gives.
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, "send `Content-Type: application/json`", code="unsupported_media_type")
+        limit = self.settings.max_body_bytes
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise ApiError(413, f"the body is longer than {limit} bytes; shorten it", code="request_too_large")
+        return bytes(body)
+
+
+class EventStream(StreamingResponse):
+    """A stream of events, which ends the orders however the response ends."""
+
+    def __init__(self, content: AsyncIterator[str], subscription: Subscription) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(content, media_type="text/event-stream", headers=headers)
+        self._subscription = subscription
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._subscription.close()
+
+
+async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves. Raises ClientDisconnect then."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for each in (working, leaving):
+            each.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:
+    """The application of a service whose thread is running."""
+
+    def refuse(request: Request, error: ApiError) -> Response:
+        service.metrics.count_without_answer(f"http {error.status}")
+        return error.response()
+
+    def api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError), "the handler of this kind of error"
+        return refuse(request, error)
+
+    def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "the handler of this kind of error"
+        what = f"{request.method} {request.url.path}: {error.detail.lower()}; see /v1/models, /v1/chat/completions"
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        return refuse(request, ApiError(error.status_code, what, code=code))
+
+    def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=GONE)
+
+    def defect(request: Request, error: Exception) -> Response:
+        return refuse(request, ApiError(500, "a defect of the server; its log says more", code="internal_error"))
+
+    return Starlette(
+        routes=service.routes(),
+        lifespan=lifespan,
+        exception_handlers={
+            ApiError: api_error,
+            HTTPException: http_error,
+            ClientDisconnect: left,
+            Exception: defect,
+        },
+    )

@@ -1,0 +1,227 @@
+"""The command `ssd-serve`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.errors import UserError
+from ssd_runtime.command import (
+    DTYPE_HELP,
+    WEIGHT_MEMORY_HELP,
+    WEIGHTS_HELP,
+    VersionOption,
+    read_size,
+    run_command,
+)
+from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
+from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
+
+if TYPE_CHECKING:
+    from ssd_runtime.engine.engine import Engine
+    from ssd_runtime.serving.http.app import Service
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+log = logging.getLogger("ssd_serve")
+KEY_VARIABLE = "SSD_API_KEY"
+POLL_SECONDS = 2.0
+
+
+@app.command()
+def serve(
+    artifact: Annotated[
+        Path | None, typer.Option("--artifact", "--bundle", help="A bundle that ssd-compile wrote, or `demo`.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name for clients; its own by default.")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option("--api-key", help=f"A key that clients need; repeatable, or {KEY_VARIABLE}=A,B.")
+    ] = None,
+    share_between_keys: Annotated[
+        bool, typer.Option("--share-between-keys", help="Let keys share prefixes and what decoding has learned.")
+    ] = False,
+    max_concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Answers decoded at once, at most.")] = 8,
+    max_queue: Annotated[int, typer.Option(min=0, max=65536, help="Answers that may wait for a place.")] = 64,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest prompt; what the context holds by default.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer that a request may ask for; the context by default.")
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Longest body of a request.")] = 4 << 20,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="Temperature of requests that name none; 0 is greedy.")
+    ] = 1.0,
+    strategy: Annotated[str, typer.Option(help=", ".join(NAMES))] = "auto",
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
+    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
+    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
+    grace: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="Seconds that open requests have to end in when it stops.")
+    ] = 30.0,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Take up the bundle anew when its folder changes; SIGHUP always does.")
+    ] = False,
+    record: RecordOption = None,
+    record_share: ShareOption = None,
+    record_redact: RedactOption = None,
+    version: VersionOption = False,
+) -> None:
+    """Serve a model under OpenAI's HTTP interface, decoding faster, with exactly the output of plain decoding."""
+    _require_extra()
+    keys = _keys(api_key)
+    memory = read_size(weight_memory)
+    check_strategy(strategy, artifact is not None)
+    parameters = read_settings(strategy, assignments or [])
+    folder = bundle_path(artifact) if artifact is not None else None
+    bundle = Bundle.load(folder) if folder is not None else None
+    if model is None:
+        if bundle is None:
+            raise UserError("--artifact: none given; give a bundle, or a --model to serve without one")
+        model = bundle.model.spec(str(artifact))
+    if reload and folder is None:
+        raise UserError("--reload: there is no bundle to take up; give one with --artifact, or omit it")
+    recorder = read_recorder(record, record_share, record_redact)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log.setLevel(logging.INFO)
+
+    from ssd_runtime.serving.http.server import Binding, listen, serve
+
+    listener = listen(host, port)
+    if not keys and not _is_local(host):
+        log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
+    # These imports take seconds and come last, so that bad input is answered at once.
+    import torch
+
+    from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
+    from ssd_runtime.loading.models import load_model, weights_of
+    from ssd_runtime.serving.http.app import Service
+    from ssd_runtime.serving.http.engine_thread import EngineThread
+    from ssd_runtime.serving.http.keys import ApiKeys
+    from ssd_runtime.serving.http.metrics import Metrics
+    from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+    from ssd_runtime.serving.http.reload import BundleWatch
+    from ssd_runtime.serving.http.settings import ServerSettings
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = load_model(model, device, dtype, weights or weights_of(bundle, model))
+    for line in loaded.notes:
+        log.info("%s", line)
+    with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
+        engine = Engine(
+            loaded=loaded, bundle=bundle, where=str(artifact), weight_memory=memory, before_measuring=_before_measuring
+        )
+    for note in notes:
+        log.warning("%s", note.message)
+    engine.max_sequences = max_concurrency
+    _prepare(engine)
+    settings = ServerSettings(
+        model_name=name or model,
+        max_context=engine.decoder.shape.max_context,
+        vocabulary=loaded.model.config.vocab_size,
+        strategy=strategy,
+        parameters=parameters,
+        has_bundle=bundle is not None,
+        temperature=temperature,
+        max_prompt_tokens=max_prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        max_body_bytes=max_body_bytes,
+        created=int(time.time()),
+    )
+    metrics = Metrics(settings.model_name)
+    thread = EngineThread(engine, places=max_concurrency + max_queue, observer=metrics)
+    service = Service(
+        thread=thread,
+        settings=settings,
+        encoder=PromptEncoder(loaded),
+        metrics=metrics,
+        keys=ApiKeys(keys, share_between_keys),
+        recorder=recorder,
+    )
+    watch_gauges(service)
+    thread.start()
+    watch = BundleWatch(folder, thread, metrics) if folder is not None else None
+    binding = Binding(listener=listener, grace=grace, poll=POLL_SECONDS if reload else None)
+    try:
+        serve(service, binding, watch)
+    finally:
+        thread.close(0.0)
+        if recorder is not None:
+            recorder.close()
+
+
+def main() -> None:
+    """Run the command. A user's mistake ends it with one line and exit code 2."""
+    run_command(app)
+
+
+def watch_gauges(service: Service) -> None:
+    """Add the gauges that read a running engine."""
+    thread = service.thread
+    scheduler = thread.engine.scheduler
+    gauge = service.metrics.gauge
+    gauge("vllm:num_requests_running", "Requests that are being decoded.", lambda: thread.running)
+    gauge("vllm:num_requests_waiting", "Requests that wait.", lambda: thread.waiting)
+    gauge(
+        "vllm:kv_cache_usage_perc",
+        "Share of the memory for keys and values in use, from 0 to 1; prefixes are included.",
+        lambda: scheduler.pool.used_bytes / max(1, scheduler.pool.bytes),
+    )
+    gauge("ssd:kv_pool_bytes", "Bytes for keys and values.", lambda: scheduler.pool.bytes)
+    gauge("ssd:kv_pool_used_bytes", "Bytes in use, prefixes included.", lambda: scheduler.pool.used_bytes)
+    gauge("ssd:prefix_bytes", "Bytes of kept prefixes.", lambda: scheduler.prefixes.bytes)
+    gauge("ssd:prefixes", "Kept prefixes.", lambda: len(scheduler.prefixes))
+
+
+def _prepare(engine: Engine) -> None:
+    """Do what would delay the first requests: measure this device, and allocate keys and values."""
+    _ = engine.latency
+    _ = engine.scheduler
+
+
+def _require_extra() -> None:
+    """Raise UserError if a package of the extra `serve` is missing."""
+    for package in ("starlette", "uvicorn", "prometheus_client"):
+        if find_spec(package) is None:
+            raise UserError(f"ssd-serve: it needs {package}; install it with pip install 'ssd-decoding[serve]'")
+
+
+def _keys(given: list[str] | None) -> list[str]:
+    """The keys of the options, else those of the environment."""
+    keys = given or [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
+    if any(not key.strip() or not key.isascii() for key in keys):
+        raise UserError("--api-key: a key is text of ASCII characters that is not empty; give another")
+    return keys
+
+
+def _is_local(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _before_measuring() -> None:
+    log.info("measuring this device once (well under a minute)…")

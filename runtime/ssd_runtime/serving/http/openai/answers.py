@@ -1,0 +1,213 @@
+"""Answers to requests: orders are handed to the engine's thread, and its events become JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from ssd_artifacts.manifest import tool_version
+from ssd_profiles.errors import UserError
+from ssd_runtime.command import one_line
+from ssd_runtime.engine.offline.result import Outcome, Tally
+from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
+from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.forms import Form, Json
+from ssd_runtime.serving.http.tickets import Block, End, Order, Ticket
+
+DONE = "data: [DONE]\n\n"
+
+
+class Subscription:
+    """The events of orders that were submitted together, for a coroutine."""
+
+    def __init__(self, thread: EngineThread, orders: Sequence[Order]) -> None:
+        """Submit the orders. Raises ApiError if they are refused."""
+        self._thread = thread
+        self._events: asyncio.Queue[tuple[int, Block | End]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def listen(place: int, event: Block | End) -> None:
+            loop.call_soon_threadsafe(self._events.put_nowait, (place, event))
+
+        if len(orders) > thread.places:
+            raise ApiError(
+                400, f"n: {len(orders)} answers at once, but the server has {thread.places} places", param="n"
+            )
+        try:
+            self.tickets: list[Ticket] = thread.submit(orders, listen)
+        except QueueFull as full:
+            raise ApiError(429, str(full), code="rate_limit_exceeded", retry_after=full.retry_after) from None
+        except Closing as closing:
+            raise ApiError(503, str(closing), code="shutting_down", retry_after=1) from None
+
+    async def events(self) -> AsyncIterator[tuple[int, Block | End]]:
+        """Yield (place, event) until every order has ended."""
+        left = len(self.tickets)
+        while left:
+            place, event = await self._events.get()
+            left -= isinstance(event, End)
+            yield place, event
+
+    def close(self) -> None:
+        """Cancel the orders that have not ended."""
+        self._thread.cancel(self.tickets)
+
+
+@dataclass(slots=True)
+class _Held:
+    """The parts of a choice that its chunks have told."""
+
+    begin: int = 0
+    """Number of tokens that were told."""
+    characters: int = 0
+    """Number of characters that were told."""
+    tokens: list[int] = field(default_factory=list)
+    """Tokens that no chunk has told yet."""
+
+
+class Answer:
+    """The answer to one request."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        form: Form,
+        model_name: str,
+        choices: int,
+        usage_chunk: bool = False,
+        token_ids: bool = False,
+    ) -> None:
+        """`choices` orders belong to each prompt; with `usage_chunk` a stream ends with one of usage.
+
+        With `token_ids` every choice, or chunk of it, lists its tokens.
+        """
+        self._subscription = subscription
+        self._form = form
+        self._choices = choices
+        self._usage_chunk = usage_chunk
+        self._token_ids = token_ids
+        self._held: dict[int, _Held] = {}
+        """What the chunks of a stream have told, by place."""
+        self._common: Json = {
+            "id": f"{form.prefix}{uuid4().hex}",
+            "created": int(time.time()),
+            "model": model_name,
+            "system_fingerprint": f"ssd-decoding-{tool_version()}",
+        }
+
+    async def whole(self) -> Json:
+        """The answer at once. Raises ApiError for the first order that fails."""
+        outcomes: dict[int, Outcome] = {}
+        async for place, event in self._subscription.events():
+            if isinstance(event, End):
+                outcomes[place] = self._outcome(place, event)
+        ordered = [outcomes[place] for place in sorted(outcomes)]
+        choices = [self._form.choice(place, outcome) for place, outcome in enumerate(ordered)]
+        for place, (choice, outcome) in enumerate(zip(choices, ordered, strict=True)):
+            self._tell_tokens(choice, place, outcome.generation.token_ids, _Held())
+        return {**self._common, "object": self._form.whole, "choices": choices, "usage": self._usage(ordered)}
+
+    async def chunks(self) -> AsyncIterator[str]:
+        """The answer as server-sent events; an error ends it as an event of its own."""
+        outcomes: dict[int, Outcome] = {}
+        begun = set[int]()
+        try:
+            async for place, event in self._subscription.events():
+                if place not in begun and (first := self._form.first(place)) is not None:
+                    yield self._chunk([first])
+                begun.add(place)
+                if isinstance(event, Block):
+                    choices = self._form.block(place, event.text)
+                else:
+                    outcomes[place] = self._outcome(place, event)
+                    choices = self._form.last(place, outcomes[place])
+                text = event.text if isinstance(event, Block) else ""
+                for choice in self._described(place, choices, event.tokens, text):
+                    yield self._chunk([choice])
+            if self._usage_chunk:
+                yield self._chunk([], self._usage([outcomes[place] for place in sorted(outcomes)]))
+        except ApiError as error:
+            yield _event(error.to_json())
+        yield DONE
+
+    def _described(self, place: int, choices: list[Json], tokens: Sequence[int], text: str) -> list[Json]:
+        """The choices, the first of which tells of new tokens; tokens without a choice wait for one."""
+        held = self._held.setdefault(place, _Held())
+        held.tokens += tokens
+        for choice in choices[:1]:
+            self._tell_tokens(choice, place, held.tokens, held)
+            held.begin += len(held.tokens)
+            held.tokens = []
+            held.characters += len(text)
+        return choices
+
+    def _tell_tokens(self, choice: Json, place: int, tokens: Sequence[int], held: _Held) -> None:
+        """Add the tokens and their log-probabilities to a choice, if they are wanted."""
+        if self._token_ids:
+            choice["token_ids"] = list(tokens)
+        recorder = self._subscription.tickets[place].order.logprobs
+        if recorder is not None:
+            choice["logprobs"] = self._form.logprobs(recorder.read(held.begin, tokens), held.characters)
+
+    def _chunk(self, choices: list[Json], usage: Json | None = None) -> str:
+        """One event; if usage comes at the end, the others say that they have none, as OpenAI's do."""
+        about = {"usage": usage} if self._usage_chunk else {}
+        return _event({**self._common, "object": self._form.chunk, "choices": choices, **about})
+
+    def _outcome(self, place: int, end: End) -> Outcome:
+        """The outcome of an order that has ended. Raises ApiError if it has none."""
+        if end.outcome is not None:
+            return end.outcome
+        raise failure(self._subscription.tickets[place], end)
+
+    def _usage(self, outcomes: Sequence[Outcome]) -> Json:
+        """Tokens and figures of all choices; a prompt counts once, however many choices it has."""
+        generations = [outcome.generation for outcome in outcomes]
+        prompt = sum(each.prompt_tokens for each in generations[:: self._choices])
+        new = sum(len(each.token_ids) for each in generations)
+        cached = sum(each.num_cached_tokens for each in generations[:: self._choices])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "ssd": self._figures(outcomes),
+        }
+
+    def _figures(self, outcomes: Sequence[Outcome]) -> Json:
+        """Our extension of usage: how the answer was decoded."""
+        total = sum((Tally.of(outcome) for outcome in outcomes), Tally())
+        figures = total.figures(compare=False)
+        del figures["new_tokens"]
+        firsts = [first for each in self._subscription.tickets if (first := each.seconds_to_first_token) is not None]
+        seed = {} if outcomes[0].seed is None else {"seed": outcomes[0].seed}
+        return {
+            "strategy": outcomes[0].strategy,
+            **seed,
+            "time_to_first_token": round(min(firsts), 4) if firsts else None,
+            **figures,
+        }
+
+
+def failure(ticket: Ticket, end: End) -> ApiError:
+    """The error of an order that ended without an answer."""
+    error = end.error
+    if isinstance(error, Closing):
+        return ApiError(503, str(error), code="shutting_down", retry_after=1)
+    if isinstance(error, UserError):
+        # Before it began, the order itself was at fault; later, memory ran out.
+        message = one_line(str(error))
+        if ticket.begun is None:
+            return ApiError(400, message, code="invalid_request")
+        return ApiError(503, message, code="out_of_memory", retry_after=1)
+    if end.cancelled:
+        return ApiError(499, "the request was cancelled", code="cancelled")
+    return ApiError(500, "the request failed by a defect of the server; its log says more", code="internal_error")
+
+
+def _event(value: Json) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,156 @@
+"""The shapes of answers: of chats and of completions, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ssd_runtime.engine.offline.result import Outcome
+from ssd_runtime.serving.http.logits import TokenLogprobs
+from ssd_runtime.serving.http.openai.logprobs import Decode, chat_logprobs, completion_logprobs
+from ssd_runtime.serving.http.openai.tool_calls import Call, ToolCallReader
+
+FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
+"""OpenAI's finish reason by ours."""
+Json = dict[str, Any]
+
+
+class Form(Protocol):
+    """The choices of one endpoint's answers."""
+
+    prefix: str
+    """Beginning of an answer's id."""
+    whole: str
+    """`object` of a whole answer."""
+    chunk: str
+    """`object` of a chunk."""
+
+    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
+        """The `logprobs` of a choice whose text begins `characters` after the answer's."""
+        ...
+
+    def first(self, place: int) -> Json | None:
+        """The choice of a first chunk without text; None if there is none."""
+        ...
+
+    def block(self, place: int, text: str) -> list[Json]:
+        """The choices of the chunks for new text."""
+        ...
+
+    def last(self, place: int, outcome: Outcome) -> list[Json]:
+        """The choices of the last chunks."""
+        ...
+
+    def choice(self, place: int, outcome: Outcome) -> Json:
+        """The choice of a whole answer."""
+        ...
+
+
+class CompletionForm:
+    """Choices of `/v1/completions`."""
+
+    prefix = "cmpl-"
+    whole = "text_completion"
+    chunk = "text_completion"
+
+    def __init__(self, decode: Decode) -> None:
+        """`decode` gives the text of a token alone."""
+        self._decode = decode
+
+    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
+        """Lists of tokens, log-probabilities and offsets."""
+        return completion_logprobs(entries, self._decode, characters)
+
+    def first(self, place: int) -> Json | None:
+        """None: text comes first."""
+        return None
+
+    def block(self, place: int, text: str) -> list[Json]:
+        """One choice with the text."""
+        return [_completion(place, text, None)]
+
+    def last(self, place: int, outcome: Outcome) -> list[Json]:
+        """One choice without text."""
+        return [_completion(place, "", FINISH_REASONS[outcome.generation.finish_reason])]
+
+    def choice(self, place: int, outcome: Outcome) -> Json:
+        """The whole text."""
+        return _completion(place, outcome.text, FINISH_REASONS[outcome.generation.finish_reason])
+
+
+class ChatForm:
+    """Choices of `/v1/chat/completions`, with tool calls if tools were offered."""
+
+    prefix = "chatcmpl-"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def __init__(self, decode: Decode, with_tools: bool = False, most_calls: int | None = None) -> None:
+        """`decode` gives the text of a token alone. Calls after the first `most_calls` of an answer are dropped."""
+        self._decode = decode
+        self._with_tools = with_tools
+        self._most_calls = most_calls
+        self._readers: dict[int, ToolCallReader] = {}
+        """Readers of streamed choices by place."""
+
+    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
+        """An entry per token."""
+        return chat_logprobs(entries, self._decode)
+
+    def first(self, place: int) -> Json | None:
+        """The role."""
+        return _delta(place, {"role": "assistant", "content": ""})
+
+    def block(self, place: int, text: str) -> list[Json]:
+        """The text, or the calls that are complete with it."""
+        if not self._with_tools:
+            return [_delta(place, {"content": text})]
+        reader = self._reader(place)
+        before = reader.calls
+        return self._deltas(place, reader.feed(text), before)
+
+    def last(self, place: int, outcome: Outcome) -> list[Json]:
+        """What was held back, then the reason of the end."""
+        reader = self._reader(place)
+        before = reader.calls
+        held = self._deltas(place, reader.close(), before)
+        reason = "tool_calls" if reader.calls else FINISH_REASONS[outcome.generation.finish_reason]
+        return [*held, _delta(place, {}, reason)]
+
+    def choice(self, place: int, outcome: Outcome) -> Json:
+        """The whole message."""
+        reader = ToolCallReader(self._most_calls)
+        parts = [*reader.feed(outcome.text), *reader.close()] if self._with_tools else [outcome.text]
+        calls = [_call(part) for part in parts if isinstance(part, Call)]
+        text = "".join(part for part in parts if isinstance(part, str))
+        message: Json = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        reason = "tool_calls" if calls else FINISH_REASONS[outcome.generation.finish_reason]
+        return {"index": place, "message": message, "logprobs": None, "finish_reason": reason}
+
+    def _reader(self, place: int) -> ToolCallReader:
+        return self._readers.setdefault(place, ToolCallReader(self._most_calls))
+
+    def _deltas(self, place: int, parts: list[str | Call], before: int) -> list[Json]:
+        """Choices of parts, after `before` calls of the same answer."""
+        deltas = list[Json]()
+        for part in parts:
+            if isinstance(part, Call):
+                deltas.append(_delta(place, {"tool_calls": [{"index": before, **_call(part)}]}))
+                before += 1
+            else:
+                deltas.append(_delta(place, {"content": part}))
+        return deltas
+
+
+def _completion(place: int, text: str, reason: str | None) -> Json:
+    return {"index": place, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+def _delta(place: int, delta: Json, reason: str | None = None) -> Json:
+    return {"index": place, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _call(call: Call) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -1,0 +1,183 @@
+"""Turns requests into orders for the engine's thread."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.planning.registry import check_strategy, read_settings
+from ssd_runtime.sampling.params import SamplingParams
+from ssd_runtime.sampling.processors import RowProcessors
+from ssd_runtime.sampling.sampler import filters_of
+from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
+from ssd_runtime.serving.http.openai.errors import ApiError, invalid
+from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest
+from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.http.tickets import Order
+
+COLD = 1e-3
+"""Lower temperatures are greedy: logits divided by them would leave the range of numbers."""
+COMPLETION_TOKENS = 16
+"""New tokens of a completion that names no limit, as in OpenAI's interface."""
+
+
+def chat_orders(request: ChatRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str) -> list[Order]:
+    """The orders of a chat request, one per choice. Raises ApiError for what cannot be honoured."""
+    ids = encoder.chat(request.messages, request.offered_tools)
+    room = settings.max_context - len(ids)
+    return _orders(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=max(1, room))
+
+
+def completion_orders(
+    request: CompletionRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str
+) -> list[Order]:
+    """The orders of a completion request: `n` for the first prompt, then for the second, … Raises ApiError."""
+    prompts = [encoder.text(prompt, settings.vocabulary) for prompt in request.prompts]
+    return _orders(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
+
+
+def _orders(
+    request: CommonRequest,
+    encoder: PromptEncoder,
+    prompts: list[list[int]],
+    settings: ServerSettings,
+    stream: str,
+    usual: int,
+) -> list[Order]:
+    """Orders of all prompts, each with the request's settings and `n` seeds; `usual` is the default token limit."""
+    choices = request.n or 1
+    if choices * len(prompts) > settings.max_orders:
+        raise invalid("n", f"{choices * len(prompts)} answers at once, but the server allows {settings.max_orders}")
+    for ids in prompts:
+        _check_prompt(ids, settings)
+    strategy, parameters = _strategy(request, settings)
+    common = RunSettings(
+        strategy=strategy,
+        parameters=parameters,
+        max_new_tokens=_new_tokens(request, settings, usual),
+        stops=request.stops,
+        raw=True,
+        sampling=_sampling(request, settings),
+    )
+    biases = _biases(request, settings)
+    orders = list[Order]()
+    for ids in prompts:
+        for choice in range(choices):
+            recorder = None if request.noted_logprobs is None else LogprobRecorder(request.noted_logprobs)
+            sampling = replace(common.sampling, seed=common.sampling.seed + choice)
+            processors = _processors(request, len(ids), biases, recorder, encoder.loaded)
+            if processors:
+                processors += filters_of(sampling)
+                before = torch.empty(0, dtype=torch.long, device=encoder.loaded.model.device)
+                sampling = replace(sampling, processors=RowProcessors(processors, before))
+            one = replace(common, sampling=sampling)
+            orders.append(Order(ids=ids, settings=one, stream=stream, logprobs=recorder))
+    return orders
+
+
+def _processors(
+    request: CommonRequest,
+    prompt_tokens: int,
+    biases: dict[int, float],
+    recorder: LogprobRecorder | None,
+    loaded: LoadedModel,
+) -> list[LogitsProcessor]:
+    """What the sampler cannot do by itself, with the repetition penalty that it then leaves to these; else empty."""
+    processors: list[LogitsProcessor] = [recorder] if recorder is not None else []
+    presence = request.presence_penalty or 0.0
+    frequency = request.frequency_penalty or 0.0
+    if not (processors or presence or frequency or biases):
+        return []
+    own = loaded.repetition_penalty
+    penalty = own if request.repetition_penalty is None else request.repetition_penalty
+    if penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(penalty=float(penalty)))
+    if presence or frequency:
+        processors.append(CountPenalties(prompt_tokens, presence, frequency))
+    if biases:
+        processors.append(TokenBias(biases, loaded.model.device))
+    return processors
+
+
+def _biases(request: CommonRequest, settings: ServerSettings) -> dict[int, float]:
+    """The biases by token id. Raises ApiError for what is no id of this model."""
+    biases = dict[int, float]()
+    for name, value in (request.logit_bias or {}).items():
+        if not (name.isascii() and name.isdecimal() and len(name) < 12 and int(name) < settings.vocabulary):
+            raise invalid("logit_bias", f"{name[:40]!r} is no token id of this model; give ids as text")
+        biases[int(name)] = value
+    return biases
+
+
+def _check_prompt(ids: list[int], settings: ServerSettings) -> None:
+    """Raise ApiError for a prompt without tokens, or with too many."""
+    most = settings.max_context - 1
+    if settings.max_prompt_tokens is not None:
+        most = min(most, settings.max_prompt_tokens)
+    if not ids:
+        raise invalid("prompt", "it has no tokens; give some text")
+    if len(ids) > most:
+        raise invalid(
+            None,
+            f"the prompt has {len(ids)} tokens, but this server takes at most {most}; shorten it",
+            "context_length_exceeded",
+        )
+
+
+def _new_tokens(request: CommonRequest, settings: ServerSettings, usual: int) -> int:
+    """The limit of new tokens. Raises ApiError for more than the server allows."""
+    most = settings.max_new_tokens
+    asked = request.asked_tokens
+    if asked is None:
+        return usual if most is None else min(usual, most)
+    if most is not None and asked > most:
+        raise invalid("max_tokens", f"{asked} new tokens, but this server allows {most}; ask for fewer")
+    return asked
+
+
+def _sampling(request: CommonRequest, settings: ServerSettings) -> SamplingParams:
+    """The sampling of the first choice; without a seed a random one is drawn."""
+    temperature = settings.temperature if request.temperature is None else request.temperature
+    if temperature < COLD:
+        # At temperature 0 the most probable token is chosen, which every filter keeps.
+        return SamplingParams(repetition_penalty=request.repetition_penalty)
+    return SamplingParams(
+        temperature=temperature,
+        top_k=max(0, request.top_k or 0),
+        top_p=1.0 if request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=request.repetition_penalty,
+        seed=secrets.randbelow(1 << 31) if request.seed is None else request.seed,
+    )
+
+
+def _strategy(request: CommonRequest, settings: ServerSettings) -> tuple[str, Any]:
+    """The strategy with its parameters: the request's, else the server's."""
+    asked = request.ssd
+    if asked is None or (asked.strategy is None and not asked.parameters):
+        return settings.strategy, settings.parameters
+    name = asked.strategy or settings.strategy
+    try:
+        check_strategy(name, settings.has_bundle)
+    except UserError as error:
+        raise _in_our_words("ssd.strategy", error) from None
+    if not asked.parameters and name == settings.strategy:
+        return name, settings.parameters
+    try:
+        return name, read_settings(name, [f"{key}={value}" for key, value in asked.parameters.items()])
+    except UserError as error:
+        raise _in_our_words("ssd.parameters", error) from None
+
+
+def _in_our_words(param: str, error: UserError) -> ApiError:
+    """A command's complaint about an option, as one about a field."""
+    message = str(error)
+    return invalid(param, message.partition(": ")[2] if message.startswith("--") else message)

@@ -1,0 +1,121 @@
+"""Turns the messages of a chat request into token ids, through the model's chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from jinja2 import TemplateError
+
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.serving.http.openai.errors import ApiError, invalid
+from ssd_runtime.serving.http.openai.requests import Message, Tool, ToolCall
+
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+"""Errors that a template raises on messages which it does not expect."""
+
+
+class PromptEncoder:
+    """Encodes prompts for one model; several threads may use it."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self._lock = Lock()
+        templates = loaded.tokenizer.chat_template or ""
+        text = templates if isinstance(templates, str) else "\n".join(templates.values())
+        self.takes_tools = re.search(r"\btools\b", text) is not None
+        """Whether the chat template shows tools to the model."""
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Encode a conversation. Raises ApiError if the template refuses it, or takes no tools."""
+        if tools and not self.takes_tools:
+            raise invalid("tools", "this model's chat template takes no tools; omit them", "unsupported_parameter")
+        turns = [_turn(message, place) for place, message in enumerate(messages)]
+        tokenizer = self.loaded.tokenizer
+        if not tokenizer.chat_template:
+            return self._encoded("\n\n".join(turn["content"] for turn in turns))
+        try:
+            with self._lock:
+                encoded = tokenizer.apply_chat_template(
+                    turns,
+                    tools=[tool.model_dump(exclude_none=True) for tool in tools] or None,
+                    add_generation_prompt=True,
+                    return_dict=True,
+                )
+        except TEMPLATE_ERRORS as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise invalid("messages", f"the model's chat template refuses them ({reason}); change them") from None
+        return list(encoded["input_ids"])
+
+    def text(self, prompt: str | list[int], vocabulary: int) -> list[int]:
+        """Encode a text without the chat template; token ids are checked against the size of the vocabulary."""
+        if isinstance(prompt, str):
+            return self._encoded(prompt)
+        if max(prompt) >= vocabulary:
+            raise invalid("prompt", f"token id {max(prompt)} is none of this model's, which end at {vocabulary - 1}")
+        return prompt
+
+    def token(self, token: int) -> str:
+        """The text of a token alone, special ones included."""
+        return str(self.loaded.tokenizer.decode([token]))
+
+    def _encoded(self, text: str) -> list[int]:
+        with self._lock:
+            return list(self.loaded.tokenizer(text)["input_ids"])
+
+
+def text_of(message: Message, place: int) -> str:
+    """The text of a message, whose parts are joined by line feeds. Raises ApiError for parts that are no text."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    texts = list[str]()
+    for number, part in enumerate(message.content):
+        where = f"messages.{place}.content.{number}"
+        if part.get("type") != "text":
+            raise invalid(
+                where, f"this model reads text alone, not {part.get('type')!r}; send text", "unsupported_content"
+            )
+        # `cache_control` marks the end of a prefix to keep, for other servers; prefixes are kept here anyway.
+        unknown = sorted(set(part) - {"type", "text", "cache_control"})
+        if unknown or not isinstance(part.get("text"), str):
+            raise invalid(where, f"a text part has `type` and `text`{f', not {unknown[0]!r}' if unknown else ''}")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _turn(message: Message, place: int) -> dict[str, Any]:
+    """A message as templates expect it."""
+    content = text_of(message, place)
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        raise invalid(f"messages.{place}.content", "it is missing; give text")
+    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise invalid(f"messages.{place}.tool_calls", "only an assistant's message has calls; omit them")
+        turn["tool_calls"] = [_call(call, f"messages.{place}.tool_calls") for call in message.tool_calls]
+    if (message.tool_call_id is not None) != (message.role == "tool"):
+        raise invalid(f"messages.{place}.tool_call_id", "a tool's message has it, and no other message")
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    """An earlier call as templates expect it: they write the arguments as JSON themselves."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise _bad_arguments(where) from error
+    if not isinstance(arguments, dict):
+        raise _bad_arguments(where)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "function": function, **({"id": call.id} if call.id is not None else {})}
+
+
+def _bad_arguments(where: str) -> ApiError:
+    return invalid(where, "`function.arguments` is not a JSON object as text; send the call as it was answered")

@@ -1,0 +1,75 @@
+"""Takes up a new bundle without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from hashlib import sha256
+from pathlib import Path
+
+from ssd_artifacts.bundle import MANIFEST, Bundle
+from ssd_profiles.errors import UserError
+from ssd_runtime.command import one_line
+from ssd_runtime.serving.http.engine_thread import EngineThread, Refused
+from ssd_runtime.serving.http.metrics import Metrics
+
+log = logging.getLogger("ssd_serve")
+
+
+class BundleWatch:
+    """Loads the bundle of a folder again when its manifest changes, or when asked.
+
+    Loading and checking run beside decoding. A bundle that is damaged, or of another model, is refused with one line in
+    the log, and requests go on with the one they have.
+    """
+
+    def __init__(self, folder: Path, thread: EngineThread, metrics: Metrics) -> None:
+        self._folder = folder
+        self._thread = thread
+        self._metrics = metrics
+        self._seen = self._stamp()
+        self._complaint = ""
+        self._lock = asyncio.Lock()
+
+    async def poll(self, seconds: float) -> None:
+        """Look at the manifest every `seconds` seconds, for ever."""
+        while True:
+            await asyncio.sleep(seconds)
+            if await asyncio.to_thread(self._stamp) != self._seen:
+                await self.reload()
+
+    async def reload(self) -> bool:
+        """Load the bundle and take it up; returns whether it was."""
+        async with self._lock:
+            try:
+                stamp = await asyncio.to_thread(self._stamp)
+                bundle = await asyncio.to_thread(self._load)
+                await asyncio.wrap_future(self._thread.take_up(bundle))
+            except (UserError, OSError, Refused) as error:
+                self._refuse(one_line(str(error)))
+                return False
+            # A folder that is still being copied is refused, and looked at again: only what was taken up is `seen`.
+            self._seen = stamp
+            self._complaint = ""
+            self._metrics.count_reload("taken_up")
+            log.info("took up the bundle %s of %s: %s", self._folder, bundle.created, ", ".join(bundle.domains))
+            return True
+
+    def _refuse(self, complaint: str) -> None:
+        """Say once why a bundle was not taken up."""
+        if complaint != self._complaint:
+            self._complaint = complaint
+            self._metrics.count_reload("refused")
+            log.error("the bundle was not taken up, and the one in use stays: %s", complaint)
+
+    def _load(self) -> Bundle:
+        bundle = Bundle.load(self._folder)
+        self._thread.engine.require_fitting(bundle, str(self._folder))
+        return bundle
+
+    def _stamp(self) -> bytes:
+        """A hash of the manifest, which lists the hashes of all files; empty while there is none."""
+        try:
+            return sha256((self._folder / MANIFEST).read_bytes()).digest()
+        except OSError:
+            return b""

@@ -1,0 +1,133 @@
+"""Serves an application until it is asked to stop, and lets open requests end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.serving.http.app import Service, make_app
+from ssd_runtime.serving.http.reload import BundleWatch
+
+log = logging.getLogger("ssd_serve")
+SPARE_SECONDS = 10
+"""Seconds, after the grace, in which the last errors are sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The socket to serve, and how long open requests may take when the server stops."""
+
+    listener: socket.socket
+    grace: float = 30.0
+    """Seconds that open requests have to end in; those that take longer end with an error."""
+    poll: float | None = None
+    """Seconds between two looks at the bundle; None for none."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind a socket; port 0 asks the system for a free one. Raises UserError if the address cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise UserError(f"--host, --port: {host}:{port} cannot be listened on ({reason}); give others") from None
+
+
+def serve(service: Service, binding: Binding, watch: BundleWatch | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C. New requests are then refused, and open ones end or are told an error.
+
+    SIGHUP loads the bundle again.
+    """
+    app = make_app(service, _lifespan(service, binding, watch))
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(binding.grace) + SPARE_SECONDS,
+        server_header=False,
+    )
+    GracefulServer(config, service, binding.grace).run([binding.listener])
+
+
+class GracefulServer(uvicorn.Server):
+    """A server whose engine ends open requests before connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
+        super().__init__(config)
+        self._service = service
+        self._grace = grace
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = (sockets or [])[0].getsockname()[:2]
+            log.info("serving %s on http://%s:%d", self._service.settings.model_name, host, port)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new requests, let the engine end the open ones, and close the connections."""
+        thread = self._service.thread
+        thread.refuse_more()
+        log.info("stopping: %d open requests have %g s to end", thread.open, self._grace)
+        closing = asyncio.create_task(asyncio.to_thread(thread.close, self._grace))
+        await super().shutdown(sockets)
+        await closing
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; a second Ctrl-C ends open requests at once."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            self._service.thread.abort()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop at SIGINT and SIGTERM without raising them again: being asked to stop is no failure."""
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = {kind: signal.signal(kind, self.handle_exit) for kind in kinds}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+
+def _lifespan(service: Service, binding: Binding, watch: BundleWatch | None):  # type: ignore[no-untyped-def]
+    """Watch the bundle while the application runs."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        tasks = set[asyncio.Task[object]]()
+        loop = asyncio.get_running_loop()
+
+        def reload() -> None:
+            assert watch is not None, "the signal is handled only with a bundle"
+            task: asyncio.Task[object] = asyncio.ensure_future(watch.reload())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        if watch is not None:
+            if hasattr(signal, "SIGHUP"):
+                loop.add_signal_handler(signal.SIGHUP, reload)
+            if binding.poll is not None:
+                tasks.add(asyncio.ensure_future(watch.poll(binding.poll)))
+        try:
+            yield
+        finally:
+            for task in list(tasks):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    return lifespan

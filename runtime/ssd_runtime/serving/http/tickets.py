@@ -1,0 +1,117 @@
+"""Orders to an engine's thread, and the events that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+from ssd_runtime.engine.observed import Observation
+from ssd_runtime.engine.offline.result import Outcome
+from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.serving.http.logits import LogprobRecorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One answer that is wanted: a prompt's token ids and the settings of decoding."""
+
+    ids: list[int]
+    settings: RunSettings
+    stream: str = ""
+    """Name of the stream whose statistics and prefixes it shares."""
+    logprobs: LogprobRecorder | None = None
+    """Log-probabilities of its tokens, if they are wanted; one of its processors notes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """New text of an answer, with the tokens that are complete with it."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The last event of an order: its outcome, its error, or its cancellation."""
+
+    outcome: Outcome | None = None
+    error: Exception | None = None
+    cancelled: bool = False
+    tokens: tuple[int, ...] = ()
+    """Tokens that came in no block, because they have no text."""
+
+
+Listener = Callable[[int, Block | End], None]
+"""Receives the place of an order among those submitted together, and an event."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """An order on its way; times are those of `perf_counter`."""
+
+    order: Order
+    listener: Callable[[Block | End], None]
+    submitted: float = field(default_factory=perf_counter)
+    begun: float | None = None
+    """The beginning of the first step that it took part in."""
+    first: float | None = None
+    """The time of its first token."""
+    ended: float | None = None
+    cancelled: bool = False
+
+    def tell(self, event: Block | End) -> None:
+        """Pass an event on; an order whose listener fails is cancelled."""
+        try:
+            self.listener(event)
+        except Exception:  # whoever asked is gone, for instance with their event loop
+            self.cancelled = True
+
+    @property
+    def seconds_to_first_token(self) -> float | None:
+        """Seconds from the order to its first token, waiting included; None if it has none."""
+        return None if self.first is None else self.first - self.submitted
+
+    def seconds_per_token(self, tokens: int) -> float | None:
+        """Mean seconds per token after the first; None for fewer than two of `tokens`."""
+        if self.first is None or self.ended is None or tokens < 2:
+            return None
+        return (self.ended - self.first) / (tokens - 1)
+
+
+class Observer(Protocol):
+    """Watches an engine's thread; it is called there, and must not block."""
+
+    def on_cycle(self, observation: Observation) -> None:
+        """Receive a cycle of a running request."""
+        ...
+
+    def on_tokens(self, tokens: int, seconds: float) -> None:
+        """Receive the number of new tokens of a request, and the seconds since its tokens before."""
+        ...
+
+    def on_end(self, ticket: Ticket, end: End) -> None:
+        """Receive the end of an order."""
+        ...
+
+    def on_defect(self, error: Exception) -> None:
+        """Receive an error that belongs to no order."""
+        ...
+
+
+class NoObserver:
+    """Watches nothing."""
+
+    def on_cycle(self, observation: Observation) -> None:
+        """Do nothing."""
+
+    def on_tokens(self, tokens: int, seconds: float) -> None:
+        """Do nothing."""
+
+    def on_end(self, ticket: Ticket, end: End) -> None:
+        """Do nothing."""
+
+    def on_defect(self, error: Exception) -> None:
+        """Do nothing."""
