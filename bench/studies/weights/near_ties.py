@@ -1,9 +1,10 @@
 """Measures how far logits move with the number of rows of a forward, and how often that tips a choice.
 
 `python -m bench.studies.weights.near_ties --dtypes fp32,bf16,packed --prompts 24`; packed is a `.gguf` file's own
-weights. Each prompt's plain answer is run again, 2, 4, … rows at a time. Per dtype and kernel and number of rows: percentiles of
-|Δ logit| against one row at a time over all positions and tokens of the vocabulary; flips, positions at which another
-token is the most probable, per 10,000; and the largest gap between plain decoding's best two logits at a flip.
+weights. Each prompt's plain answer is run again, 2, 4, … rows at a time. Per dtype and kernel and number of rows:
+percentiles of |Δ logit| against one row at a time over all positions and tokens of the vocabulary; flips, positions at
+which another token is the most probable, per 10,000; and the largest gap between plain decoding's best two logits at
+a flip.
 `engine/divergence.py` takes its bounds from here.
 """
 
