@@ -72,7 +72,7 @@ def main() -> None:
         raise UserError(f"{arguments.prompts}: two prompts of one id; make them differ, rows are told apart by it")
     limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
     settings = {
-        "prompts": [str(arguments.prompts.name), len(prompts), _digest(prompts)],
+        "prompts": [str(arguments.prompts.name), len(prompts), digest(prompts)],
         "max_new_tokens": limits.max_new_tokens,
         "contenders": list(contenders),
         "model": fingerprint.weights_sample_sha256,
@@ -193,7 +193,7 @@ def _measure(
         )
 
 
-def _digest(prompts: Sequence[Prompt]) -> str:
+def digest(prompts: Sequence[Prompt]) -> str:
     """Hash of the decoded prompts, which tells apart files of the same name and length."""
     texts = [[prompt.id, *conversation(prompt)] for prompt in prompts]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
