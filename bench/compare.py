@@ -22,7 +22,7 @@ from rich.progress import track
 from bench.fixtures.prompt_files import stratified
 from bench.harness.chart import draw
 from bench.harness.contenders import Decode, Unavailable, ours
-from bench.harness.ledger import NOT_COMPARED, Ledger, Row
+from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.peers import PEERS
 from bench.harness.provenance import Watch, disturbance
 from bench.harness.standings import standings
@@ -82,7 +82,7 @@ def main() -> None:
         "sampling": dataclasses.asdict(sampling),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(arguments.out / "rows.jsonl", settings)
+    ledger = Ledger(arguments.out / NAME, settings)
     _measure(ledger, prompts, contenders, loaded, Session(decoder, sampling), limits, arguments.repeats, console)
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
     summary = {"settings": settings, "commit": ledger.commits, "stolen": ledger.stolen, "standings": found}

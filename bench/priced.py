@@ -20,7 +20,7 @@ from rich.console import Console
 from bench.compare import BASELINES, PLAIN, digest
 from bench.fixtures.prompt_files import stratified
 from bench.harness.contenders import Timed
-from bench.harness.ledger import Ledger, Row
+from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.lockstep import run_together
 from bench.harness.priced import priced
 from bench.harness.standings import standings
@@ -75,7 +75,7 @@ def main() -> None:
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "batch": arguments.batch,
     }
-    ledger = Ledger(arguments.out / "rows.jsonl", settings)
+    ledger = Ledger(arguments.out / NAME, settings)
     for some in _parts([prompt for prompt in prompts if not ledger.has(prompt.id, 0)], arguments.batch):
         ledger.add(_rows(engine, some, makers, limits))
         console.print(f"{len({row.prompt for row in ledger.rows})} of {len(prompts)} prompts")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.fixtures.bundles import DOMAINS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
+from bench.fixtures.bundles import DOMAINS, FIVE, PLANTED02, PLANTED05, REFERENCE, MadeBundle
 from bench.fixtures.prompt_files import SPEC_BENCH
 from bench.harness.comparison import Comparison
 from bench.harness.measurement import Measurement
@@ -26,6 +26,20 @@ ALL = (
 )
 ROUTED = ("auto", "knn", "fixed:{first}", "fixed:mix", "swift")
 RATIOS = (0.0, 0.3, 0.7, 1.0)
+
+CLASP = (
+    "skip=0.3",
+    "skip=0.4",
+    "skip=0.6",
+    "refresh=4",
+    "refresh=16",
+    "refresh=64",
+    "refresh=128",
+    "confidence=0.4",
+    "confidence=0.9",
+    "sublayers=1",
+)
+"""CLaSp's Figure 4, and its search over sub-layers."""
 
 
 def _ablation(
@@ -116,6 +130,37 @@ COMPARISONS = (
             count=12,
         )
         for ratio in RATIOS
+    ),
+    # The order of the stream changes no price, because these strategies keep nothing from one prompt to the next.
+    Comparison(
+        name="five-0",
+        title="Five domains, 16 prompts of each, priced",
+        bundle=FIVE,
+        contenders=("knn", "fixed:mix", "fixed:{first}"),
+        stream="build/five/stream-0.jsonl",
+        optional=True,
+        priced=True,
+        categories=True,
+    ),
+    Comparison(
+        name="priced05",
+        title="Planted, ε = 0.05, priced",
+        bundle=PLANTED05,
+        contenders=("knn", "fixed:{first}", "fixed:mix", "knapsack+warm_start=0", "clasp", "exit"),
+        optional=True,
+        priced=True,
+        count=26,
+        tokens=64,
+    ),
+    Comparison(
+        name="priced-clasp",
+        title="clasp with parts changed, priced",
+        bundle=PLANTED05,
+        contenders=("clasp", *(f"clasp+{change}" for change in CLASP)),
+        optional=True,
+        priced=True,
+        count=26,
+        tokens=64,
     ),
     *ABLATIONS,
 )
