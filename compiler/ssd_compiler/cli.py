@@ -16,7 +16,7 @@ from ssd_artifacts.domain_config import MAX_CONCURRENCY, MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.summary import domain_summary, load_text
-from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
+from ssd_compiler.settings import ANCHOR_RULES, SEARCH_METHODS, CompileSettings, SearchMethod
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
@@ -47,7 +47,10 @@ def compile_(
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
     evaluations: Annotated[
         int, typer.Option(min=8, max=100_000, help="Masks evaluated per domain, unless --budget is given.")
-    ] = 96,
+    ] = 128,
+    search: Annotated[
+        str, typer.Option(help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times each, for an hour.")
+    ] = "both",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.")] = 0,
     exits: Annotated[
         int, typer.Option(min=0, max=256, help="Layers that get an exit head, for `ssd-run --strategy exit`; 8, say.")
@@ -88,6 +91,7 @@ def compile_(
         weight_memory=read_size(weight_memory),
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
+        search=_method(search),
         seed=seed,
         exits=exits,
         exit_epochs=exit_epochs,
@@ -159,6 +163,13 @@ def _clusters(domains: str) -> int | None:
     if domains != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_FOUND):
         raise UserError(f"--domains {domains}: expected auto or auto:N with N from 1 to {MOST_FOUND}")
     return int(count or 0)
+
+
+def _method(text: str) -> SearchMethod:
+    for method in SEARCH_METHODS:
+        if method == text:
+            return method
+    raise UserError(f"--search {text}: expected one of {', '.join(SEARCH_METHODS)}")
 
 
 def _named_file(text: str) -> tuple[str, str]:
