@@ -44,6 +44,8 @@ class Comparison:
     """Whether time is priced by the latency table (`bench.priced`) in place of the clock."""
     stream: str | None = None
     """A file of prompts to decode in its order, in place of Spec-Bench's or a mixed stream."""
+    without_bundle: bool = False
+    """Whether the contenders get the bundle's model alone."""
     pictures: Sequence[Picture] = ()
     derived = False
 
@@ -51,7 +53,8 @@ class Comparison:
         """Decode whatever `folder`/NAME does not hold yet. Exits where the comparison fails."""
         own = folder / self.outcome_name(full)
         contenders = ",".join(self._names())
-        options = ["--artifact", self.bundle.path, "--contenders", contenders, "--out", str(own)]
+        given = ["--model", self.bundle.model] if self.without_bundle else ["--artifact", self.bundle.path]
+        options = [*given, "--contenders", contenders, "--out", str(own)]
         if self.ratio is None:
             options += ["--prompts", self.stream or str(SPEC_BENCH)]
             whole = full or self.stream is not None
@@ -80,7 +83,11 @@ class Comparison:
             origin=f"{device['device']}, {device['threads']} threads, torch {device['torch']}, {device['dtype']}; "
             f"{settings['prompts'][1]} prompts of {settings['prompts'][0]}, {settings['max_new_tokens']} new tokens"
             + (", priced by the latency table" if self.priced else "")
-            + f". Bundle {settings['bundle'][:8]}: {self.bundle.origin}.",
+            + (
+                f". Model {self.bundle.model}."
+                if self.without_bundle
+                else f". Bundle {settings['bundle'][:8]}: {self.bundle.origin}."
+            ),
             packages=packages,
             commit=summary.get("commit"),
             settings=settings,
@@ -97,7 +104,8 @@ class Comparison:
         """Whether an outcome is of these contenders and this bundle."""
         settings = outcome.settings or {}
         named = [name for name in settings.get("contenders", []) if not name.startswith("plain")]
-        return named == self._names() and settings.get("bundle") == self.bundle.digest()
+        bundle = None if self.without_bundle else self.bundle.digest()
+        return named == self._names() and settings.get("bundle") == bundle
 
     def section(self, outcome: Outcome) -> str:
         """The body of its section of the page."""

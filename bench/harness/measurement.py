@@ -37,7 +37,7 @@ class Measurement:
     """Whether it only evaluates other parts' results, so that it runs every time."""
     pictures: Sequence[Picture] = ()
 
-    priced = False
+    without_bundle = False
 
     def command(self, folder: Path) -> str:
         """The command as a user would type it, with outcomes under `folder`."""

@@ -41,7 +41,8 @@ def main() -> None:
     if unknown := set(names) - set(everything):
         parser.error(f"--only: no such part: {', '.join(sorted(unknown))}")
     wanted = [] if arguments.page else [everything[name] for name in names]
-    if missing := dict.fromkeys(part.bundle.missing for part in wanted if part.bundle.missing):
+    needed = [part.bundle for part in wanted if not part.without_bundle]
+    if missing := dict.fromkeys(bundle.missing for bundle in needed if bundle.missing):
         sys.exit("\n".join(f"error: {each}" for each in missing))
     packages = packages_digest()
     # Rows of different code must not meet, so each has its own folder.

@@ -159,6 +159,7 @@ COMPARISONS = (
         contenders=("clasp", *(f"clasp+{change}" for change in CLASP)),
         optional=True,
         priced=True,
+        without_bundle=True,
         count=26,
         tokens=64,
     ),

@@ -58,7 +58,13 @@ def compile_(
     exit_epochs: Annotated[
         int, typer.Option(min=0, max=1000, help="Passes that train the exit heads on; SpecBound makes 20.")
     ] = 0,
+    exit_depth: Annotated[
+        int, typer.Option(min=0, max=1024, help="Deepest layer that gets an exit head; 0 for any.")
+    ] = 0,
     anchors: Annotated[int, typer.Option(min=1, max=32, help="Anchors per domain; KNN-SSD has 10.")] = 16,
+    anchor_pool: Annotated[
+        int, typer.Option(min=2, max=1000, help="Prompts per domain that anchors are chosen from; KNN-SSD has 1000.")
+    ] = 32,
     anchor_rule: Annotated[
         str, typer.Option(help=f"How they are chosen: {', '.join(ANCHOR_RULES)} (K-means in the latter two).")
     ] = "central",
@@ -95,7 +101,9 @@ def compile_(
         seed=seed,
         exits=exits,
         exit_epochs=exit_epochs,
+        exit_depth=exit_depth,
         anchors=anchors,
+        anchor_prompts=anchor_pool,
         anchor_rule=anchor_rule,
         concurrency=_loads(concurrency),
     )
@@ -141,6 +149,12 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
         raise UserError("--exit-epochs: packed weights have no gradients; use --weights dense, or omit it")
     if settings.exit_epochs and not settings.exits:
         raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
+    if settings.exit_depth and not settings.exits:
+        raise UserError("--exit-depth: there are no exit heads to place; give --exits N")
+    if settings.anchor_prompts < settings.anchors:
+        raise UserError(
+            f"--anchor-pool {settings.anchor_prompts}: give at least as many as --anchors {settings.anchors}"
+        )
     if settings.anchor_rule not in ANCHOR_RULES:
         raise UserError(f"--anchor-rule {settings.anchor_rule}: expected one of {', '.join(ANCHOR_RULES)}")
     for name in settings.domains:

@@ -47,6 +47,7 @@ class CompileSettings:
     seed: int = 0
     search_prompts: int = 8
     anchor_prompts: int = 32
+    """Prompts per domain that anchors are chosen from; KNN-SSD has 1000."""
     validation_prompts: int = 6
     anchors: int = 16
     """Anchors per domain (k). KNN-SSD has 10; this number, the rule and the feature routed best (docs/results.md)."""
@@ -59,6 +60,8 @@ class CompileSettings:
     """Longest continuation. Some domains define longer ones, which would only repeat what these show."""
     exits: int = 0
     """Number of layers with an exit head. The default is none, since each head stores hidden² numbers."""
+    exit_depth: int = 0
+    """Deepest layer with an exit head, 0 for any."""
     exit_epochs: int = 0
     """Training epochs after the closed-form fit; SpecBound trains for 20."""
     block: int = 8
