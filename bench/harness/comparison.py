@@ -16,7 +16,7 @@ from bench.fixtures.streams import mixed_stream, read_pool, write_stream
 from bench.harness.ledger import NAME, read_rows, write_rows
 from bench.harness.outcomes import Outcome
 from bench.harness.picture import Picture
-from bench.harness.tables import interval, sameness
+from bench.harness.tables import interval, sameness, with_interval
 
 FULL = "-full"
 """End of the name of a part's outcome in the full mode."""
@@ -44,6 +44,8 @@ class Comparison:
     """Whether time is priced by the latency table (`bench.priced`) in place of the clock."""
     stream: str | None = None
     """A file of prompts to decode in its order, in place of Spec-Bench's or a mixed stream."""
+    paired: Sequence[tuple[str, str]] = ()
+    """Pairs of contenders whose speeds are compared prompt by prompt."""
     without_bundle: bool = False
     """Whether the contenders get the bundle's model alone."""
     pictures: Sequence[Picture] = ()
@@ -112,6 +114,9 @@ class Comparison:
         if not outcome.rows:
             return outcome.printed
         parts = [_table(outcome.standings)]
+        ratios = [(f"`{first}` ÷ `{second}`", outcome.against(second, first)) for first, second in self._pairs()]
+        if told := [f"{name}: {with_interval(ratio)}" for name, ratio in ratios if ratio]:
+            parts.append(f"Paired by prompt: {'; '.join(told)}.\n")
         if self.categories:
             parts.append(_by_category(outcome.standings))
         return "\n".join(parts)
@@ -119,6 +124,10 @@ class Comparison:
     def outcome_name(self, full: bool) -> str:
         """The name of its outcome: the full mode has one of its own."""
         return self.name + FULL * full
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        first = self.bundle.first
+        return [(one.format(first=first), other.format(first=first)) for one, other in self.paired]
 
     def _names(self) -> list[str]:
         return [name.format(first=self.bundle.first) for name in self.contenders]

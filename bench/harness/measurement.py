@@ -35,9 +35,9 @@ class Measurement:
     """Whether the quick mode leaves it out."""
     derived: bool = False
     """Whether it only evaluates other parts' results, so that it runs every time."""
+    without_bundle: bool = False
+    """Whether it needs the bundle's model alone."""
     pictures: Sequence[Picture] = ()
-
-    without_bundle = False
 
     def command(self, folder: Path) -> str:
         """The command as a user would type it, with outcomes under `folder`."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.harness.ledger import Row
 from bench.harness.provenance import disturbance
-from bench.harness.standings import standings
+from bench.harness.standings import against, standings
 from ssd_artifacts.files import write_atomically
 
 OUTCOMES = Path("bench/papers/outcomes")
@@ -90,6 +90,10 @@ class Outcome:
             | {short: each["overall"][long] for long, short in FIGURES.items() if long in each["overall"]}
             for name, each in self.standings.items()
         }
+
+    def against(self, base: str, name: str) -> dict[str, float] | None:
+        """Speed of `name` ÷ speed of `base`, paired by prompt, with its interval; None without rows of both."""
+        return against(self.rows, base, name)
 
     @property
     def disturbance(self) -> str:

@@ -60,6 +60,11 @@ def beyond_doubt(first: str, second: str, part: str) -> Callable[[Look], bool]:
     return lambda look: look(part, first, "low") > look(part, second)
 
 
+def paired(first: str, second: str, part: str) -> Callable[[Look], bool]:
+    """The condition that a contender is faster than another on the same prompts, by the whole interval of the ratio."""
+    return lambda look: look.ratio(part, first, second, "low") > 1.0
+
+
 def least(contender: str, speedup: float, *parts: str) -> tuple[Callable[[Look], bool], ...]:
     """Conditions that a contender reaches a speed-up, one for each part."""
     return tuple(lambda look, part=part: look(part, contender) >= speedup for part in parts)  # type: ignore[misc]
@@ -128,7 +133,8 @@ KNN = (
             lambda look: look(FIVE, "fixed:mix", "alpha") > look(FIVE, "fixed:gsm8k", "alpha"),
             lambda look: look(FIVE, "knn", "alpha") > look(FIVE, "fixed:mix", "alpha"),
             lambda look: look(FIVE, "knn", "M") > look(FIVE, "fixed:gsm8k", "M"),
-            lambda look: look(FIVE, "knn") > look(FIVE, "fixed:mix") > look(FIVE, "fixed:gsm8k"),
+            paired("knn", "fixed:mix", FIVE),
+            paired("fixed:mix", "fixed:gsm8k", FIVE),
         ),
         reason="80 prompts, 16 of each domain; the compiler may give Mix few skipped sub-layers and a high α instead",
         part=FIVE,
@@ -243,9 +249,9 @@ CLASP = (
         says="44 of 80 layers skipped (55%) is best; fewer and more lose (Figure 4a)",
         ours=several("priced-clasp", *(f"clasp{skip}" for skip in ("+skip=0.3", "+skip=0.4", "", "+skip=0.6"))),
         holds=(
-            *over("clasp", "clasp+skip=0.3", "priced-clasp"),
-            *over("clasp", "clasp+skip=0.4", "priced-clasp"),
-            *over("clasp", "clasp+skip=0.6", "priced-clasp"),
+            paired("clasp", "clasp+skip=0.3", "priced-clasp"),
+            paired("clasp", "clasp+skip=0.4", "priced-clasp"),
+            paired("clasp", "clasp+skip=0.6", "priced-clasp"),
         ),
         reason="half of the layers are planted, so a half is best by construction",
         part="priced-clasp",
@@ -255,8 +261,8 @@ CLASP = (
         says="searching after every verification is too dear, beyond every 128th the masks are too old (Figure 4b)",
         ours=several("priced-clasp", *(f"clasp{each}" for each in ("+refresh=4", "+refresh=16", "", "+refresh=128"))),
         holds=(
-            *over("clasp", "clasp+refresh=4", "priced-clasp"),
-            *over("clasp", "clasp+refresh=128", "priced-clasp"),
+            paired("clasp", "clasp+refresh=4", "priced-clasp"),
+            paired("clasp", "clasp+refresh=128", "priced-clasp"),
         ),
         reason="masks hardly age here: what may be skipped is the model's, not the text's",
         part="priced-clasp",
@@ -266,8 +272,8 @@ CLASP = (
         says="drafts that end below a confidence of 0.7 are best (Figure 4c)",
         ours=several("priced-clasp", "clasp+confidence=0.4", "clasp", "clasp+confidence=0.9"),
         holds=(
-            *over("clasp", "clasp+confidence=0.4", "priced-clasp"),
-            *over("clasp", "clasp+confidence=0.9", "priced-clasp"),
+            paired("clasp", "clasp+confidence=0.4", "priced-clasp"),
+            paired("clasp", "clasp+confidence=0.9", "priced-clasp"),
         ),
         reason="where the mask's doubts are mostly wrong, a lower bound drafts longer",
         part="priced-clasp",

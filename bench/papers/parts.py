@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.fixtures.bundles import DOMAINS, FIVE, PLANTED02, PLANTED05, REFERENCE, MadeBundle
+from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, PAIRS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
 from bench.fixtures.prompt_files import SPEC_BENCH
 from bench.harness.comparison import Comparison
 from bench.harness.measurement import Measurement
@@ -141,6 +141,7 @@ COMPARISONS = (
         optional=True,
         priced=True,
         categories=True,
+        paired=(("knn", "fixed:mix"), ("fixed:mix", "fixed:{first}")),
     ),
     Comparison(
         name="priced05",
@@ -160,12 +161,15 @@ COMPARISONS = (
         optional=True,
         priced=True,
         without_bundle=True,
+        paired=tuple((f"clasp+{change}", "clasp") for change in CLASP),
         count=26,
         tokens=64,
     ),
     *ABLATIONS,
 )
 PROMPTS = ("--prompts", str(SPEC_BENCH))
+HARD = ("--prompts", "4", "--timed", "0", "--self-sd", "0", "--evaluations", "24,100")
+"""Arguments of searches on models that are hard to search."""
 MEASUREMENTS = (
     Measurement(
         name="by-prompt",
@@ -250,6 +254,22 @@ MEASUREMENTS = (
         bundle=PLANTED05,
         optional=True,
         pictures=(Picture("search", "search", "Speed against seconds of search"),),
+    ),
+    *(
+        Measurement(
+            name=f"search-{kind}",
+            title=f"Searches on a hard ground truth: {title}",
+            tool="bench.papers.search_cost",
+            arguments=("--model", made.model, *HARD, "--out", f"{{out}}/search-{kind}"),
+            bundle=made,
+            optional=True,
+            without_bundle=True,
+            pictures=(Picture(f"search-{kind}/search", f"search-{kind}", f"Searches on {title}"),),
+        )
+        for kind, made, title in (
+            ("pairs", PAIRS, "pairs of layers that cancel"),
+            ("diffuse", DIFFUSE, "diffuse redundancy"),
+        )
     ),
     Measurement(
         name="cluster-counts",

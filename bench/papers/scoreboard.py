@@ -40,6 +40,13 @@ class Look:
             raise NotMeasuredError(f"no {contender} in {part} yet")
         return figures[figure]
 
+    def ratio(self, part: str, first: str, second: str, figure: str = "speedup") -> float:
+        """Speed of one contender ÷ another's, paired by prompt, or its `low` or `high`. Raises NotMeasuredError."""
+        found = self._outcome(part).against(second, first) or {}
+        if figure not in found:
+            raise NotMeasuredError(f"no {first} beside {second} in {part} yet")
+        return found[figure]
+
     def printed(self, part: str, pattern: str) -> float:
         """The number that a tool printed. Raises NotMeasuredError."""
         found = re.search(pattern, self._outcome(part).printed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from bench.harness.picture import Picture
 from bench.papers.claims import CLAIMS, NUMBERS
 from bench.papers.page import page
 from bench.papers.parts import COMPARISONS, MEASUREMENTS
-from bench.papers.scoreboard import Claim, Look, verdict
+from bench.papers.scoreboard import Claim, Look, NotMeasuredError, verdict
 from ssd_runtime.planning.registry import check_strategy, read_settings
 
 PARTS = {part.name: part for part in (*COMPARISONS, *MEASUREMENTS)}
@@ -140,6 +141,19 @@ def test_the_page_states_speed_interval_slowest_prompt_and_wrong_outputs() -> No
     assert "| ÷ plain | a |\n|---|---|\n| `plain` | 1.00 |\n| `swift` | 1.90 |" in text
     assert text.count("*Stale.*") == 0
     assert page({part.name: [fresh]}, "later").count("*Stale.*") == 1
+
+
+def test_contenders_are_paired_by_prompt() -> None:
+    """The second contender is slower by the same factor on every prompt, however long these take."""
+    some = rows({"plain": 2.0, "knn": 1.0})
+    slower = [replace(row, contender="mix", seconds=1.1 * row.seconds) for row in some if row.contender == "knn"]
+    look = Look({"one": [outcome("one", rows=(*some, *slower))]}, "now")
+    assert [look.ratio("one", "knn", "mix", each) for each in ("speedup", "low", "high")] == pytest.approx([1.1] * 3)
+    part = Comparison(name="one", title="One", bundle=BUNDLE, contenders=("knn", "mix"), paired=(("knn", "mix"),))
+    shown = part.section(outcome("one", rows=(*some, *slower)))
+    assert "Paired by prompt: `knn` ÷ `mix`: 1.10 (1.10–1.10)." in shown
+    with pytest.raises(NotMeasuredError):
+        look.ratio("one", "knn", "swift")
 
 
 def test_a_verdict_follows_from_the_outcomes() -> None:
