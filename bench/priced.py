@@ -41,7 +41,7 @@ from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sampling.params import GREEDY
 
 T = TypeVar("T")
-STREAMS = ("auto", "swift", "lookup", "del")
+STREAMS = ("auto", "swift", "lookup")
 """Strategies that carry statistics from prompt to prompt, so that their prompts are decoded one after the other."""
 
 

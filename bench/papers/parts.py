@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, PAIRS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
+from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, LATE, PAIRS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
 from bench.fixtures.prompt_files import SPEC_BENCH
 from bench.harness.comparison import Comparison
 from bench.harness.measurement import Measurement
@@ -10,6 +10,8 @@ from bench.harness.picture import Picture
 
 SPECBOUND = "depth=0.3125+width=8+threshold=0.55+annealing=0.2"
 """The paper's own parameters, in place of those that the compiler tuned."""
+HALF = "depth=0.5+width=8+threshold=0.55+annealing=0.2"
+"""The same with the depth bound where the late-weak model's real layers end."""
 ALL = (
     "auto",
     "knn",
@@ -164,6 +166,23 @@ COMPARISONS = (
         paired=tuple((f"clasp+{change}", "clasp") for change in CLASP),
         count=26,
         tokens=64,
+    ),
+    Comparison(
+        name="late",
+        title="Weak layers at the end, early exits, priced",
+        bundle=LATE,
+        contenders=(
+            f"exit+{HALF}",
+            *(f"exit+{HALF}+{change}" for change in ("annealing=0", "depth=0.9", "width=25", "depth=0.3125")),
+            *(f"exit+{HALF}+threshold={threshold}" for threshold in (0.3, 0.9)),
+            "del",
+            "clasp",
+        ),
+        optional=True,
+        priced=True,
+        without_bundle=True,
+        paired=tuple((f"exit+{HALF}+{change}", f"exit+{HALF}") for change in ("annealing=0", "depth=0.9", "width=25")),
+        count=26,
     ),
     *ABLATIONS,
 )
