@@ -16,7 +16,8 @@ from bench.harness.ledger import Row
 from bench.harness.measurement import Measurement
 from bench.harness.outcomes import Outcome, outcome_of, packages_digest, read_outcomes
 from bench.harness.picture import Picture
-from bench.papers.claims import CLAIMS, NUMBERS
+from bench.papers.claims import CLAIMS
+from bench.papers.claims.conditions import NUMBERS
 from bench.papers.page import page
 from bench.papers.parts import COMPARISONS, MEASUREMENTS
 from bench.papers.scoreboard import Claim, Look, NotMeasuredError, verdict
