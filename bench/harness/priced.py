@@ -25,17 +25,30 @@ from ssd_runtime.planning.strategy import MakePlanner
 T = TypeVar("T")
 
 
+def sublayer_prices(latency: LatencyTable, context: float, rows: int) -> list[float]:
+    """Seconds of each sub-layer; those of more rows than the table has grow as whole steps of so many do."""
+    known = min(rows, int(latency.queries[-1]))
+    growth = latency.step_seconds(context, rows) / latency.step_seconds(context, known)
+    return [growth * seconds for seconds in latency.sublayer_seconds(context, known)]
+
+
+def head_price(latency: LatencyTable, rows: int) -> float:
+    """Seconds of the head; of more rows than the table has, in proportion."""
+    known = min(rows, int(latency.queries[-1]))
+    return latency.head_seconds(known) * rows / known
+
+
 def price(latency: LatencyTable, request: Request) -> float:
     """Seconds of a request that runs alone, by the table.
 
     A step's overhead belongs to the forward that begins at the first sub-layer.
     """
     if isinstance(request, Head):
-        return latency.head_seconds(request.size)
+        return head_price(latency, request.size)
     if not isinstance(request, Forward):
         return 0.0
     context = max(part.slot if isinstance(part, Segment) else part.views[0].end for part in request.segments)
-    parts = latency.sublayer_seconds(context, request.size)
+    parts = sublayer_prices(latency, context, request.size)
     last = len(parts) if request.last is None else request.last
     kept = (i for i in range(request.first, last) if request.mask is None or not request.mask.bits[i])
     overhead = latency.overhead_seconds(1) if request.first == 0 else 0.0

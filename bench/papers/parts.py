@@ -291,6 +291,15 @@ MEASUREMENTS = (
         )
     ),
     Measurement(
+        name="ground-truths",
+        title="What each search finds on three ground truths",
+        tool="bench.papers.ground_truths",
+        arguments=("--seeds", "1"),
+        bundle=REFERENCE,
+        optional=True,
+        without_bundle=True,
+    ),
+    Measurement(
         name="cluster-counts",
         title="Domains found in unlabelled prompts",
         tool="bench.papers.cluster_counts",
