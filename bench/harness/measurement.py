@@ -14,7 +14,7 @@ from bench.fixtures.bundles import MadeBundle
 from bench.harness.outcomes import Outcome
 from bench.harness.picture import Picture
 from bench.harness.provenance import commit
-from ssd_runtime.profiling.device import device_name
+from ssd_runtime.profiling.device import device_identity
 
 SHOWN = Path("build/papers")
 """Folder of results in the commands that the page shows."""
@@ -90,4 +90,4 @@ class Measurement:
 
 def processor() -> str:
     """The name of the device that measurements run on."""
-    return device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return device_identity(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

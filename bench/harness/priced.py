@@ -26,10 +26,9 @@ T = TypeVar("T")
 
 
 def sublayer_prices(latency: LatencyTable, context: float, rows: int) -> list[float]:
-    """Seconds of each sub-layer; those of more rows than the table has grow as whole steps of so many do."""
+    """Seconds of each sub-layer; of more rows than the table has, in proportion: multiplications bound these."""
     known = min(rows, int(latency.queries[-1]))
-    growth = latency.step_seconds(context, rows) / latency.step_seconds(context, known)
-    return [growth * seconds for seconds in latency.sublayer_seconds(context, known)]
+    return [seconds * rows / known for seconds in latency.sublayer_seconds(context, known)]
 
 
 def head_price(latency: LatencyTable, rows: int) -> float:

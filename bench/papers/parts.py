@@ -187,6 +187,8 @@ COMPARISONS = (
     *ABLATIONS,
 )
 PROMPTS = ("--prompts", str(SPEC_BENCH))
+QUIET = ("--latency", "bench/papers/latency/amd-epyc-bb96a4.json")
+"""Latencies of SmolLM2's sub-layers, measured in a quiet minute, so that a busy machine gives the same figures."""
 HARD = ("--prompts", "4", "--timed", "0", "--self-sd", "0", "--evaluations", "24,100")
 """Arguments of searches on models that are hard to search."""
 MEASUREMENTS = (
@@ -294,9 +296,17 @@ MEASUREMENTS = (
         name="ground-truths",
         title="What each search finds on three ground truths",
         tool="bench.papers.ground_truths",
-        arguments=("--seeds", "1"),
+        arguments=("--seeds", "1", *QUIET),
         bundle=REFERENCE,
         optional=True,
+        without_bundle=True,
+    ),
+    Measurement(
+        name="search-prices",
+        title="What KnapSpec's search costs",
+        tool="bench.papers.search_prices",
+        arguments=("--layers", "60", *QUIET),
+        bundle=REFERENCE,
         without_bundle=True,
     ),
     Measurement(

@@ -27,6 +27,8 @@ NUMBERS = {
     "states at 0.5": ("pruning", r" 0.50 +(\d+)"),
     "agreement at all": ("pruning", r"-1.00(?: +[\d.]+){4} +([\d.]+)"),
     "agreement at 0.5": ("pruning", r" 0.50(?: +[\d.]+){4} +([\d.]+)"),
+    "price of all": ("search-prices", r"(?m)^ +128 +\S+ +4 +([\d.]+)"),
+    "price of 16": ("search-prices", r"(?m)^ +128 +\S+ +4 +[\d.]+ +[\d.]+ +([\d.]+)"),
     "1 cluster": ("cluster-counts", r"(?m)^\| 1 \| ([\d.]+)"),
     "3 clusters": ("cluster-counts", r"(?m)^\| 3 \| ([\d.]+)"),
     "5 clusters": ("cluster-counts", r"(?m)^\| 5 \| ([\d.]+)"),
