@@ -37,9 +37,9 @@ VOCABULARY = 512
 CONTEXT = 128
 Made = tuple[PreTrainedModel, SkipMask]
 TRUTHS: dict[str, Callable[[PreTrainedModel, int], Made]] = {
-    "planted": lambda model, seed: plant(model, 0.02, LAYERS, seed),
-    "pairs": lambda model, seed: plant_pairs(model, LAYERS // 2, 8.0, seed=seed),
+    "pairs": lambda model, seed: plant_pairs(model, LAYERS // 2, 1.0, seed=seed),
     "diffuse": lambda model, seed: plant_diffuse(model, LAYERS, 0.01, 0.5, seed=seed),
+    "planted": lambda model, seed: plant(model, 0.02, LAYERS, seed),
 }
 
 

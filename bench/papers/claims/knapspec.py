@@ -31,8 +31,8 @@ KNAPSPEC = (
             lambda look: number(look, "price of all") <= 2.0,
             lambda look: number(look, "price of 16") <= 0.05 * 64 * 2.15,
         ),
-        reason="the paper's GPU runs all budgets in the time of one, a processor pays for each; sixteen take less than 5% "
-        "of the 64 cycles until the next search",
+        reason="the paper's GPU runs all budgets in the time of one, a processor pays for each; sixteen take under 5% "
+        "of the 64 cycles until the next",
         part="search-prices",
     ),
     Claim(
