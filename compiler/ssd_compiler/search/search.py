@@ -115,7 +115,9 @@ def search(
     worthwhile = best.speedup >= WORTHWHILE
     announce(_oracle_speedup(evaluator), best.speedup, worthwhile)
     if worthwhile and bounds.method == "both":
+        evaluator.most = bounds.evaluations - bounds.reserved
         evaluator.rate_all(random_masks(layers, best.mask, bounds.seed), "random")
+        evaluator.most = bounds.evaluations
         optimise(evaluator, bounds.seed)
     frontier = select_frontier(list(evaluator.rated.values()), latency, context, decoder.shape.max_context)
     return SearchResult(
