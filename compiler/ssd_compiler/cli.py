@@ -50,7 +50,8 @@ def compile_(
         int, typer.Option(min=8, max=100_000, help="Masks evaluated per domain, unless --budget is given.")
     ] = 128,
     search: Annotated[
-        str, typer.Option(help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times each, for an hour.")
+        str,
+        typer.Option(help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times each, a minute a mask."),
     ] = "both",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.")] = 0,
     exits: Annotated[

@@ -102,8 +102,9 @@ def search(
     )
     layers = decoder.shape.num_layers
     forwards = 0.0
+    timed = 0
     if bounds.method == "self-sd":
-        search_by_clock(evaluator, prompts, bounds.seed)
+        timed = search_by_clock(evaluator, prompts, bounds.seed)
     elif bounds.method == "knapsack":
         forwards = _rate_knapsack(evaluator, bounds.evaluations, bounds.seconds)
     elif bounds.method == "bayesian":
@@ -136,7 +137,7 @@ def search(
         worthwhile=worthwhile,
         cost=SearchCost(
             seconds=round(perf_counter() - began, 2),
-            evaluations=len(evaluator.rated),
+            evaluations=timed or len(evaluator.rated),
             target_forwards=round(evaluator.forwards + forwards, 2),
             progress=[(round(seconds, 2), round(speedup, 4)) for seconds, speedup in evaluator.progress],
             rated=[(each.mask.hex(), each.origin, round(each.speedup, 4)) for each in evaluator.rated.values()][

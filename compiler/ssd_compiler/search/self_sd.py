@@ -24,8 +24,10 @@ KEPT = 8
 """Fastest masks by the clock, whose acceptance is then measured as for any other."""
 
 
-def search_by_clock(evaluator: Evaluator, prompts: Sequence[list[int]], seed: int) -> None:
+def search_by_clock(evaluator: Evaluator, prompts: Sequence[list[int]], seed: int) -> int:
     """Time drafts with one mask after the other until the evaluator's bounds, then rate the `KEPT` fastest.
+
+    Returns the number of masks that were timed.
 
     The optimiser has 2L variables in [0, 1], and a sub-layer is skipped from one half on. Each evaluation decodes
     `NEW_TOKENS` tokens for `PROMPTS` prompts, about a minute on two cores; the papers make 1000.
@@ -50,6 +52,7 @@ def search_by_clock(evaluator: Evaluator, prompts: Sequence[list[int]], seed: in
         evaluator.tick()
     for mask in sorted(timed, key=lambda each: -timed[each])[:KEPT]:
         evaluator.rate(mask, "self-sd")
+    return len(timed)
 
 
 def tokens_per_second(decoder: Decoder, prompts: Sequence[list[int]], mask: SkipMask) -> float:
