@@ -55,10 +55,12 @@ class Look:
         return float(found[1])
 
     def _outcome(self, part: str) -> Outcome:
-        for outcome in self._outcomes.get(part, []):
-            self.stale |= outcome.is_stale(self._packages)
-            return outcome
-        raise NotMeasuredError(f"{part}: not measured yet")
+        """The latest outcome of a part, or of the first of `one|other` that has any. Raises NotMeasuredError."""
+        for name in part.split("|"):
+            for outcome in self._outcomes.get(name, []):
+                self.stale |= outcome.is_stale(self._packages)
+                return outcome
+        raise NotMeasuredError(f"{part.partition('|')[0]}: not measured yet")
 
 
 @dataclass(frozen=True, slots=True)

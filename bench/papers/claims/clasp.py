@@ -5,6 +5,8 @@ from __future__ import annotations
 from bench.papers.claims.conditions import PLANTED, REAL, both, least, number, over, paired, several
 from bench.papers.scoreboard import Claim
 
+SWEEP = "priced-clasp|ablation-clasp"
+"""26 prompts, priced; else four prompts by the clock."""
 CLASP = (
     Claim(
         paper="CLaSp",
@@ -25,35 +27,37 @@ CLASP = (
     Claim(
         paper="CLaSp",
         says="44 of 80 layers skipped (55%) is best; fewer and more lose (Figure 4a)",
-        ours=several("priced-clasp", *(f"clasp{skip}" for skip in ("+skip=0.3", "+skip=0.4", "", "+skip=0.6"))),
+        ours=several(SWEEP, *(f"clasp{skip}" for skip in ("+skip=0.3", "+skip=0.4", "", "+skip=0.6"))),
         holds=(
-            paired("clasp", "clasp+skip=0.3", "priced-clasp"),
-            paired("clasp", "clasp+skip=0.4", "priced-clasp"),
-            paired("clasp", "clasp+skip=0.6", "priced-clasp"),
+            paired("clasp", "clasp+skip=0.3", SWEEP),
+            paired("clasp", "clasp+skip=0.4", SWEEP),
+            paired("clasp", "clasp+skip=0.6", SWEEP),
         ),
-        reason="half of the layers are planted, so a half is best by construction",
+        reason="half of the layers are planted, so a half is best by construction; four prompts by the clock do not tell "
+        "it from 40%, and 60% were not measured",
         part="priced-clasp",
     ),
     Claim(
         paper="CLaSp",
         says="searching after every verification is too dear, beyond every 128th the masks are too old (Figure 4b)",
-        ours=several("priced-clasp", *(f"clasp{each}" for each in ("+refresh=4", "+refresh=16", "", "+refresh=128"))),
+        ours=several(SWEEP, *(f"clasp{each}" for each in ("+refresh=4", "+refresh=16", "", "+refresh=128"))),
         holds=(
-            paired("clasp", "clasp+refresh=4", "priced-clasp"),
-            paired("clasp", "clasp+refresh=128", "priced-clasp"),
+            paired("clasp", "clasp+refresh=4", SWEEP),
+            paired("clasp", "clasp+refresh=128", SWEEP),
         ),
-        reason="masks hardly age here: what may be skipped is the model's, not the text's",
+        reason="masks hardly age here: what may be skipped is the model's, not the text's, so 128 was best; "
+        "four prompts",
         part="priced-clasp",
     ),
     Claim(
         paper="CLaSp",
         says="drafts that end below a confidence of 0.7 are best (Figure 4c)",
-        ours=several("priced-clasp", "clasp+confidence=0.4", "clasp", "clasp+confidence=0.9"),
+        ours=several(SWEEP, "clasp+confidence=0.4", "clasp", "clasp+confidence=0.9"),
         holds=(
-            paired("clasp", "clasp+confidence=0.4", "priced-clasp"),
-            paired("clasp", "clasp+confidence=0.9", "priced-clasp"),
+            paired("clasp", "clasp+confidence=0.4", SWEEP),
+            paired("clasp", "clasp+confidence=0.9", SWEEP),
         ),
-        reason="where the mask's doubts are mostly wrong, a lower bound drafts longer",
+        reason="where the mask's doubts are mostly wrong, a lower bound drafts longer; four prompts cannot tell",
         part="priced-clasp",
     ),
     Claim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.papers.parts import HALF, SPECBOUND
-from bench.papers.scoreboard import Look
+from bench.papers.scoreboard import Look, NotMeasuredError
 
 PLANTED, REAL = "planted05", "demo"
 
@@ -51,8 +51,18 @@ def over(first: str, second: str, *parts: str) -> tuple[Callable[[Look], bool], 
 
 
 def paired(first: str, second: str, part: str) -> Callable[[Look], bool]:
-    """The condition that a contender is faster than another on the same prompts, by the whole interval of the ratio."""
-    return lambda look: look.ratio(part, first, second, "low") > 1.0
+    """The condition that a contender is faster than another on the same prompts, by the whole interval of the ratio.
+
+    Outcomes without rows have no ratio: there the lower end of its own interval has to be above the other's speed.
+    """
+
+    def holds(look: Look) -> bool:
+        try:
+            return look.ratio(part, first, second, "low") > 1.0
+        except NotMeasuredError:
+            return look(part, first, "low") > look(part, second)
+
+    return holds
 
 
 def least(contender: str, speedup: float, *parts: str) -> tuple[Callable[[Look], bool], ...]:
@@ -73,4 +83,10 @@ def several(part: str, *contenders: str, figure: str = "speedup") -> Callable[[L
             name = name.replace(f"exit+{own}", "its own").replace("its own+", "")
         return name
 
-    return lambda look: ", ".join(f"{short(name)} {look(part, name, figure):.2f}" for name in contenders)
+    def shown(look: Look, name: str) -> str:
+        try:
+            return f"{short(name)} {look(part, name, figure):.2f}"
+        except NotMeasuredError:
+            return f"{short(name)} –"
+
+    return lambda look: ", ".join(shown(look, name) for name in contenders)
