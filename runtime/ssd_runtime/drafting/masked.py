@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.on_device import DeviceChain
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Head, Work
@@ -35,13 +36,15 @@ class Masked:
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
         """Draft up to `length` tokens, with one step of the masked model each."""
+        if session.reads_late:
+            return (yield from self._drafting_on_device(session, pending, length))
         tokens = list[int]()
         siblings = list[list[int]]()
         probs = list[Tensor]()
         room = MOST_SIBLINGS
         # The confidence takes time, so it is computed only if it is used.
         temperature = 1.0 if self.threshold > 0.0 or self.branching else None
-        most_nll = -math.log(self.threshold) if self.threshold > 0.0 else math.inf
+        most_nll = self._most_nll
         while len(tokens) < length:
             x = yield session.request([tokens[-1] if tokens else pending], len(tokens), self.mask)
             [logits] = yield Head(x)
@@ -57,11 +60,37 @@ class Masked:
                 break
         return Draft.branching(tokens, siblings, probs)
 
+    def _drafting_on_device(self, session: Session, pending: int, length: int) -> Work[Draft]:
+        """Draft the same tokens, or some more after an unsure one, with few reads by the host."""
+        most = max((count for _, count in self.branching), default=0)
+        chain = DeviceChain(session=session, mask=self.mask, candidates=most, steps=[], read=[])
+        yield from chain.growing(pending, length, self._most_nll)
+        if not self.branching and len(chain.read) < len(chain.steps):
+            return Draft([], steps=len(chain.steps), unread=chain.tokens)
+        yield from chain.reading(self._most_nll)
+        siblings = list[list[int]]()
+        room = MOST_SIBLINGS
+        for step in chain.read:
+            count = self._candidates(step.nll)
+            others = [other for other in step.best[:count] if other != step.token][: count - 1]
+            siblings.append(others[: max(0, room)])
+            room -= len(others)
+        return Draft.branching([step.token for step in chain.read], siblings)
+
     def _siblings(self, proposal: Proposal) -> list[int]:
         """The best other tokens, as many as the probability of the proposed one asks for (SWIFT §4.2)."""
-        probability = math.exp(-proposal.nll)
-        count = next((k for bound, k in self.branching if probability <= bound), 1)
+        count = self._candidates(proposal.nll)
         if count < 2:
             return []
         best = candidates(proposal.scores[None], [0], count)[0]
         return [other for other in best if other != proposal.token][: count - 1]
+
+    def _candidates(self, nll: float) -> int:
+        """Number of candidates at a place whose token has this nll."""
+        probability = math.exp(-nll)
+        return next((count for bound, count in self.branching if probability <= bound), 1)
+
+    @property
+    def _most_nll(self) -> float:
+        """The largest nll of a token after which drafting goes on."""
+        return -math.log(self.threshold) if self.threshold > 0.0 else math.inf
