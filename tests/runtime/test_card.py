@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_upper_left
 
 from bench.fixtures.card import Counts, stand_in
 from bench.fixtures.planted import plant
@@ -23,7 +24,7 @@ from ssd_runtime.engine.loop import Generation, Limits, decode, generate, genera
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.session import Session
-from ssd_runtime.model.attention import bias_of
+from ssd_runtime.model.attention import bias_of, has_causal_kernel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.static_step import StaticStep
@@ -57,9 +58,9 @@ SETTINGS = {
 }
 """Parameters with which the searches of every strategy run within few tokens."""
 MOST_READS = {
-    "auto with masks": 2.0,
+    "auto with masks": 2.5,
     "masked to 0.3": 2.0,
-    "masked tree": 2.0,
+    "masked tree": 2.5,
     "swift": 3.0,
     "clasp": 5.0,
     "knapsack": 5.0,
@@ -84,7 +85,7 @@ def planner_of(name: str, decoder: Decoder) -> Planner:
     if name == "masked":
         return ConstantPlanner(Plan.masked(name, weak, 4))
     if name == "masked to 0.3":
-        return ConstantPlanner(Plan.masked(name, weak, 2 * STEPS_PER_READ, 0.3))
+        return ConstantPlanner(Plan.masked(name, weak, 3 * STEPS_PER_READ, 0.3))
     if name == "masked tree":
         return ConstantPlanner(Plan.masked(name, weak, 4, 0.3, branching=TREE))
     if name == "auto with masks":
@@ -363,6 +364,15 @@ def test_a_graph_holds_no_read_and_no_copy_from_the_host() -> None:
     for refused in (lambda: x.tolist(), lambda: torch.tensor([1]).to(card.device, non_blocking=True)):
         with pytest.raises(RuntimeError, match="a graph cannot hold"), card.capturing():
             refused()
+
+
+def test_a_causal_kernel_is_used_only_if_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+    assert not has_causal_kernel(torch.device("cpu"), torch.bfloat16, **sizes), "it is not a fused one"
+    monkeypatch.setattr("ssd_runtime.model.attention.can_use_flash_attention", lambda parameters: True)
+    assert has_causal_kernel(torch.device("cpu"), torch.bfloat16, **sizes)
+    monkeypatch.setattr("ssd_runtime.model.attention.causal_lower_right", causal_upper_left)
+    assert not has_causal_kernel(torch.device("cpu"), torch.bfloat16, **sizes)
 
 
 @pytest.mark.parametrize("place", ["cpu", "card"])

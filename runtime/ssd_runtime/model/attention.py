@@ -99,7 +99,9 @@ def has_causal_kernel(device: torch.device, dtype: torch.dtype, heads: int, kv_h
     )
     queries = queries.view(heads, n, head_dim).to(device)
     keys, values = new.view(2, 1, kv_heads, length, head_dim).to(device)
-    parameters = SDPAParams(queries[None], keys, values, None, 0.0, True, heads > kv_heads)
+    parameters = SDPAParams(
+        queries[None], keys, values, None, 0.0, False, heads > kv_heads
+    )  # as torch asks for this mask
     if not can_use_flash_attention(parameters):
         return False
     visible = torch.ones(n, length, dtype=torch.bool, device=device).tril(length - n)

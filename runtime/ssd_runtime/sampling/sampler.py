@@ -224,7 +224,7 @@ def gumbel(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
     """Draw one token per row [n] from `probs` [n, vocabulary], which need not be normalised."""
-    return (probs.log() + gumbel(probs.shape, generator).to(probs.device)).argmax(-1)
+    return (probs.log() + to_device(gumbel(probs.shape, generator), probs.device)).argmax(-1)
 
 
 def rejection_sample(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
@@ -235,7 +235,8 @@ def rejection_sample(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, 
     """
     asked = tokens[:, None]
     share = target_probs.gather(1, asked) / draft_probs.gather(1, asked)
-    stands = torch.rand(share.shape, generator=generator, device=generator.device).to(share.device) < share
+    uniform = torch.rand(share.shape, generator=generator, device=generator.device)
+    stands = to_device(uniform, share.device) < share
     if bool(stands.all()):
         return tokens
     beyond = (target_probs - draft_probs).clamp(min=0.0)
