@@ -164,8 +164,9 @@ class Decoder:
 
     @property
     def rounding(self) -> torch.dtype:
-        """The coarsest dtype to which rows are rounded: bf16 in kernels of quantised files, else the model's own."""
-        return torch.bfloat16 if any(linear.formats for linear in self._linears()) else self.dtype
+        """The coarsest dtype to which rows are rounded: that of a quantised file's kernels, else the model's own."""
+        found = {dtype for linear in self._linears() for dtype in linear.roundings}
+        return min(found, key=lambda dtype: dtype.itemsize, default=self.dtype)
 
     @property
     def foreign(self) -> list[nn.Module]:
