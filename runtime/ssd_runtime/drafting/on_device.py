@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Head, Read, Work
-from ssd_runtime.sampling.argmax import argmax_with_logit
+from ssd_runtime.sampling.argmax import argmax, argmax_with_logit
 
 STEPS_PER_READ = 2
 """Draft steps between two looks at their confidence. With more, fewer reads wait for the device, but a step after an
@@ -37,11 +37,13 @@ class DeviceChain:
 
     session: Session
     mask: SkipMask
+    judges: bool
+    """Whether the confidence in tokens is computed."""
     candidates: int
     """Number of most probable tokens that are kept of every step."""
-    steps: list[Tensor]
-    """Per step the token, the bits of its nll, and the most probable tokens [2 + candidates]."""
-    read: list[Step]
+    steps: list[Tensor] = field(default_factory=list)
+    """Per step the token, and if confidence is computed the bits of its nll and the most probable tokens."""
+    read: list[Step] = field(default_factory=list)
 
     @property
     def tokens(self) -> Tensor:
@@ -54,7 +56,7 @@ class DeviceChain:
             last = self.steps[-1][:1] if self.steps else [pending]
             x = yield self.session.request(last, len(self.steps), self.mask)
             logits = yield Head(x)
-            self.steps.append(_numbers(logits, self.candidates))
+            self.steps.append(_numbers(logits, self.candidates) if self.judges else argmax(logits))
             if math.isfinite(most_nll) and len(self.steps) % STEPS_PER_READ == 0 and len(self.steps) < length:
                 yield from self.reading(most_nll)
                 if len(self.steps) % STEPS_PER_READ or self.read[-1].nll > most_nll:

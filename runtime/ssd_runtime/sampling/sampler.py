@@ -118,13 +118,13 @@ class Sampler:
         filter leaves one token, drafts end where greedy drafts do.
         """
         if self.is_argmax:
-            best = argmax(logits[None])
+            chosen = argmax(logits[None])
             if annealed is None:
-                return Proposal(int(best), logits, 0.0)
+                return Proposal(int(chosen), logits, 0.0)
             wide = logits.float()
-            negative_log = ((wide - wide[best]) / annealed).logsumexp(-1, keepdim=True)
+            negative_log = ((wide - wide[chosen]) / annealed).logsumexp(-1, keepdim=True)
             # Both are read at once; fp32 holds token ids up to 16 million.
-            token, nll = torch.cat([best.float(), negative_log]).tolist()
+            token, nll = torch.cat([chosen.float(), negative_log]).tolist()
             return Proposal(int(token), logits, nll)
         tail = path()
         plain, scores = self._processed(logits, known, tail, drafting=True)
