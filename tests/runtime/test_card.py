@@ -19,7 +19,7 @@ from torch.nn.attention.bias import causal_upper_left
 from bench.fixtures.card import Counts, stand_in
 from bench.fixtures.planted import plant
 from ssd_profiles.mask import SkipMask
-from ssd_runtime import Engine, RunSettings, SamplingParams
+from ssd_runtime import CustomGenerate, Engine, RunSettings, SamplingParams
 from ssd_runtime.drafting.on_device import STEPS_PER_READ
 from ssd_runtime.engine.loop import Generation, Limits, decode, generate, generating
 from ssd_runtime.engine.offline.divergence import Kind, compare
@@ -316,6 +316,21 @@ def test_weights_are_loaded_onto_the_card_one_by_one(tmp_path: Path, monkeypatch
     [outcome] = engine.generate(["The river rose"], settings)
     [expected] = Engine.open(model=str(folder), device="cpu").generate(["The river rose"], settings)
     assert outcome.generation.token_ids == expected.generation.token_ids
+
+
+@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.2}], ids=["greedy", "penalty"])
+def test_generate_of_transformers_decodes_on_the_card(settings: dict[str, float]) -> None:
+    """A batch with padding on the left, through logits processors."""
+    model = tiny_model("qwen3", seed=4)
+    ids = torch.tensor([[0, 0, 3, 1], [3, 1, 4, 1]])
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    expected = model.generate(**inputs, max_new_tokens=8, **settings)
+    device = stand_in().device
+    own = CustomGenerate(strategy="clasp")
+    there = {name: each.to(device) for name, each in inputs.items()}
+    got = model.to(device).generate(**there, max_new_tokens=8, custom_generate=own, **settings)
+    assert got.device == device
+    assert got.tolist() == expected.tolist()
 
 
 def test_the_profiler_measures_the_card() -> None:
