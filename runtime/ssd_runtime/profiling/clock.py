@@ -86,8 +86,9 @@ class Stopwatch:
         """The time at which the work so far is done, on a device that queues it; else the present time."""
         if not queues_work(self._device):
             return self._now()
-        event = torch.get_device_module(self._device).Event(enable_timing=True)
-        event.record()
+        module = torch.get_device_module(self._device)
+        event = module.Event(enable_timing=True)
+        event.record(module.current_stream(self._device))  # by default it is that of another card
         return event
 
     @staticmethod
