@@ -156,6 +156,46 @@ def test_logits_are_the_same_to_the_bit_however_rows_are_split_into_forwards(
     assert torch.equal(one[:rows], tree[:rows])
 
 
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2", "qwen3"])
+@torch.inference_mode()
+def test_our_own_code_gives_a_row_the_same_bits_in_every_forward(variant: str, code: str, tmp_path: Path) -> None:
+    """In forwards of any size, on every path of a tree, beside other sequences, and whatever unused slots hold."""
+    if code == "aten":
+        pytest.skip("aten's attention depends on the number of keys")
+    packed, _, _ = quantised_pair(tmp_path, variant, Type.Q8_0)
+    decoder = Decoder(packed)
+    assert decoder.batches.key_multiple == 1
+    known, chain, other = [(3 + 5 * i) % 90 + 1 for i in range(61)], [7, 11, 13, 17, 19], [23, 29]
+
+    def fresh(ids: list[int], size: int) -> tuple[Session, torch.Tensor]:
+        session = Session(decoder)
+        session.prefill(known)
+        for storage in session.cache.pool.storage:
+            storage[..., len(known) :, :] = float("nan")
+        found = [torch.empty(0)]
+        for begin in range(0, len(ids), size):
+            found.append(decoder.logits(session.forward(ids[begin : begin + size])))
+            session.commit(ids[begin : begin + size])
+        return session, torch.cat(found)
+
+    _, alone = fresh(chain, 1)
+    _, branch = fresh([*chain[:2], *other], 1)
+    for size in (2, 3, 5):
+        assert torch.equal(fresh(chain, size)[1], alone)
+    session, _ = fresh([], 1)
+    # Row 5 follows row 1, beside row 2, and row 6 follows row 5.
+    depths = torch.tensor([0, 1, 2, 3, 4, 2, 3])
+    visible = torch.ones(7, 7).tril().bool()
+    visible[5:, 2:5] = False
+    request = session.tree_request([*chain, *other], depths, visible)
+    beside, _ = fresh([], 1)
+    answers = ModelRunner(decoder).answer([request, beside.request(chain[:3])])
+    tree, second = (decoder.logits(states) for states in answers)
+    assert torch.equal(tree[:5], alone)
+    assert torch.equal(tree[5:], branch[2:])
+    assert torch.equal(second, alone[:3])
+
+
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_speculation_on_packed_weights_equals_plain_decoding(variant: str, kind: Type, tmp_path: Path) -> None:

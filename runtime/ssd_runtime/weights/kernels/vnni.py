@@ -1,4 +1,4 @@
-"""Our own product of fp32 rows with 4- and 8-bit weights, for processors with AVX-512 VNNI (`native/packed.c`)."""
+"""Our own product of fp32 rows with 4- and 8-bit weights, for processors with AVX-512 VNNI (`native/products.h`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Vnni:
     quantised to 8 bits per group of 32 columns. A row's product is the same to the bit whatever rows stand beside it.
     """
 
-    __slots__ = ("_about", "_address", "_bias", "_blocks", "_library", "in_features", "name", "out_features")
+    __slots__ = ("_about", "_bias", "_blocks", "_library", "address", "in_features", "name", "out_features")
 
     rounding = torch.int8
 
@@ -57,7 +57,7 @@ class Vnni:
             self._blocks.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )
-        self._address = ctypes.addressof(self._about)
+        self.address = ctypes.addressof(self._about)
 
     @staticmethod
     def can_serve(out_features: int, in_features: int) -> bool:
@@ -79,11 +79,11 @@ class Vnni:
         n = x.shape[0]
         y = torch.empty(n, self.out_features)
         threads = torch.get_num_threads()
-        memory = torch.empty(threads * _memory(n, self.in_features))
+        memory = torch.empty(threads * quantised_floats(n, self.in_features))
         if residual is not None:
             residual = residual.contiguous()
         self._library.linear(
-            self._address,
+            self.address,
             None if norm is None else norm.weight.data_ptr(),
             0.0 if norm is None else norm.epsilon,
             x.data_ptr(),
@@ -102,10 +102,10 @@ class Vnni:
         y = torch.empty(n, down.out_features)
         inner = down.in_features
         threads = torch.get_num_threads()
-        memory = torch.empty(n * inner + threads * (_memory(n, self.in_features) + _memory(n, inner)))
+        memory = torch.empty(n * inner + threads * (quantised_floats(n, self.in_features) + quantised_floats(n, inner)))
         self._library.mlp(
-            self._address,
-            down._address,
+            self.address,
+            down.address,
             None if norm is None else norm.weight.data_ptr(),
             0.0 if norm is None else norm.epsilon,
             x.data_ptr(),
@@ -117,7 +117,7 @@ class Vnni:
         return y
 
 
-def _memory(n: int, width: int) -> int:
+def quantised_floats(n: int, width: int) -> int:
     """The number of floats that `n` quantised rows of `width` columns take."""
     return n * (width // 4 + 2 * (width // GROUP))
 

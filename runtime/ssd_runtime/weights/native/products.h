@@ -1,4 +1,4 @@
-/* Products of fp32 rows with weights of 4 and 8 bits, for processors with AVX-512 VNNI.
+/* Products of fp32 rows with weights of 4 and 8 bits.
  *
  * Columns come in groups of 32. A weight is scale * level + least, where level is unsigned and scale and least belong to
  * one output and one group; 8-bit weights are scale * (level - 128). A row is quantised to 8 bits with a scale of its own
@@ -9,6 +9,7 @@
  * two of them in the low and the high halves of the same bytes at 4 bits; 16 scales; at 4 bits, 16 leasts. Scales and
  * leasts are fp16.
  */
+#pragma once
 #include <immintrin.h>
 #include <math.h>
 #include <omp.h>
@@ -183,70 +184,4 @@ static void project(const Weight *weight, Rows rows, int64_t n, const float *res
                 _mm512_storeu_ps(y + at, sum);
             }
         }
-}
-
-/* exp(x) for x in [-87, 88], to about one unit in the last place: 2^n times a polynomial in the rest. */
-static inline __m512 exponential(__m512 x) {
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 rest = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145751953125f), x);
-    rest = _mm512_fnmadd_ps(n, _mm512_set1_ps(1.42860677e-6f), rest);
-    /* Taylor's series: the rest is at most ln 2 / 2, so the first term left out is below 3e-9. */
-    __m512 sum = _mm512_set1_ps(1.0f / 5040);
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 720));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 120));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 24));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 6));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.5f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(sum, n);
-}
-
-static inline __m512 silu(__m512 x) {
-    const __m512 bounded = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(87.0f)), _mm512_set1_ps(-87.0f));
-    const __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(x, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), bounded))));
-}
-
-/* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
-static void gated(const Weight *weight, Rows rows, int64_t n, float *hidden) {
-    const int64_t width = weight->out / 2, tiles = width / TILE;
-#pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < tiles; tile++)
-        for (int64_t first = 0; first < n; first += ROWS) {
-            const int count = chunk(n, first);
-            __m512 gate[ROWS], up[ROWS];
-            products(weight, tile, rows, first, count, gate);
-            products(weight, tiles + tile, rows, first, count, up);
-            for (int r = 0; r < count; r++)
-                _mm512_storeu_ps(hidden + (first + r) * width + tile * TILE, _mm512_mul_ps(silu(gate[r]), up[r]));
-        }
-}
-
-/* y [n, out] = W norm(x) + residual. `memory` holds the quantised rows of each thread. */
-void linear(const Weight *weight, const float *norm_weight, float epsilon, const float *x, int64_t n,
-            const float *residual, float *y, float *memory, int threads)
-{
-    const Norm norm = {norm_weight, epsilon};
-#pragma omp parallel num_threads(threads)
-    {
-        const Rows rows = quantised(x, norm, n, weight->in, memory);
-        project(weight, rows, n, residual, y);
-    }
-}
-
-/* y [n, out] = x + W_down (silu(W_gate norm(x)) * W_up norm(x)). `memory` holds the inner rows in fp32, then the quantised
- * rows of each thread, those of x first and those of the inner rows after them. */
-void mlp(const Weight *gate_up, const Weight *down, const float *norm_weight, float epsilon, const float *x, int64_t n,
-         float *y, float *memory, int threads)
-{
-    const Norm norm = {norm_weight, epsilon}, none = {0, 0.0f};
-    float *outer = memory + n * down->in;
-    float *inner = outer + threads * floats_of(n, gate_up->in);
-#pragma omp parallel num_threads(threads)
-    {
-        gated(gate_up, quantised(x, norm, n, gate_up->in, outer), n, memory);
-        const Rows rows = quantised(memory, none, n, down->in, inner);
-        project(down, rows, n, x, y);
-    }
 }
