@@ -30,6 +30,7 @@ from ssd_runtime.model.attention import bias_of, has_causal_kernel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.static_step import StaticStep
+from ssd_runtime.model.transfer import take_rows, to_device
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
@@ -118,6 +119,13 @@ def test_a_cpu_tensor_beside_one_of_the_card_is_an_error() -> None:
     ):
         with pytest.raises(RuntimeError, match=r"device|is on cpu|are on card"), torch.inference_mode():
             mixed()
+
+
+@pytest.mark.parametrize("rows", [[], [0, 1], [1], [2, 0]])
+def test_rows_are_taken_by_numbers_of_the_host(rows: list[int]) -> None:
+    x = torch.arange(6).view(3, 2)
+    assert take_rows(x, rows).tolist() == [x[row].tolist() for row in rows]
+    assert x[to_device(rows, x.device)].tolist() == [x[row].tolist() for row in rows]
 
 
 def test_every_wait_of_the_host_is_counted() -> None:

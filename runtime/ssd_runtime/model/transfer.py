@@ -13,7 +13,9 @@ def to_device(values: Sequence[int] | Sequence[Sequence[int]] | Tensor, device: 
 
     `torch.tensor(values, device=device)` copies too, but then waits until a card has done all work queued before.
     """
-    return torch.as_tensor(values).to(device, non_blocking=True)
+    # An empty list would make a tensor of floats, which is no index.
+    numbers = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
+    return numbers.to(device, non_blocking=True)
 
 
 def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
