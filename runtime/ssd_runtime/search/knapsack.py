@@ -14,6 +14,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
+from ssd_runtime.model.transfer import to_device
 from ssd_runtime.search.replay import ReferenceStates
 
 NEAR = 1e-3
@@ -124,7 +125,7 @@ class _Level:
         kept = [place for place, weight in enumerate(self.weights) if least <= weight <= most]
         if len(kept) == len(self.weights):
             return self
-        return _Level([self.weights[place] for place in kept], self.x[:, kept])
+        return _Level([self.weights[place] for place in kept], self.x[:, to_device(kept, self.x.device)])
 
 
 def _better(
@@ -145,7 +146,7 @@ def _better(
         few = _thinned({weight: cosines[place] for weight, place in kept.items()}, most)
         kept = {weight: kept[weight] for weight in few}
     choice = {weight: place >= len(executed.weights) for weight, place in kept.items()}
-    return _Level(list(kept), both[:, list(kept.values())]), choice
+    return _Level(list(kept), both[:, to_device(list(kept.values()), both.device)]), choice
 
 
 def _thinned(cosines: dict[int, float], most: int) -> list[int]:
@@ -186,10 +187,10 @@ def _rating(
     """Rate the masks of the last level, whose states run through the head together."""
     tokens, _ = yield Head(level.x.flatten(0, 1), best=True)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
-    agreements: list[float] = matches.float().mean(0).tolist()
     final = decoder.norm(level.x)
     target = decoder.norm(reference.states[-1])[:, None]
-    cosines: list[float] = torch.cosine_similarity(final.float(), target.float(), -1).mean(0).tolist()
+    cosine_rows = torch.cosine_similarity(final.float(), target.float(), -1)
+    agreements, cosines = torch.stack([matches.float().mean(0), cosine_rows.mean(0)]).tolist()
     return [
         Candidate(
             mask=_mask(num_layers=decoder.shape.num_layers, weights=weights, choices=choices, skipped_weight=weight),
