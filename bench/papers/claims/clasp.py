@@ -33,8 +33,8 @@ CLASP = (
             paired("clasp", "clasp+skip=0.4", SWEEP),
             paired("clasp", "clasp+skip=0.6", SWEEP),
         ),
-        reason="half of the layers are planted, so a half is best by construction; four prompts by the clock do not tell "
-        "it from 40%, and 60% were not measured",
+        reason="half of the layers are planted, so a half is best by construction; four prompts by the clock do not "
+        "tell it from 40%, and 60% were not measured",
         part="priced-clasp",
     ),
     Claim(
