@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ssd_artifacts.files import cache_folder, remember, sha256_file
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import Printable
 
 COMPUTATION = frozenset(
     {
@@ -56,18 +57,18 @@ class ModelFingerprint(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: Printable
     """Name from which the model can be loaded again: a Hub id, a folder, `demo@wheel`, …"""
-    revision: str | None
-    architecture: str
+    revision: Printable | None
+    architecture: Printable
     num_layers: int = Field(gt=0, le=MAX_LAYERS)
-    weights_sha256: str
-    weights_sample_sha256: str
+    weights_sha256: Printable
+    weights_sample_sha256: Printable
     """Hash of three slices per tensor. It is checked at every load, where a full hash would take too long."""
-    config_sha256: str
-    tokenizer_sha256: str
-    dtype: str
-    quantization: str | None
+    config_sha256: Printable
+    tokenizer_sha256: Printable
+    dtype: Printable
+    quantization: Printable | None
 
     def spec(self, where: str) -> str:
         """The argument for `load_model`: a Hub id with its revision, a folder, …

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ssd_artifacts.bundle import MANIFEST
+from ssd_artifacts.manifest import MANIFEST
 
 ANCHOR_RULES = ("central", "joint", "per_domain")
 """Rules that select a domain's anchors. `central` takes the prompts nearest to its mean. `joint` takes those nearest

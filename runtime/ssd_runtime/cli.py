@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.reference_bundle import bundle_path
+from ssd_artifacts.sharing.opening import open_given, trusted_bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
 from ssd_runtime.command import (
     DTYPE_HELP,
     WEIGHT_MEMORY_HELP,
     WEIGHTS_HELP,
+    ArtifactOption,
+    SignatureOption,
     VersionOption,
     read_size,
     run_command,
@@ -37,9 +38,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def run(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input, or a chat.")] = None,
-    artifact: Annotated[
-        Path | None, typer.Option("--artifact", "--bundle", help="A bundle that ssd-compile wrote, or `demo`.")
-    ] = None,
+    artifact: ArtifactOption = None,
+    require_signature: SignatureOption = None,
     model: Annotated[
         str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
     ] = None,
@@ -108,11 +108,12 @@ def run(
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
     check_strategy(strategy, artifact is not None)
     settings = read_settings(strategy, assignments or [])
-    bundle = Bundle.load(bundle_path(artifact)) if artifact is not None else None
+    opened = open_given(artifact, require_signature)
+    bundle = opened.bundle if opened is not None else None
     if model is None:
-        if bundle is None:
+        if opened is None:
             raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
-        model = bundle.model.spec(str(artifact))
+        model = opened.model_spec()
 
     recorder = read_recorder(record, record_share, record_redact)
 
@@ -127,7 +128,7 @@ def run(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(model, device, dtype, weights or weights_of(bundle, model))
+    loaded = load_model(model, device, dtype, weights or weights_of(trusted_bundle(opened), model))
     for line in loaded.notes:
         print(f"note: {line}", file=sys.stderr)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:

@@ -6,12 +6,14 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import printable
 
 # Some versions of Typer bundle their own click, so the exceptions are found by their common base class.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -32,6 +34,20 @@ VersionOption = Annotated[
     bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
 ]
 """The option `--version`, as the type of a parameter that the command itself does not use."""
+ArtifactOption = Annotated[
+    str | None,
+    typer.Option(
+        "--artifact",
+        "--bundle",
+        help="A bundle: a folder, an archive, hf://org/name@revision, oci://host/name:tag or `demo`.",
+    ),
+]
+SignatureOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--require-signature", help="A public key (PEM): the bundle must be signed by it, and is trusted then."
+    ),
+]
 
 
 def run_command(app: typer.Typer) -> None:
@@ -73,10 +89,5 @@ def read_size(text: str | None) -> int | None:
 
 def complain(message: str) -> int:
     """Print an error as one line on standard error. Returns the exit code for bad input."""
-    print(f"error: {one_line(message)}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     return BAD_INPUT
-
-
-def one_line(message: str) -> str:
-    """Collapse every run of white space in the message into one space."""
-    return " ".join(message.split())

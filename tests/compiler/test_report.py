@@ -7,14 +7,13 @@ import re
 from ssd_artifacts.domain_config import LoadValidation, SearchCost
 from ssd_compiler.report.html import html_report
 from ssd_compiler.report.summary import domain_summary, load_text
-from tests.bundles import LAYERS, fingerprint, record
-from tests.tables import latency_table
+from tests.bundles import LAYERS, bundle, record
 
 
 def test_the_search_is_drawn_as_steps_that_rise_and_reach_its_end() -> None:
     cost = SearchCost(seconds=8.0, evaluations=9, target_forwards=4.2, progress=[(1.0, 0.8), (2.0, 0.9), (4.0, 1.3)])
     searched = record("one", {(2, 3): 0.9}).model_copy(update={"search": cost})
-    page = html_report(fingerprint(), latency_table(LAYERS), {"one": searched, "two": record("two", {})}, "today")
+    page = html_report(bundle(one=searched, two=record("two", {})))
     [line] = re.findall(r'<polyline points="([^"]*)"', page)
     x, y = zip(*(map(float, corner.split(",")) for corner in line.split()), strict=True)
     assert x == (60.0, 100.0, 100.0, 180.0, 180.0, 340.0)
@@ -34,7 +33,7 @@ def test_the_report_says_at_which_loads_masks_pay() -> None:
     assert load_text(alone) == ""
     assert load_text(timed) == "4: 1.20x (1.15–1.25), 8: 0.90x (0.85–0.95); masks pay at 1, 4"
     assert domain_summary(timed, LAYERS)["pays_with"] == [1, 4]
-    page = html_report(fingerprint(), latency_table(LAYERS), {"one": timed}, "today")
+    page = html_report(bundle(one=timed))
     assert "one with several at once: 4: 1.20x" in page
     never = timed.model_copy(
         update={"pays": False, "validation": timed.validation.model_copy(update={"under_load": measured[1:]})}

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig
-from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.report.summary import domain_summary, load_text
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
@@ -15,8 +15,10 @@ from ssd_profiles.mask import SkipMask
 QUERIES = (1, 2, 4, 8, 16, 32)
 
 
-def html_report(model: ModelFingerprint, latency: LatencyTable, domains: dict[str, DomainConfig], created: str) -> str:
+def html_report(bundle: Bundle) -> str:
     """Render a self-contained page with verdicts, masks, frontiers and latencies."""
+    model, domains, created = bundle.model, bundle.domains, bundle.created
+    latency = next(iter(bundle.latency.values()))
     summaries = [domain_summary(config, model.num_layers) for config in domains.values()]
     parts = [
         f"<h1>{escape(model.name)}</h1>",

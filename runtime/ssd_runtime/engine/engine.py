@@ -12,7 +12,7 @@ from typing import Any
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.fingerprint import config_sha256
-from ssd_artifacts.reference_bundle import bundle_path
+from ssd_artifacts.sharing.opening import open_given, trusted_bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt
@@ -95,18 +95,21 @@ class Engine:
         device: str | None = None,
         dtype: str | None = None,
         weights: str | None = None,
+        key: str | Path | None = None,
     ) -> Engine:
-        """Load a bundle, a folder or `demo`, with its model, or a `model` alone (`load_model`).
+        """Load a bundle (a folder, an archive, `hf://…`, `oci://…` or `demo`) with its model, or a `model` alone.
 
+        `model` is an argument of `load_model`; a bundle from elsewhere needs it, or the public `key` that signed it.
         `weights` is by default what the bundle was compiled with, else dense. Raises UserError if neither is given or
         one cannot be loaded.
         """
-        bundle = Bundle.load(bundle_path(Path(artifact))) if artifact is not None else None
+        opened = open_given(artifact, Path(key) if key is not None else None)
+        bundle = opened.bundle if opened is not None else None
         if model is None:
-            if bundle is None:
+            if opened is None:
                 raise UserError("engine: neither a bundle nor a model is given; give one of them")
-            model = bundle.model.spec(str(artifact))
-        weights = weights or weights_of(bundle, model)
+            model = opened.model_spec()
+        weights = weights or weights_of(trusted_bundle(opened), model)
         return cls(load_model(model, device, dtype, weights), bundle, str(artifact))
 
     @cached_property

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ssd_artifacts.bundle import MANIFEST, Bundle
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.manifest import MANIFEST
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.http.engine_thread import EngineThread
@@ -50,7 +51,7 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(tmp_path / "bundle", thread, Metrics("tiny"))
+    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
     strategies = ["auto", "knn", "fixed:one", "lookup"]
     expected = [lone(engine, order(engine, text, 60)) for text in TEXTS]
     engine.take_up(Bundle.load(tmp_path / "bundle"))
@@ -93,7 +94,7 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
     engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(tmp_path / "bundle", thread, Metrics("tiny"))
+    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
     assert asyncio.run(watch.reload())
     replace(bundle(), model=fingerprint(), created="today").save(tmp_path / "bundle")
 
@@ -118,7 +119,7 @@ def test_a_folder_that_is_still_being_copied_is_taken_up_once_it_is_whole(
     """And not again after that."""
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
     bundle_of(engine, "today").save(tmp_path / "new")
-    watch = BundleWatch(tmp_path / "bundle", thread, Metrics("tiny"))
+    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
 
     async def copy() -> None:
         polling = asyncio.ensure_future(watch.poll(0.01))

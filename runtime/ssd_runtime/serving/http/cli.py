@@ -9,18 +9,18 @@ import time
 import warnings
 from importlib.util import find_spec
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.reference_bundle import bundle_path
+from ssd_artifacts.sharing.opening import open_given, trusted_bundle
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import (
     DTYPE_HELP,
     WEIGHT_MEMORY_HELP,
     WEIGHTS_HELP,
+    ArtifactOption,
+    SignatureOption,
     VersionOption,
     read_size,
     run_command,
@@ -40,9 +40,8 @@ POLL_SECONDS = 2.0
 
 @app.command()
 def serve(
-    artifact: Annotated[
-        Path | None, typer.Option("--artifact", "--bundle", help="A bundle that ssd-compile wrote, or `demo`.")
-    ] = None,
+    artifact: ArtifactOption = None,
+    require_signature: SignatureOption = None,
     model: Annotated[
         str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
     ] = None,
@@ -93,13 +92,13 @@ def serve(
     memory = read_size(weight_memory)
     check_strategy(strategy, artifact is not None)
     parameters = read_settings(strategy, assignments or [])
-    folder = bundle_path(artifact) if artifact is not None else None
-    bundle = Bundle.load(folder) if folder is not None else None
+    opened = open_given(artifact, require_signature)
+    bundle = opened.bundle if opened is not None else None
     if model is None:
-        if bundle is None:
+        if opened is None:
             raise UserError("--artifact: none given; give a bundle, or a --model to serve without one")
-        model = bundle.model.spec(str(artifact))
-    if reload and folder is None:
+        model = opened.model_spec()
+    if reload and opened is None:
         raise UserError("--reload: there is no bundle to take up; give one with --artifact, or omit it")
     recorder = read_recorder(record, record_share, record_redact)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -125,7 +124,7 @@ def serve(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(model, device, dtype, weights or weights_of(bundle, model))
+    loaded = load_model(model, device, dtype, weights or weights_of(trusted_bundle(opened), model))
     for line in loaded.notes:
         log.info("%s", line)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
@@ -161,7 +160,7 @@ def serve(
     )
     watch_gauges(service)
     thread.start()
-    watch = BundleWatch(folder, thread, metrics) if folder is not None else None
+    watch = BundleWatch(opened.folder, require_signature, thread, metrics) if opened is not None else None
     binding = Binding(listener=listener, grace=grace, poll=POLL_SECONDS if reload else None)
     try:
         serve(service, binding, watch)
