@@ -89,12 +89,13 @@ class Bundle:
             raise UserError(f"{path / MANIFEST}: does not list {name}; compile the bundle again")
         check_files(path, manifest)
         layers = manifest.model.num_layers
+        domains = {name: _read_domain(path, name, layers) for name in manifest.domains}
         anchors = AnchorSet.from_file(str(path / ANCHORS), manifest.domains)
         return cls(
             tool_version=manifest.tool_version,
             created=manifest.created,
             model=manifest.model,
-            domains={name: _read_domain(path, name, layers) for name in manifest.domains},
+            domains=domains,
             anchors=anchors,
             latency={file.stem: _read_latency(file, layers) for file in sorted((path / "latency").glob("*.json"))},
             report=read_text(path / REPORT) if REPORT in manifest.files else None,
