@@ -50,6 +50,8 @@ def push_to_hub(folder: Path, reference: Reference, card: str, private: bool) ->
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
+    if not hub_reachable():
+        raise UserError(f"{reference.text}: no connection to the Hub; check the network")
     api = HfApi()
     with _hub_errors(reference):
         api.create_repo(reference.name, private=private, exist_ok=True)
@@ -105,11 +107,12 @@ def _signature(reference: Reference) -> Path | None:
 @contextmanager
 def _hub_errors(reference: Reference) -> Iterator[None]:
     """Turn the client's errors into one line."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     try:
         yield
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+    except UserError:
+        raise
+    # The client raises OSErrors, ValueErrors, and KeyErrors where an answer lacks what it expects.
+    except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
             f"{reference.text}: the Hub cannot give or take it ({reason}); check the name, your login and the network"
