@@ -80,14 +80,24 @@ class ModelFingerprint(BaseModel):
         is_hub = self.revision is not None and "@" not in self.name
         return f"{self.name}@{self.revision}" if is_hub else self.name
 
+    def serves(self, loaded: ModelFingerprint) -> bool:
+        """Whether `loaded` is this bundle's model, in whatever dtype or quantisation."""
+        return self.num_layers == loaded.num_layers and all(
+            getattr(self, f"{part}_sha256") == getattr(loaded, f"{part}_sha256") for part in self._compared(loaded)
+        )
+
+    def _compared(self, loaded: ModelFingerprint) -> tuple[str, ...]:
+        """Names of the hashes that must agree."""
+        requantised = self.quantization != loaded.quantization
+        return ("config", "tokenizer") if requantised else ("config", "tokenizer", "weights_sample")
+
     def require_same_model(self, loaded: ModelFingerprint, where: str) -> None:
         """Raise UserError when `loaded` is a model other than this bundle's.
 
         Dtypes may differ. So may quantisations: their files have no bytes in common, so config and tokenizer decide,
         and the bundle's acceptance is a prior.
         """
-        requantised = self.quantization != loaded.quantization
-        for part in ("config", "tokenizer") if requantised else ("config", "tokenizer", "weights_sample"):
+        for part in self._compared(loaded):
             expected = getattr(self, f"{part}_sha256")
             got = getattr(loaded, f"{part}_sha256")
             if expected != got:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ssd_artifacts.manifest import MANIFEST
 
+DRAFT_BLOCK = 8
+"""Tokens of a draft whose keys a replayed position sees."""
 ANCHOR_RULES = ("central", "joint", "per_domain")
 """Rules that select a domain's anchors. `central` takes the prompts nearest to its mean. `joint` takes those nearest
 to its centre in a K-means over all domains (KNN-SSD §4.1). `per_domain` takes those nearest to the centres of a
@@ -54,7 +56,7 @@ class CompileSettings:
     """Number of layers with an exit head. The default is none, since each head stores hidden² numbers."""
     exit_epochs: int = 0
     """Training epochs after the closed-form fit; SpecBound trains for 20."""
-    block: int = 8
+    block: int = DRAFT_BLOCK
     """Draft length that the acceptance estimate assumes when it decides which keys a position sees."""
 
     @property

@@ -61,12 +61,20 @@ def test_the_good_bundle_drafts(loaded: LoadedModel, saved: Path, plainly: list[
 
 MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "anchors of another width": (
-        lambda folder: edit_tensors(
-            folder,
-            "anchors.safetensors",
-            features=np.eye(1, WIDTH + 1, dtype=np.float32),
-            center=np.zeros(WIDTH + 1, np.float32),
-            others=np.eye(1, WIDTH + 1, dtype=np.float16),
+        lambda folder: (
+            edit_tensors(
+                folder,
+                "anchors.safetensors",
+                features=np.eye(1, WIDTH + 1, dtype=np.float32),
+                center=np.zeros(WIDTH + 1, np.float32),
+                others=np.eye(1, WIDTH + 1, dtype=np.float16),
+            ),
+            edit_tensors(
+                folder,
+                "exits.safetensors",
+                weights=np.zeros((2, WIDTH + 1, WIDTH + 1), np.float16),
+                biases=np.zeros((2, WIDTH + 1), np.float16),
+            ),
         ),
         "anchors.safetensors is for a hidden size of 33, the model's is 32",
     ),

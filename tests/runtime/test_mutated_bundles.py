@@ -74,7 +74,7 @@ def test_a_mutated_bundle_is_refused_in_one_line_or_changes_no_output(
     _write(part, outcomes)
     assert set(outcomes) <= {*PAST_INTEGRITY, "refused by manifest"}, outcomes
     past_integrity = sum(outcomes[name] for name in PAST_INTEGRITY)
-    assert past_integrity >= len(seeds) / 2, outcomes
+    assert past_integrity >= len(seeds) // 2, outcomes
     assert len(seeds) < 20 or outcomes["decoded"] > 0, outcomes
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ssd_artifacts.bundle import require_replaceable
 from ssd_artifacts.files import write_atomically
 from ssd_artifacts.manifest import REPORT_PAGE
 from ssd_artifacts.sharing.archive import archive_bytes, pack
@@ -25,7 +26,8 @@ from ssd_compiler.bundles.summary import summary_text
 from ssd_compiler.report.html import html_report
 from ssd_compiler.report.summary import domain_summary
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import SignatureOption, VersionOption, run_command
+from ssd_profiles.prompts import read_prompts
+from ssd_runtime.command import DTYPE_HELP, SignatureOption, VersionOption, run_command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 BundleArgument = Annotated[str, typer.Argument(help="A folder, an archive, hf://…, oci://… or `demo`.")]
@@ -161,6 +163,60 @@ def sign_(
     if not bundle.is_dir():
         raise UserError(f"{bundle}: no folder of a bundle; sign it before it is packed, or use pack --key")
     print(sign(bundle, key) if key is not None else sign_keyless(bundle))
+
+
+@app.command("adopt")
+def adopt_(
+    bundle: BundleArgument,
+    model: Annotated[str, typer.Option(help="The model that the bundle shall serve: other files, or a fine-tune.")],
+    out: Annotated[Path, typer.Option(help="Where the new bundle goes.")],
+    original: Annotated[str | None, typer.Option(help="The bundle's own model, to compare all tensors with.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompts to measure on; the domains' starter prompts by default.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Time to measure in, about.")] = 60.0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
+    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
+) -> None:
+    """Make a bundle for another form of its model: measure how well its masks draft there, or say why not."""
+    opened = open_bundle(bundle)
+    given = read_prompts(prompts) if prompts is not None else []
+    try:
+        require_replaceable(out)
+    except UserError as error:
+        raise UserError(f"--out: {error}") from None
+
+    # These imports take seconds and come last, so that bad input is answered at once.
+    from ssd_compiler.bundles.adopt import adopt
+    from ssd_compiler.bundles.kinship import distance, require_same_shapes
+    from ssd_compiler.progress import Reporter
+    from ssd_runtime.loading.models import load_model
+    from ssd_runtime.weights.kernel_choice import fitted_decoder
+
+    loaded = load_model(model, device, dtype)
+    require_same_shapes(opened.bundle, loaded, bundle)
+    if original is not None:
+        first = load_model(original, device, dtype)
+        opened.bundle.model.require_same_model(first.fingerprint(), bundle)
+        far = distance(first.model, loaded.model, bundle)
+        print(f"{far.tensors} tensors: median difference {far.median:.4f} of their norm, {far.largest:.4f} at most")
+        del first
+    adopted, masks = adopt(
+        bundle=opened.bundle,
+        loaded=loaded,
+        decoder=fitted_decoder(loaded.model, None),
+        where=bundle,
+        seconds=seconds,
+        prompts=given,
+        reporter=Reporter(),
+    )
+    adopted.save(out, html_report(adopted))
+    for mask in masks:
+        print(
+            f"{mask.domain}: agreement {mask.compiled:.3f} compiled, {mask.measured:.3f} on {mask.positions} tokens "
+            f"here; {'acceptance kept' if mask.kept else 'acceptance measured anew'}"
+        )
+    print(f"{out}: bundle for {adopted.model.name}, not signed, never timed")
 
 
 @app.command()
