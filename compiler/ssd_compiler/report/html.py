@@ -28,7 +28,7 @@ _HEAD = (
     "white-space:nowrap}td:first-child,th:first-child{text-align:left;font-weight:600}.grid{stroke:var(--line)}"
     ".kept{fill:var(--cell)}svg{max-width:100%;height:auto}svg text{font-size:11px;fill:var(--soft)}"
     ".figures{display:flex;flex-wrap:wrap;gap:1rem 2rem}figure{margin:0}figcaption{font-weight:600;font-size:14px}"
-    ".legend span{margin-right:1.2rem}.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.4em;"
+    ".legend span{margin-right:1.2rem;white-space:nowrap}.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.4em;"
     "border-radius:2px}"
     "</style></head>"
 )
@@ -68,8 +68,7 @@ def html_report(bundle: Bundle) -> str:
         "<h2>Frontiers</h2><p>Masks that no other beats: left is cheaper, up is better; the large dot was chosen.</p>",
         legend([*origins, ("other", COLOURS[5])]),
         _figures(pictures.frontier(config) for config in domains.values()),
-        "<h2>Search</h2><p>The best speed-up predicted so far, where it was kept.</p>",
-        _figures(pictures.search(config) for config in domains.values()),
+        *_searches(domains),
         "<h2>Anchors</h2><p>Prompts by which others find their domain, in the two directions in which they differ "
         "most. Near ones are alike.</p>",
         pictures.anchors(bundle.anchors),
@@ -87,6 +86,11 @@ def _measured_on(table: LatencyTable | None) -> str:
 
 def _told_loads(domains: dict[str, DomainConfig]) -> list[tuple[str, str]]:
     return [(name, told) for name, config in domains.items() if (told := load_text(config))]
+
+
+def _searches(domains: dict[str, DomainConfig]) -> list[str]:
+    drawn = "".join(map(pictures.search, domains.values()))
+    return ["<h2>Search</h2><p>The best speed-up predicted so far.</p>", _figures([drawn])] if drawn else []
 
 
 def _figures(drawn: Iterable[str]) -> str:

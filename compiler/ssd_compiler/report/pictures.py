@@ -151,7 +151,9 @@ def latency(table: LatencyTable) -> str:
     grid = [float(n) for n in (*table.queries, *table.wide_queries)]
     by_rows = [(n, table.step_seconds(base, n) * 1e3) for n in grid]
     return _milliseconds(
-        "A step against the context it sees", "tokens of context", [(f"{n} rows", by_context[n]) for n in rows]
+        "A step against the context it sees",
+        "tokens of context",
+        [(f"{n} rows" if n > 1 else "1 row", by_context[n]) for n in rows],
     ) + _milliseconds(f"A step against its rows, {base:.0f} tokens of context", "rows", [("", by_rows)])
 
 
