@@ -28,8 +28,8 @@ _HEAD = (
     "white-space:nowrap}td:first-child,th:first-child{text-align:left;font-weight:600}.grid{stroke:var(--line)}"
     ".kept{fill:var(--cell)}svg{max-width:100%;height:auto}svg text{font-size:11px;fill:var(--soft)}"
     ".figures{display:flex;flex-wrap:wrap;gap:1rem 2rem}figure{margin:0}figcaption{font-weight:600;font-size:14px}"
-    ".legend span{margin-right:1.2rem;white-space:nowrap}.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.4em;"
-    "border-radius:2px}"
+    ".legend span{margin-right:1.2rem;white-space:nowrap}.legend i{display:inline-block;width:.8em;height:.8em;"
+    "margin-right:.4em;border-radius:2px}"
     "</style></head>"
 )
 
