@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from html import escape
 from pathlib import Path
 
 import yaml
@@ -61,4 +62,4 @@ def card_text(bundle: Bundle, place: str) -> str:
 
 def _escaped(text: str) -> str:
     """The text with what Markdown and HTML would act on escaped."""
-    return "".join(f"\\{c}" if c in "\\`*_{}[]()<>#|!&" else c for c in text)
+    return "".join(f"\\{c}" if c in "\\`*_{}[]()#|!" else c for c in escape(text))

@@ -185,8 +185,9 @@ def anchors(known: AnchorSet) -> str:
     rows = (known.features - known.center).astype(np.float64)[:MAX_DRAWN]
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     centred = rows - rows.mean(0)
-    _, _, directions = np.linalg.svd(centred, full_matrices=False)
-    places = centred @ directions[:2].T
+    # Principal components by the rows' inner products: there are fewer rows than dimensions.
+    values, vectors = np.linalg.eigh(centred @ centred.T)
+    places = (vectors * np.sqrt(np.maximum(values, 0.0)))[:, ::-1][:, :2]
     if places.shape[1] < 2:
         places = np.column_stack([places, np.zeros(len(places))])
     reach = float(np.abs(places).max(initial=1e-6)) * 1.1
