@@ -31,7 +31,7 @@ def card_text(bundle: Bundle, place: str) -> str:
         "Masks, acceptance and anchors for decoding this model faster by self-speculation. A bundle can change the",
         "speed of decoding, never its output. Latency is measured again on your device.",
         "",
-        f'    ssd-run --artifact {place} --model {"MODEL" if local else model.name} "Why is the sky blue?"',
+        f'    ssd-run --artifact {place} --model {"MODEL" if local else shlex.quote(model.name)} "Why is the sky blue?"',
         "",
         f"Model: {_escaped(model.architecture)}, {model.num_layers} layers, compiled in {_escaped(model.dtype)}, "
         f"weights `{model.weights_sha256[:12]}…`. Compiled {_escaped(bundle.created)} on "
