@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from html import escape
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def card_text(bundle: Bundle, place: str) -> str:
     about = {"library_name": "ssd-decoding", "tags": [TAG, "speculative-decoding", "self-speculative-decoding"]}
     if not local:
         about["base_model"] = model.name
+    named = "MODEL" if local else shlex.quote(model.name)
     lines = [
         "---",
         yaml.safe_dump(about, sort_keys=True).strip(),
@@ -31,7 +33,7 @@ def card_text(bundle: Bundle, place: str) -> str:
         "Masks, acceptance and anchors for decoding this model faster by self-speculation. A bundle can change the",
         "speed of decoding, never its output. Latency is measured again on your device.",
         "",
-        f'    ssd-run --artifact {place} --model {"MODEL" if local else shlex.quote(model.name)} "Why is the sky blue?"',
+        f'    ssd-run --artifact {place} --model {named} "Why is the sky blue?"',
         "",
         f"Model: {_escaped(model.architecture)}, {model.num_layers} layers, compiled in {_escaped(model.dtype)}, "
         f"weights `{model.weights_sha256[:12]}…`. Compiled {_escaped(bundle.created)} on "
