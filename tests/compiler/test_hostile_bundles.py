@@ -53,4 +53,4 @@ def test_a_card_shows_names_as_they_are_written() -> None:
     assert "<img" not in prose
     assert "[x](" not in prose
     [command] = [line for line in card.splitlines() if line.startswith("    ")]
-    assert shlex.split(command)[5] == evil, "one word for a shell"
+    assert shlex.split(command)[4] == evil, "one word for a shell"
