@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_artifacts.integrity import BESIDE, KEPT, check_files, present_files, read_manifest
+from ssd_artifacts.integrity import BESIDE, carry_over, check_files, present_files, read_manifest
 from ssd_artifacts.manifest import FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
 from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
@@ -50,9 +49,7 @@ class Bundle:
         A bundle that stood there is replaced, except for the files in `KEPT`.
         """
         with new_folder(path) as folder:
-            for name in KEPT:
-                if (path / name).is_file():
-                    shutil.copy2(path / name, folder / name)
+            carry_over(path, folder)
             contents: dict[str, bytes] = {ANCHORS: self.anchors.to_bytes()}
             contents |= {f"domains/{name}.yaml": to_yaml(config).encode() for name, config in self.domains.items()}
             contents |= {f"latency/{slug}.json": table.to_json().encode() for slug, table in self.latency.items()}

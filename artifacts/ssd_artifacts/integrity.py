@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from ssd_artifacts.files import sha256_file
@@ -62,6 +63,13 @@ def present_files(folder: Path) -> set[str]:
     """Relative paths of all files in a bundle's folder that are not `IGNORED`."""
     files = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file() or file.is_symlink())
     return {file.as_posix() for file in files if file.parts[0] not in IGNORED}
+
+
+def carry_over(old: Path, new: Path) -> None:
+    """Copy the user's own files from the folder of a bundle that is about to be replaced."""
+    for name in KEPT:
+        if (old / name).is_file():
+            shutil.copy2(old / name, new / name)
 
 
 def _require_inside(folder: Path, file: Path) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ssd_artifacts.bundle import EXITS, SUCCESSORS
 from ssd_artifacts.integrity import SIGNATURE, read_manifest
-from ssd_artifacts.manifest import MANIFEST, REPORT_PAGE
+from ssd_artifacts.manifest import MANIFEST, REPORT, REPORT_PAGE
 from ssd_artifacts.sharing.archive import MAX_SIGNATURE_BYTES, travelling_files
 from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_artifacts.sharing.reference import Reference
@@ -19,6 +20,9 @@ from ssd_profiles.errors import UserError
 CARD = "README.md"
 TAG = "ssd-bundle"
 """Tag of the Hub's card, by which bundles are found there."""
+
+_OPTIONAL = (SIGNATURE, REPORT, REPORT_PAGE, EXITS, SUCCESSORS)
+"""Files that an earlier bundle in a repository may have had, and a new one not."""
 
 
 def hub_commit(reference: Reference) -> str:
@@ -57,8 +61,8 @@ def push_to_hub(folder: Path, reference: Reference, card: str, private: bool) ->
         api.create_repo(reference.name, private=private, exist_ok=True)
         names = [*travelling_files(folder), CARD]
         known = api.list_repo_files(reference.name, revision=reference.revision)
-        stale = [name for name in known if name not in names and (name.split("/")[0] in ("domains", "latency"))]
-        stale += [name for name in known if name not in names and name in (SIGNATURE, REPORT_PAGE, *_OPTIONAL)]
+        gone = set(known) - set(names)
+        stale = [name for name in sorted(gone) if name in _OPTIONAL or name.startswith(("domains/", "latency/"))]
         additions = [CommitOperationAdd(name, str(folder / name)) for name in names if name != CARD]
         commit = api.create_commit(
             reference.name,
@@ -71,9 +75,6 @@ def push_to_hub(folder: Path, reference: Reference, card: str, private: bool) ->
             revision=reference.revision,
         )
     return str(commit.commit_url)
-
-
-_OPTIONAL = ("exits.safetensors", "followers.safetensors", "report.json")
 
 
 def _download(reference: Reference, name: str, most: int) -> Path:

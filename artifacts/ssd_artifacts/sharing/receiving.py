@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
-from ssd_artifacts.integrity import ORIGIN
+from ssd_artifacts.integrity import ORIGIN, carry_over
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_artifacts.sharing.archive import unpack
@@ -55,6 +55,7 @@ def receive(reference: Reference, out: Path | None = None) -> Path:
                 raise UserError(str(error).replace(str(temporary), reference.text)) from None
             received = datetime.now(UTC).isoformat(timespec="seconds")
             origin = Origin(source=reference.text, revision=revision, received=received)
+            carry_over(folder, temporary)
             (temporary / ORIGIN).write_text(to_yaml(origin), encoding="utf-8")
     return folder
 

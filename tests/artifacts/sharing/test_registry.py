@@ -72,8 +72,10 @@ def test_a_pull_replaces_a_bundle_and_nothing_else(host: str, saved: Path, tmp_p
     push_to_registry(saved, reference, {})
     out = tmp_path / "out"
     bundle(one=bundle().domains["one"]).save(out)
+    (out / "README.md").write_text("the user's")
     receive(reference, out)
     assert set(Bundle.load(out).domains) == {"one", "two"}
+    assert (out / "README.md").read_text() == "the user's"
     (out / "precious.txt").write_text("mine")
     with pytest.raises(UserError, match="holds precious"):
         receive(reference, out)
