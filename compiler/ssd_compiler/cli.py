@@ -20,14 +20,15 @@ from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import (
-    DTYPE_HELP,
-    WEIGHT_MEMORY_HELP,
-    WEIGHTS_HELP,
+from ssd_runtime.command import run_command
+from ssd_runtime.options import (
+    DeviceOption,
+    DtypeOption,
     SignatureOption,
     VersionOption,
+    WeightMemoryOption,
+    WeightsOption,
     read_size,
-    run_command,
 )
 
 MOST_FOUND = 64
@@ -49,10 +50,10 @@ def compile_(
     ] = None,
     require_signature: SignatureOption = None,
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
-    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
-    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    weights: WeightsOption = None,
+    weight_memory: WeightMemoryOption = None,
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
     evaluations: Annotated[
         int, typer.Option(min=8, max=100_000, help="Masks evaluated per domain, unless --budget is given.")

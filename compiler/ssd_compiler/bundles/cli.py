@@ -27,7 +27,8 @@ from ssd_compiler.report.html import html_report
 from ssd_compiler.report.summary import domain_summary
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import DTYPE_HELP, SignatureOption, VersionOption, run_command
+from ssd_runtime.command import run_command
+from ssd_runtime.options import DeviceOption, DtypeOption, SignatureOption, VersionOption
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 BundleArgument = Annotated[str, typer.Argument(help="A folder, an archive, hf://…, oci://… or `demo`.")]
@@ -175,8 +176,8 @@ def adopt_(
         Path | None, typer.Option(help="Prompts to measure on; the domains' starter prompts by default.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Time to measure in, about.")] = 60.0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
-    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
 ) -> None:
     """Make a bundle for another form of its model: measure how well its masks draft there, or say why not."""
     opened = open_bundle(bundle)

@@ -12,8 +12,6 @@ from typing import Any
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.fingerprint import config_sha256
-from ssd_artifacts.sharing.opening import open_given, trusted_bundle
-from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.job import Job
@@ -21,10 +19,11 @@ from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, RunSettings, Turn
+from ssd_runtime.engine.opening import read_source
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.text_stream import TextStream
-from ssd_runtime.loading.models import LoadedModel, conversation, load_model, weights_of
+from ssd_runtime.loading.models import LoadedModel, conversation, load_model
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings
@@ -103,14 +102,8 @@ class Engine:
         `weights` is by default what the bundle was compiled with, else dense. Raises UserError if neither is given or
         one cannot be loaded.
         """
-        opened = open_given(artifact, Path(key) if key is not None else None)
-        bundle = opened.bundle if opened is not None else None
-        if model is None:
-            if opened is None:
-                raise UserError("engine: neither a bundle nor a model is given; give one of them")
-            model = opened.model_spec()
-        weights = weights or weights_of(trusted_bundle(opened), model)
-        return cls(load_model(model, device, dtype, weights), bundle, str(artifact))
+        source = read_source(artifact, model, Path(key) if key is not None else None)
+        return cls(load_model(source.model, device, dtype, source.weights(weights)), source.bundle, source.where)
 
     @cached_property
     def latency(self) -> LatencyTable:

@@ -17,6 +17,7 @@ from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds,
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.kv_pool import KVLayout, KVPool
 from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention
 from ssd_runtime.model.placement import device_of
 from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
 from ssd_runtime.profiling.clock import WaitedLock, synchronize
@@ -116,7 +117,8 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
-        key_multiple = KEY_MULTIPLE if self.rounding != self.dtype else 1
+        self._native = [self._native_attention(layer) for layer in self.layers]
+        key_multiple = KEY_MULTIPLE if self.rounding != self.dtype and None in self._native else 1
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in self.layers],
             windows=[kind.window for kind in kinds],
@@ -152,8 +154,9 @@ class Decoder:
 
     @property
     def rounding(self) -> torch.dtype:
-        """The coarsest dtype to which rows are rounded: bf16 in kernels of quantised files, else the model's own."""
-        return torch.bfloat16 if any(linear.formats for linear in self._linears()) else self.dtype
+        """The coarsest dtype to which rows are rounded: that of a quantised file's kernels, else the model's own."""
+        found = {dtype for linear in self._linears() for dtype in linear.roundings}
+        return min(found, key=lambda dtype: dtype.itemsize, default=self.dtype)
 
     @property
     def foreign(self) -> list[nn.Module]:
@@ -188,6 +191,8 @@ class Decoder:
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
+        if any(changed):
+            self._native = [self._native_attention(layer) for layer in self.layers]
         if any(changed) or embedding != self._embedding_stamp:
             self.version += 1
             self._embedding_stamp = embedding
@@ -218,6 +223,9 @@ class Decoder:
         """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches."""
         with self.lock.inner:
             parts = self.layers[layer]
+            native = self._native[layer]
+            if native is not None and (segments := batch.sequences) is not None:
+                return native(layer, parts.kind, x, segments, batch.rotations[parts.kind])
             if self._spread:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)
@@ -333,6 +341,26 @@ class Decoder:
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""
         return x.to(self.device) if self._spread else x
+
+    def _native_attention(self, layer: Layer) -> NativeAttention | None:
+        """The layer's attention block as one call of our own code; None where that does not serve it."""
+        shape = self.shape
+        qkv, output = layer.qkv.fused, layer.output.fused
+        norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
+        apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
+        if qkv is None or output is None or apart or shape.head_dim not in HEAD_DIMS:
+            return None
+        if self.family.qk_norm == "projection" or any(norm is not None and norm.rms is None for norm in norms.values()):
+            return None
+        return NativeAttention(
+            qkv=qkv,
+            output=output,
+            **{name: None if norm is None else norm.rms for name, norm in norms.items()},
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            scale=layer.scale,
+        )
 
     def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:
         """Queries, keys and values [n, heads, head_dim] with normed queries and keys."""

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ssd_runtime.weights.hooks import hooked
-from ssd_runtime.weights.kernels.kernel import Kernel
+from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
+from ssd_runtime.weights.kernels.vnni import Vnni
 from ssd_runtime.weights.packed_linear import PackedLinear, whole_kernels
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -42,13 +43,26 @@ ALWAYS = (True,)
 class Linear:
     """Projections that share an input, from `x` [n, in] to their concatenated outputs [n, out].
 
+    The input's norm and the residual that is added to the output may be given along, since some kernels do all in one.
+
     They run on a packed copy of their weights (CPU, fp32 or bf16) or by calling the user's modules, whichever `serve`
     says is faster for n rows. Packed copies stay within the `memory` budget. They replace only exact `nn.Linear`
     modules without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
     Modules that hold a quantised file's weights (`PackedLinear`) share kernels, which are called directly.
     """
 
-    __slots__ = ("_calls", "_last", "_memory", "_modules", "_names", "_packed", "_parent", "_serves", "_stamp")
+    __slots__ = (
+        "_calls",
+        "_fused",
+        "_last",
+        "_memory",
+        "_modules",
+        "_names",
+        "_packed",
+        "_parent",
+        "_serves",
+        "_stamp",
+    )
 
     def __init__(self, parent: nn.Module, names: Sequence[str], memory: PackedMemory) -> None:
         self._parent = parent
@@ -73,13 +87,29 @@ class Linear:
         """Names of the kernels of the modules that hold a quantised file's weights."""
         return [module.kernel.name for module in self._modules if type(module) is PackedLinear]
 
+    @property
+    def roundings(self) -> list[torch.dtype]:
+        """The dtypes to which these kernels round rows."""
+        return [module.kernel.rounding for module in self._modules if type(module) is PackedLinear]
+
     def serve(self, rows: Sequence[bool]) -> None:
         """Let the packed copy serve n rows where `rows[n - 1]` is true. The last entry holds for all larger n."""
         self._serves = tuple(rows)
         self._last = len(rows) - 1
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply the projections to `x` [n, in]."""
+    @property
+    def fused(self) -> Vnni | None:
+        """The kernel that computes all of the projections with norm and residual; None if there is none."""
+        return self._fused
+
+    def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
+        """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
+        if self._fused is not None and (norm is None or norm.rms is not None):
+            return self._fused.fused(x, None if norm is None else norm.rms, residual)
+        y = self._product(x if norm is None else norm(x))
+        return y if residual is None else residual + y
+
+    def _product(self, x: Tensor) -> Tensor:
         if self._packed is not None and self._serves[min(x.shape[0] - 1, self._last)]:
             return self._packed(x)
         if len(self._calls) == 1:
@@ -99,6 +129,8 @@ class Linear:
     def _build(self) -> None:
         self._modules = self._found()
         self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_kernels(self._modules) or self._modules
+        only = self._calls[0] if len(self._calls) == 1 else None
+        self._fused = only if isinstance(only, Vnni) else None
         self._stamp = stamp_of(self._modules)
         self._drop()
         linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]

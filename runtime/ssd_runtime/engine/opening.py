@@ -1,0 +1,97 @@
+"""Opens an engine for a command: the bundle at once, so that bad input is answered soon, and the weights after it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.sharing.opening import OpenedBundle, open_given, trusted_bundle
+from ssd_profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from ssd_runtime.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The model that a command decodes, and the bundle that it decodes with."""
+
+    model: str
+    """Hub id, folder, `.gguf` file or `demo`."""
+    opened: OpenedBundle | None
+
+    @property
+    def bundle(self) -> Bundle | None:
+        """The bundle, if one was given."""
+        return self.opened.bundle if self.opened is not None else None
+
+    @property
+    def where(self) -> str:
+        """What errors call the bundle."""
+        return self.opened.where if self.opened is not None else "bundle"
+
+    def weights(self, given: str | None) -> str:
+        """How weights are loaded: as given, else as the bundle was compiled, if it may decide that, else dense."""
+        from ssd_runtime.loading.models import weights_of
+
+        return given or weights_of(trusted_bundle(self.opened), self.model)
+
+
+def read_source(artifact: str | Path | None, model: str | None, key: Path | None = None) -> ModelSource:
+    """Open the bundle, if one is given; its model is the default, unless it comes from elsewhere.
+
+    With `key`, the bundle must be signed by that public key, and may then choose the model. Raises UserError if neither
+    a bundle nor a model is given.
+    """
+    opened = open_given(artifact, key)
+    if model is None:
+        if opened is None:
+            raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
+        model = opened.model_spec()
+    return ModelSource(model, opened)
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """Where and how a model's weights are loaded; what is None takes its default."""
+
+    device: str | None = None
+    dtype: str | None = None
+    weights: str | None = None
+    weight_memory: int | None = None
+    """Bytes for packed copies of weights."""
+    threads: int | None = None
+
+
+def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str], object]) -> Engine:
+    """Load the model and check that the bundle fits it.
+
+    `note` receives a line for everything that the user should know: tensors that were quantised again, the dtype that
+    `auto` chose, settings that decoding ignores, and that this device is being measured.
+    """
+    # These imports take seconds.
+    import torch
+
+    from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
+    from ssd_runtime.loading.models import load_model
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    loaded = load_model(source.model, settings.device, settings.dtype, source.weights(settings.weights))
+    for line in loaded.notes:
+        note(line)
+    with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as ignored:
+        engine = Engine(
+            loaded=loaded,
+            bundle=source.bundle,
+            where=source.where,
+            weight_memory=settings.weight_memory,
+            before_measuring=lambda: note("measuring this device once (well under a minute)…"),
+        )
+    for warning in ignored:
+        note(str(warning.message))
+    return engine
