@@ -49,9 +49,14 @@ def main() -> None:
             cache = Path(room) / f"cache{number}"
             cache.mkdir()
             (cache / "models").symlink_to(models)
-            seconds["pull"].append(_taken([*PULL, place, "--out", str(Path(room) / f"out{number}")], cache))
-            seconds["first run"].append(_taken(run, cache))
-            seconds["second run"].append(_taken(run, cache))
+            works = {
+                "pull": [*PULL, place, "--out", str(Path(room) / f"out{number}")],
+                "first run": run,
+                "second run": run,
+            }
+            for name, command in works.items():
+                seconds[name].append(_taken(command, cache))
+                print(f"round {number + 1}, {name}: {seconds[name][-1]:.1f} s", flush=True)
     for name, values in seconds.items():
         print(f"{name:12} {np.median(values):.1f} s ({min(values):.1f}–{max(values):.1f})")
 
