@@ -1,4 +1,4 @@
-"""Whether a bundle's folder holds the files of its manifest, unaltered, and nothing else."""
+"""Checks that a bundle's folder holds the files of its manifest, unaltered, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ssd_profiles.errors import UserError
 SIGNATURE = "manifest.yaml.sig"
 """Signature of the manifest, and so of every file that the manifest lists."""
 ORIGIN = "origin.yaml"
-"""Where a bundle that was pulled or unpacked came from. It stays on the machine that received the bundle."""
+"""File that says where a bundle was pulled or unpacked from. It stays on the machine that received the bundle."""
 KEPT = frozenset({"README.md", ".gitattributes"})
 """Files of the user's that survive when a bundle is written anew."""
 BESIDE = KEPT | {REPORT_PAGE, SIGNATURE, ORIGIN}

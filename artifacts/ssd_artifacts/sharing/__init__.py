@@ -1,1 +1,1 @@
-"""How a bundle travels: references, archives, the Hub, registries, signatures, and what is private in it."""
+"""Carries bundles between machines: references, archives, the Hub, registries, signatures and privacy."""

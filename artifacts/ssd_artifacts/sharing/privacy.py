@@ -1,4 +1,4 @@
-"""What in a bundle comes from the prompts and the machine that it was made with, and a bundle without that."""
+"""Names the parts of a bundle that come from its prompts and its machine, and leaves them out if asked."""
 
 from __future__ import annotations
 

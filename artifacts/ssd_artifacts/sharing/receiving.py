@@ -61,7 +61,7 @@ def receive(reference: Reference, out: Path | None = None) -> Path:
 
 
 def _revision(reference: Reference) -> str:
-    """What identifies the content that the reference means now."""
+    """Identifier of the content that the reference means now: a commit or a digest."""
     if reference.kind == "hub":
         return hub_commit(reference)
     if reference.kind == "registry":

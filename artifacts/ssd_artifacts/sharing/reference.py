@@ -1,4 +1,4 @@
-"""Where a bundle is: what `--artifact` names."""
+"""References to bundles: the values of `--artifact`."""
 
 from __future__ import annotations
 

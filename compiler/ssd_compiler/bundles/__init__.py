@@ -1,1 +1,1 @@
-"""The command `ssd-bundle`: what is in a bundle, how it travels, and how it comes to serve another model."""
+"""The command `ssd-bundle`: it shows bundles, carries them to other machines and fits them to other models."""

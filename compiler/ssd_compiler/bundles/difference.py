@@ -1,4 +1,4 @@
-"""What differs between two bundles."""
+"""Lists the differences between two bundles."""
 
 from __future__ import annotations
 

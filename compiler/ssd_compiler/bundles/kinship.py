@@ -1,4 +1,4 @@
-"""Whether a bundle can serve another model: its shapes, and how far its tensors are from the original's."""
+"""Compares a model with the one that a bundle was made for: sizes, and distances of tensors."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ROW = 60
 
 
 def summary_text(bundle: Bundle, folder: Path) -> str:
-    """What `ssd-bundle inspect` prints. All texts of a loaded bundle are printable."""
+    """The text that `ssd-bundle inspect` prints. All texts of a loaded bundle are printable."""
     model = bundle.model
     names = travelling_files(folder)
     size = sum((folder / name).stat().st_size for name in names)
@@ -47,7 +47,7 @@ def summary_text(bundle: Bundle, folder: Path) -> str:
 
 
 def origin_text(folder: Path) -> str:
-    """Where a bundle came from."""
+    """Source, revision and time of arrival of a bundle from elsewhere."""
     if not (folder / ORIGIN).is_file():
         return "made on this machine, or copied here by hand"
     origin = validated(folder / ORIGIN, read_yaml(folder / ORIGIN), Origin)

@@ -1,4 +1,4 @@
-"""What a bundle's latency table and acceptance make of each domain at each context: the choice and its reason."""
+"""The best plan of each domain at each context, by the bundle's latency table and acceptance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Advice:
 
     @property
     def text(self) -> str:
-        """What would be done, the speed-up, drafts at most and the confidence at which they end, and the cost c."""
+        """The plan with its speed-up, most drafts, the confidence at which they end, and the cost c of a draft step."""
         if self.option is None:
             return "plain: no masks"
         gain, cost = self.option.speedup, f"c {self.option.draft_cost:.2f}"
