@@ -91,14 +91,14 @@ class Batch:
     rotations: tuple[Rotation | None, ...]
     """One rotation of all rows per layer kind."""
     sequences: tuple[Segment, ...] | None
-    """The segments, if all are rows of sequences; None if there are variants among them."""
+    """The segments, if all are rows of sequences in slots that the host knows; None otherwise."""
     _copies: dict[torch.device, Batch] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, segments: Sequence[Segment | Variants]) -> Batch:
         """The batch of the segments' rows, one segment after the other."""
         kinds = zip(*(segment.views for segment in segments), strict=True)
-        sequences = tuple(segment for segment in segments if isinstance(segment, Segment))
+        sequences = tuple(each for each in segments if isinstance(each, Segment) and isinstance(each.slot, int))
         return cls(
             segments=tuple(segments),
             rotations=tuple(joined([view.rotation for view in views]) for views in kinds),
