@@ -27,8 +27,8 @@ from bench.harness.peers import PEERS
 from bench.harness.provenance import Watch, disturbance
 from bench.harness.standings import standings
 from bench.harness.tables import show
-from ssd_artifacts.bundle import MANIFEST
 from ssd_artifacts.files import sha256_file
+from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, read_prompts

@@ -18,11 +18,11 @@ def small_memory() -> Iterator[None]:
             patch.setattr(f"ssd_runtime.{module}.SPARE_SLOTS", SPARE)
         patch.setattr("ssd_runtime.model.kv_cache.LOOKBACK", 2)
         patch.setattr("ssd_runtime.model.kv_cache.FORWARD_ROWS", 2 * SPARE)
-        for module in ("session", "scheduler"):
+        for module in ("sequence.session", "scheduler"):
             patch.setattr(f"ssd_runtime.engine.{module}.PREFILL_CHUNK", SPARE)
-        for module in ("session", "job"):
+        for module in ("sequence.session", "job"):
             patch.setattr(f"ssd_runtime.engine.{module}.POOL_ROOM", ROOM)
         patch.setattr("ssd_runtime.engine.scheduler.PREFILL_ROWS", 2 * BLOCK)
-        for module in ("session", "prompt_states", "prefix_cache"):
+        for module in ("sequence.session", "sequence.prompt_states", "prefix_cache"):
             patch.setattr(f"ssd_runtime.engine.{module}.BLOCK", BLOCK)
         yield

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ssd_artifacts.fingerprint import MAX_LAYERS
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.mask import SkipMask
+from ssd_profiles.printable import Printable
 
 MIXTURE = "mix"
 """Name of the domain that stands for all domains together."""
@@ -36,7 +37,7 @@ class FrontierEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mask: str = Field(pattern=r"^[0-9a-f]+$", max_length=MAX_LAYERS // 2)  # one hexadecimal digit holds two layers
-    origin: str
+    origin: Printable
     """Name of the search that found the mask: knapsack, uniform, random, bayesian or self-sd."""
     token_agreement: Share
     draft_cost: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -178,7 +179,7 @@ class DomainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: Printable
     context: int = Field(ge=0, le=MAX_CONTEXT)
     """Context length in tokens for which the choice and the draft costs hold."""
     frontier: list[FrontierEntry] = Field(max_length=MAX_FRONTIER)

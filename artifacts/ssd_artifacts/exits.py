@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from safetensors.numpy import save
 
-from ssd_artifacts.tensors import damaged, is_tensor, opened
+from ssd_artifacts.tensors import MAX_HEADER, damaged, is_tensor, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,20 @@ class ExitSet:
         return save(tensors, {"exits": json.dumps({"layers": list(self.layers)})})
 
     @classmethod
-    def from_file(cls, path: str, num_layers: int) -> ExitSet:
-        """Read what `to_bytes` wrote. Raises UserError when the file is damaged or does not fit `num_layers` layers."""
-        with opened(path, "exits") as file:
+    def from_file(cls, path: str, num_layers: int, width: int) -> ExitSet:
+        """Read what `to_bytes` wrote.
+
+        Raises UserError when the file is damaged or does not fit `num_layers` layers of a hidden size of `width`.
+        """
+        most = num_layers * width * (width + 1) * 2 + MAX_HEADER
+        with opened(path, "exits", most) as file:
             about = _Metadata.model_validate_json((file.metadata() or {})["exits"])
             exits = cls(about.layers, file.get_tensor("weights"), file.get_tensor("biases"))
-        exits._check(path, num_layers)
+        exits._check(path, num_layers, width)
         return exits
 
-    def _check(self, path: str, num_layers: int) -> None:
+    def _check(self, path: str, num_layers: int, width: int) -> None:
         count = len(self.layers)
-        width = self.weights.shape[-1] if self.weights.ndim else 0
         sound = (
             all(1 <= layer < num_layers for layer in self.layers)
             and list(self.layers) == sorted(set(self.layers))

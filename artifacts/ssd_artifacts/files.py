@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 SUFFIX = "?" * 8
 """Pattern of the random ending that `tempfile` gives. A fixed length keeps `x` from matching leftovers of `x.new`."""
@@ -22,13 +23,20 @@ def sha256_file(path: Path) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write to a temporary file beside `path`, then rename it, so that readers see the old file or the new one."""
+    """Write a file so that readers see the old content or the new one."""
+    with new_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file beside `path` that replaces it when the block succeeds, and is removed when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with _named(path):
             with os.fdopen(handle, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                yield file
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
     except BaseException:

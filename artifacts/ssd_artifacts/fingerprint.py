@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ssd_artifacts.files import cache_folder, remember, sha256_file
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import Printable
 
 COMPUTATION = frozenset(
     {
@@ -56,18 +57,18 @@ class ModelFingerprint(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: Printable
     """Name from which the model can be loaded again: a Hub id, a folder, `demo@wheel`, …"""
-    revision: str | None
-    architecture: str
+    revision: Printable | None
+    architecture: Printable
     num_layers: int = Field(gt=0, le=MAX_LAYERS)
-    weights_sha256: str
-    weights_sample_sha256: str
+    weights_sha256: Printable
+    weights_sample_sha256: Printable
     """Hash of three slices per tensor. It is checked at every load, where a full hash would take too long."""
-    config_sha256: str
-    tokenizer_sha256: str
-    dtype: str
-    quantization: str | None
+    config_sha256: Printable
+    tokenizer_sha256: Printable
+    dtype: Printable
+    quantization: Printable | None
 
     def spec(self, where: str) -> str:
         """The argument for `load_model`: a Hub id with its revision, a folder, …
@@ -79,14 +80,24 @@ class ModelFingerprint(BaseModel):
         is_hub = self.revision is not None and "@" not in self.name
         return f"{self.name}@{self.revision}" if is_hub else self.name
 
+    def serves(self, loaded: ModelFingerprint) -> bool:
+        """Whether `loaded` is this bundle's model, in whatever dtype or quantisation."""
+        return self.num_layers == loaded.num_layers and all(
+            getattr(self, f"{part}_sha256") == getattr(loaded, f"{part}_sha256") for part in self._compared(loaded)
+        )
+
+    def _compared(self, loaded: ModelFingerprint) -> tuple[str, ...]:
+        """Names of the hashes that must agree."""
+        requantised = self.quantization != loaded.quantization
+        return ("config", "tokenizer") if requantised else ("config", "tokenizer", "weights_sample")
+
     def require_same_model(self, loaded: ModelFingerprint, where: str) -> None:
         """Raise UserError when `loaded` is a model other than this bundle's.
 
         Dtypes may differ. So may quantisations: their files have no bytes in common, so config and tokenizer decide,
         and the bundle's acceptance is a prior.
         """
-        requantised = self.quantization != loaded.quantization
-        for part in ("config", "tokenizer") if requantised else ("config", "tokenizer", "weights_sample"):
+        for part in self._compared(loaded):
             expected = getattr(self, f"{part}_sha256")
             got = getattr(loaded, f"{part}_sha256")
             if expected != got:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import PurePosixPath
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ssd_artifacts.fingerprint import ModelFingerprint
+from ssd_profiles.printable import Printable
 
 FORMAT_VERSION = 1
+MANIFEST = "manifest.yaml"
 MAX_DOMAINS = 256
 """Upper bound for domains. A compile finds at most 64, and further domains may join."""
+MAX_TABLES = 256
+"""Upper bound for latency tables, one for each device that a bundle was measured on."""
+MAX_BUNDLE_BYTES = 8 << 30
+"""Upper bound for all files together. Exit heads are nearly all of it: eight of a hidden size of 16k take 4 GiB."""
+MAX_TEXTS_BYTES = 64 << 20
+"""Upper bound for all text files together, which take seconds per MiB to read and check."""
+DOMAIN_NAME = "[a-z0-9][a-z0-9_-]{0,79}"
+REPORT, REPORT_PAGE = "report.json", "report.html"
+FILE_NAMES = re.compile(
+    rf"(anchors|exits|followers)\.safetensors|report\.(json|html)|domains/{DOMAIN_NAME}\.yaml|latency/[\w-]{{1,64}}\.json"
+)
+"""Every file that a manifest may list: no code, no pickle and no path out of the folder can be among them."""
 
 
 def tool_version() -> str:
@@ -32,11 +47,23 @@ class FileEntry(BaseModel):
     bytes: int = Field(ge=0)
 
 
-def _inside(name: str) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or str(path) != name or not name.isprintable():
-        raise ValueError("expected the path of a file inside the bundle")
+def _known(name: str) -> str:
+    if not FILE_NAMES.fullmatch(name):
+        raise ValueError("no name of a file inside the bundle: expected tensors, a domain, a latency table or a report")
     return name
+
+
+def _bounded(files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+    """Raise ValueError for names that one file system takes for the same, and for too much of anything."""
+    if len({unicodedata.normalize("NFKC", name).casefold() for name in files}) < len(files):
+        raise ValueError("expected names that differ by more than upper and lower case")
+    if sum(name.startswith("latency/") for name in files) > MAX_TABLES:
+        raise ValueError(f"expected at most {MAX_TABLES} latency tables")
+    if sum(entry.bytes for entry in files.values()) > MAX_BUNDLE_BYTES:
+        raise ValueError(f"expected at most {MAX_BUNDLE_BYTES >> 30} GiB in all")
+    if sum(entry.bytes for name, entry in files.items() if not name.endswith(".safetensors")) > MAX_TEXTS_BYTES:
+        raise ValueError(f"expected at most {MAX_TEXTS_BYTES >> 20} MiB of text files")
+    return files
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -51,12 +78,12 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format_version: int
-    tool_version: str
-    created: str
+    tool_version: Printable
+    created: Printable
     model: ModelFingerprint
     domains: Annotated[
-        list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,79}$")]],
+        list[Annotated[str, Field(pattern=f"^{DOMAIN_NAME}$")]],
         Field(max_length=MAX_DOMAINS),
         AfterValidator(_distinct),
     ]
-    files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
+    files: Annotated[dict[Annotated[str, AfterValidator(_known)], FileEntry], AfterValidator(_bounded)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssd_artifacts.bundle import MANIFEST
+from ssd_artifacts.manifest import MANIFEST
 
 REFERENCE = "demo"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +17,20 @@ ANY = -1
 """Wildcard for a dimension in `is_tensor`."""
 
 
+MAX_HEADER = 1 << 20
+"""Most bytes of a file besides its tensors."""
+MAX_TENSORS_BYTES = 256 << 20
+"""Most bytes of a file whose size follows from no shape: vectors of 8,000 prompts of a hidden size of 8k."""
+
+
 @contextmanager
-def opened(path: str, what: str) -> Iterator[Any]:
-    """Open a safetensors file as numpy arrays.
+def opened(path: str, what: str, most: int = MAX_TENSORS_BYTES) -> Iterator[Any]:
+    """Open a safetensors file of at most `most` bytes as numpy arrays.
 
     Any error of the file or of the block's own look-ups becomes a UserError saying that `what` is damaged.
     """
+    if os.path.getsize(path) > most:
+        raise damaged(path, what, f"larger than {most >> 20} MiB")
     try:
         with safe_open(path, framework="numpy") as file:
             yield file

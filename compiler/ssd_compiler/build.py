@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.progress import Reporter
+from ssd_compiler.report.html import html_report
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
@@ -47,6 +48,6 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         successors = stages.successors(samples)
         bundle = stages.bundle(latency, domains | mixture, anchors, exits, successors)
 
-        bundle.save(out)
+        bundle.save(out, html_report(bundle))
         work.remove()
     return bundle

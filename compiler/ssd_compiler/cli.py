@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.domain_config import MAX_CONCURRENCY, MIXTURE
-from ssd_artifacts.reference_bundle import bundle_path
+from ssd_artifacts.sharing.opening import open_given
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.summary import domain_summary, load_text
 from ssd_compiler.settings import ANCHOR_RULES, SEARCH_METHODS, CompileSettings, SearchMethod
@@ -21,7 +21,15 @@ from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_command
-from ssd_runtime.options import DeviceOption, DtypeOption, VersionOption, WeightMemoryOption, WeightsOption, read_size
+from ssd_runtime.options import (
+    DeviceOption,
+    DtypeOption,
+    SignatureOption,
+    VersionOption,
+    WeightMemoryOption,
+    WeightsOption,
+    read_size,
+)
 
 MOST_FOUND = 64
 
@@ -38,8 +46,9 @@ def compile_(
         list[str] | None, typer.Option(help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.")
     ] = None,
     base: Annotated[
-        Path | None, typer.Option("--from", help="A bundle to which the domains are added; nothing of it is redone.")
+        str | None, typer.Option("--from", help="A bundle to which the domains are added; nothing of it is redone.")
     ] = None,
+    require_signature: SignatureOption = None,
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -80,19 +89,19 @@ def compile_(
     version: VersionOption = False,
 ) -> None:
     """Measure a model on this device, search what to skip for each domain, and write a bundle."""
-    base = bundle_path(base) if base is not None else None
-    joined = Bundle.load(base) if base is not None else None
+    opened = open_given(base, require_signature)
+    joined = opened.bundle if opened is not None else None
     if model is None:
-        if joined is None:
+        if opened is None:
             raise UserError("--model: none given; give a Hub id, a folder, a .gguf file or `demo`, or use --from")
-        model = joined.model.spec(str(base))
+        model = opened.model_spec()
     found = _clusters(domains)
     settings = CompileSettings(
         model=model,
         domains=() if found is not None else tuple(name for name in domains.split(",") if name),
         clusters=found,
         domain_files=tuple(_named_file(text) for text in domain_file or []),
-        base=str(base) if base is not None else None,
+        base=str(opened.folder) if opened is not None else None,
         device=device,
         dtype=dtype,
         weights=weights,

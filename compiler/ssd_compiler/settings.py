@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from ssd_artifacts.bundle import MANIFEST
+from ssd_artifacts.manifest import MANIFEST
 
+DRAFT_BLOCK = 8
+"""Tokens of a draft whose keys a replayed position sees."""
 ANCHOR_RULES = ("central", "joint", "per_domain")
 """Rules that select a domain's anchors. `central` takes the prompts nearest to its mean. `joint` takes those nearest
 to its centre in a K-means over all domains (KNN-SSD §4.1). `per_domain` takes those nearest to the centres of a
@@ -64,7 +66,7 @@ class CompileSettings:
     """Deepest layer with an exit head, 0 for any."""
     exit_epochs: int = 0
     """Training epochs after the closed-form fit; SpecBound trains for 20."""
-    block: int = 8
+    block: int = DRAFT_BLOCK
     """Draft length that the acceptance estimate assumes when it decides which keys a position sees."""
 
     @property

@@ -24,7 +24,6 @@ from ssd_compiler.data.cluster_stage import ClusterStage
 from ssd_compiler.data.prompts import DomainPrompts, PromptPool, out_of_domain_prompts, read_pool, split_pool
 from ssd_compiler.exits.stage import ExitStage
 from ssd_compiler.progress import Reporter
-from ssd_compiler.report.html import html_report
 from ssd_compiler.report.summary import json_report
 from ssd_compiler.search.stage import SearchStage
 from ssd_compiler.settings import CompileSettings
@@ -205,7 +204,7 @@ class Stages:
         exits: ExitSet | None,
         successors: SuccessorSet,
     ) -> Bundle:
-        """Assemble the bundle and its reports."""
+        """Assemble the bundle and its report."""
         created = datetime.now(UTC).isoformat(timespec="seconds")
         seconds = perf_counter() - self.began
         tables = {latency.device.slug(): latency}
@@ -222,7 +221,7 @@ class Stages:
             domains=domains,
             anchors=anchors,
             latency=tables,
-            reports={"report.json": report, "report.html": html_report(self.fingerprint, latency, domains, created)},
+            report=report,
             exits=exits,
             successors=successors,
         )

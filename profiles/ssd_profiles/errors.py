@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from ssd_profiles.printable import printable
+
 MAX_PLACE = 100
 """Most characters of a field path that an error quotes: a crafted key may be much longer."""
 
@@ -11,11 +13,12 @@ MAX_PLACE = 100
 class UserError(Exception):
     """Bad input. The message says what is wrong, where, and what to do; commands exit 2 on it.
 
-    Line breaks in the message, which a file name or key may contain, become spaces: it is always one line.
+    It is one line of printable text: a file name or a key that the message quotes may contain line breaks and terminal
+    escapes.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(message))
 
 
 def first_problem(error: ValidationError) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ssd_profiles.errors import first_problem
 from ssd_profiles.mask import SkipMask
+from ssd_profiles.printable import Printable
 
 Array = NDArray[np.float64]
 LEAST_SHARE = 0.01
@@ -23,12 +24,12 @@ LEAST_SHARE = 0.01
 class DeviceKey:
     """What a latency depends on besides the model: measured again when any of it differs."""
 
-    device: str
+    device: Printable
     """The processor or card, as the system names it, with what tells it from others of that name."""
     threads: int
-    torch: str
-    dtype: str
-    kernels: str
+    torch: Printable
+    dtype: Printable
+    kernels: Printable
     """Which matmul kernels served the projections, e.g. `packed` or `module`."""
     engine: int
     """Which stage of this runtime's own work a step was measured on."""

@@ -19,6 +19,7 @@ from ssd_runtime.options import (
     DeviceOption,
     DtypeOption,
     ModelOption,
+    SignatureOption,
     StrategyOption,
     ThreadsOption,
     VersionOption,
@@ -42,6 +43,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def run(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input, or a chat.")] = None,
     artifact: ArtifactOption = None,
+    require_signature: SignatureOption = None,
     model: ModelOption = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.")] = None,
     all_turns: Annotated[
@@ -106,7 +108,7 @@ def run(
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
     check_strategy(strategy, artifact is not None)
     settings = read_settings(strategy, assignments or [])
-    source = read_source(artifact, model)
+    source = read_source(artifact, model, require_signature)
     recorder = read_recorder(record, record_share, record_redact)
 
     # These imports take seconds and come last, so that bad input is answered at once.

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import printable
 
 # Some versions of Typer bundle their own click, so the exceptions are found by their common base class.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -46,10 +47,5 @@ def run_guarded(work: Callable[[], object]) -> None:
 
 def complain(message: str) -> int:
     """Print an error as one line on standard error. Returns the exit code for bad input."""
-    print(f"error: {one_line(message)}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     return BAD_INPUT
-
-
-def one_line(message: str) -> str:
-    """Collapse every run of white space in the message into one space."""
-    return " ".join(message.split())

@@ -20,7 +20,18 @@ def _show_version(asked: bool) -> None:
 
 
 ArtifactOption = Annotated[
-    Path | None, typer.Option("--artifact", "--bundle", help="A bundle that ssd-compile wrote, or `demo`.")
+    str | None,
+    typer.Option(
+        "--artifact",
+        "--bundle",
+        help="A bundle: a folder, an archive, hf://org/name@revision, oci://host/name:tag or `demo`.",
+    ),
+]
+SignatureOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--require-signature", help="A public key (PEM): the bundle must be signed by it, and is trusted then."
+    ),
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ssd_profiles.printable import printable
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.command import BAD_INPUT, complain, one_line
+from ssd_runtime.command import BAD_INPUT, complain
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.offline.result import Outcome, Summary
@@ -41,7 +42,7 @@ def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
 def report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
     """Print why a prompt has no answer."""
     if as_json:
-        result = {"id": prompt.id, "category": prompt.category, "error": one_line(message)}
+        result = {"id": prompt.id, "category": prompt.category, "error": printable(message)}
         print(json.dumps(result, ensure_ascii=False), flush=True)
     else:
         write("\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_profiles.domain import DomainDefinition, Record, starter_set
-from ssd_runtime.loading.hub import hub_reachable
 
 Warn = Callable[[str], None]
 

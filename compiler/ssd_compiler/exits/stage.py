@@ -46,7 +46,7 @@ class ExitStage:
             with self.reporter.stage("fit exits", len(samples) + len(held)) as tick:
                 return fit_exits(decoder, samples, held, layers, tick).to_bytes()
 
-        fitted = ExitSet.from_file(str(self.work.file(f"fitted-{EXITS}", run)), total)
+        fitted = ExitSet.from_file(str(self.work.file(f"fitted-{EXITS}", run)), total, decoder.shape.hidden)
         if not epochs:
             return fitted
 
@@ -59,7 +59,7 @@ class ExitStage:
             with self.reporter.stage("train exits", epochs * len(layers)) as tick:
                 return train_exits(decoder, fitted, features, epochs, tick).to_bytes()
 
-        return ExitSet.from_file(str(self.work.file(EXITS, train)), total)
+        return ExitSet.from_file(str(self.work.file(EXITS, train)), total, decoder.shape.hidden)
 
     def tune(self, name: str, samples: Sequence[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
         """Tune exits, width, annealing and threshold of a domain on samples that the heads were not fitted on."""

@@ -1,4 +1,4 @@
-"""Renders report.html, one page for people."""
+"""Renders report.html, one page for people, from a bundle's checked contents and without scripts."""
 
 from __future__ import annotations
 
@@ -6,51 +6,95 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig
-from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_compiler.report.summary import domain_summary, load_text, origins
+from ssd_compiler.report import pictures
+from ssd_compiler.report.advice import advice
+from ssd_compiler.report.charts import COLOURS, legend
+from ssd_compiler.report.summary import domain_summary, load_text
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
 
 QUERIES = (1, 2, 4, 8, 16, 32)
+_HEAD = (
+    "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+    "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    "<title>ssd-compile report</title><style>"
+    ":root{--ink:#1b2330;--soft:#5c6b7a;--line:#dfe4ea;--paper:#fff;--cell:#e8ecf1}"
+    "@media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa7b5;--line:#2f3945;--paper:#141a21;--cell:#28313c}}"
+    "body{font:15px/1.5 system-ui,'DejaVu Sans',sans-serif;max-width:66rem;margin:2rem auto;padding:0 1.2rem;"
+    "color:var(--ink);background:var(--paper)}h1{margin-bottom:.2rem}h2{margin-top:2.6rem;border-top:1px solid "
+    "var(--line);padding-top:1.2rem}p{color:var(--soft);max-width:48rem}table{border-collapse:collapse;font-size:14px;"
+    "display:block;overflow-x:auto}td,th{padding:.3rem .8rem;border-bottom:1px solid var(--line);text-align:right;"
+    "white-space:nowrap}td:first-child,th:first-child{text-align:left;font-weight:600}.grid{stroke:var(--line)}"
+    ".kept{fill:var(--cell)}svg{max-width:100%;height:auto}svg text{font-size:11px;fill:var(--soft)}"
+    ".figures{display:flex;flex-wrap:wrap;gap:1rem 2rem}figure{margin:0}figcaption{font-weight:600;font-size:14px}"
+    ".legend span{margin-right:1.2rem;white-space:nowrap}.legend i{display:inline-block;width:.8em;height:.8em;"
+    "margin-right:.4em;border-radius:2px}"
+    "</style></head>"
+)
 
 
-def html_report(model: ModelFingerprint, latency: LatencyTable, domains: dict[str, DomainConfig], created: str) -> str:
-    """Render a self-contained page with verdicts, masks, frontiers and latencies."""
+def html_report(bundle: Bundle) -> str:
+    """Render a self-contained page with verdicts, masks, frontiers, advice by context, anchors and latencies."""
+    model = bundle.model
+    domains = bundle.domains
+    table = next(iter(bundle.latency.values()), None)
     summaries = [domain_summary(config, model.num_layers) for config in domains.values()]
     parts = [
         f"<h1>{escape(model.name)}</h1>",
-        f"<p>{escape(model.architecture)}, {model.num_layers} layers, {escape(model.dtype)} · compiled {created} on "
-        f"{escape(latency.device.device)}, {latency.device.threads} threads, torch {escape(latency.device.torch)}</p>",
+        f"<p>{escape(model.architecture)}, {model.num_layers} layers, {escape(model.dtype)} · compiled "
+        f"{escape(bundle.created)}{escape(_measured_on(table))}</p>",
         "<h2>Domains</h2>",
         _table(
             ("domain", "skipped", "α", "M", "predicted", "measured (95%)", "possible", "verdict", "search"),
             (_row(summary) for summary in summaries),
         ),
         *(f"<p>{escape(name)} with several at once: {escape(told)}</p>" for name, told in _told_loads(domains)),
-        "<h2>Chosen masks</h2><p>Upper row attention, lower row MLP, layer 0 on the left; filled is skipped.</p>",
-        *(_mask_picture(config, model.num_layers) for config in domains.values()),
-        "<h2>Frontiers</h2><p>Draft cost (left is cheaper) against token agreement (up is better).</p>",
-        *(_frontier_picture(config) for config in domains.values()),
-        "<h2>Search</h2><p>The best speed-up predicted so far (up) against seconds (right), where it was kept.</p>",
-        *(_progress_picture(config) for config in domains.values()),
-        "<h2>Latency</h2>",
-        _latency_table(latency),
+        "<h2>Masks by domain</h2><p>A column for each layer, the first on the left: attention above, MLP below.</p>",
+        pictures.masks(domains, model.num_layers),
+        "<h2>Validation</h2><p>Timed decoding of prompts that the search never saw.</p>",
+        pictures.validation(domains),
     ]
+    if table is not None:
+        parts += [
+            "<h2>By context</h2><p>The best plan with a domain's masks, predicted from the latencies below and the "
+            "acceptance measured in calibration: its speed-up, how many tokens are drafted at most, below which "
+            "confidence a draft ends, and c, a draft step in plain steps. <b>auto</b> begins with it, tries guesses "
+            "besides, and corrects both by what it sees.</p>",
+            _advice_table(domains, table, model.num_layers),
+        ]
+    origins = [(name, pictures.origin_colour(name)) for name in pictures.ORIGINS]
+    parts += [
+        "<h2>Frontiers</h2><p>Masks that no other beats: left is cheaper, up is better; the large dot was chosen.</p>",
+        legend([*origins, ("other", COLOURS[5])]),
+        _figures(pictures.frontier(config) for config in domains.values()),
+        *_searches(domains),
+        "<h2>Anchors</h2><p>Prompts by which others find their domain, in the two directions in which they differ "
+        "most. Near ones are alike.</p>",
+        pictures.anchors(bundle.anchors),
+    ]
+    if table is not None:
+        parts += ["<h2>Latency</h2>", _figures([pictures.latency(table)]), _latency_table(table)]
     return f"{_HEAD}<body>{''.join(parts)}</body></html>\n"
+
+
+def _measured_on(table: LatencyTable | None) -> str:
+    if table is None:
+        return ""
+    return f" on {table.device.device}, {table.device.threads} threads, torch {table.device.torch}"
 
 
 def _told_loads(domains: dict[str, DomainConfig]) -> list[tuple[str, str]]:
     return [(name, told) for name, config in domains.items() if (told := load_text(config))]
 
 
-_HEAD = (
-    "<!doctype html><html lang=en><head><meta charset=utf-8><title>ssd-compile report</title><style>"
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b2330}"
-    "table{border-collapse:collapse}td,th{padding:.25rem .7rem;border-bottom:1px solid #d5dbe3;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}svg{display:block;margin:.3rem 0 1rem}h2{margin-top:2rem}"
-    "</style></head>"
-)
+def _searches(domains: dict[str, DomainConfig]) -> list[str]:
+    drawn = "".join(map(pictures.search, domains.values()))
+    return ["<h2>Search</h2><p>The best speed-up predicted so far.</p>", _figures([drawn])] if drawn else []
+
+
+def _figures(drawn: Iterable[str]) -> str:
+    return f'<div class="figures">{"".join(drawn)}</div>'
 
 
 def _row(summary: dict[str, Any]) -> tuple[str, ...]:
@@ -66,6 +110,13 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
         summary["verdict"],
         f"{summary['search_seconds']:.0f} s, {summary['evaluations']} masks",
     )
+
+
+def _advice_table(domains: dict[str, DomainConfig], table: LatencyTable, num_layers: int) -> str:
+    found = {name: advice(config, table, num_layers) for name, config in domains.items()}
+    contexts = [each.context for each in next(iter(found.values()), [])]
+    rows = [(name, *(each.text for each in told)) for name, told in found.items()]
+    return _table(("domain", *(f"{context} tokens" for context in contexts)), rows)
 
 
 def _latency_table(latency: LatencyTable) -> str:
@@ -85,75 +136,6 @@ def _latency_table(latency: LatencyTable) -> str:
         (f"whole step, {int(context)} cached", *(f"{latency.step_seconds(context, n) * 1e3:.2f}" for n in queries))
     )
     return _table(("milliseconds", *(f"{n} tokens" for n in queries)), rows)
-
-
-def _mask_picture(config: DomainConfig, num_layers: int) -> str:
-    if config.choice is None:
-        return ""
-    mask = config.frontier[config.choice.entry].skip_mask(num_layers)
-    cell = min(16, 960 // num_layers)
-    colours = ("#d1495b", "#2e6f9e")
-    squares = [
-        f'<rect x="{i // 2 * cell}" y="{i % 2 * (cell + 2)}" width="{cell - 1}" height="{cell}" '
-        f'fill="{colours[i % 2] if skipped else "#e6eaf0"}"/>'
-        for i, skipped in enumerate(mask.bits)
-    ]
-    size = f'width="{num_layers * cell}" height="{2 * cell + 2}"'
-    return f"<div>{escape(config.name)}: {escape(_mask_text(mask))}<svg {size}>{''.join(squares)}</svg></div>"
-
-
-def _frontier_picture(config: DomainConfig) -> str:
-    width = 360
-    height = 200
-    chosen = config.choice.entry if config.choice else -1
-    low = min((entry.token_agreement for entry in config.frontier), default=0.0)
-    span = max(1.0 - low, 1e-6)
-    dots = [
-        f'<circle cx="{20 + entry.draft_cost * (width - 40):.1f}" '
-        f'cy="{20 + (1 - entry.token_agreement) / span * (height - 40):.1f}" r="{6 if i == chosen else 3.5}" '
-        f'fill="{"#d1495b" if i == chosen else "#2e6f9e"}"><title>{escape(entry.origin)}: agreement '
-        f"{entry.token_agreement:.3f}, cost {entry.draft_cost:.3f}</title></circle>"
-        for i, entry in enumerate(config.frontier)
-    ]
-    return _framed(config.name, width, height, "".join(dots))
-
-
-def _progress_picture(config: DomainConfig) -> str:
-    progress = config.search.progress
-    whole = max(config.search.seconds, 1e-6)
-    if not progress:
-        return ""
-    width = 360
-    height = 120
-    best = progress[-1][1]
-    low = min(1.0, progress[0][1])
-    span = max(best - low, 1e-6)
-    # The curve is a staircase: each value holds until the next improvement, the last one until the end.
-    ends = [seconds for seconds, _ in progress[1:]] + [whole]
-    corners = [
-        f"{20 + second / whole * (width - 40):.1f},{20 + (best - speedup) / span * (height - 40):.1f}"
-        for (began, speedup), end in zip(progress, ends, strict=True)
-        for second in (began, end)
-    ]
-    line = f'<polyline points="{" ".join(corners)}" fill="none" stroke="#2e6f9e" stroke-width="2"/>'
-    came = ", ".join(
-        f"{escape(origin)} {_times(each['best'])} ({each['evaluations']:.0f} masks)"
-        for origin, each in origins(config).items()
-    )
-    told = (
-        f"{_times(progress[0][1])} in {progress[0][0]:.0f} s, {_times(best)} in {progress[-1][0]:.0f} of {whole:.0f} s"
-        + (f"; best by origin: {came}" if came else "")
-    )
-    return _framed(f"{config.name}: {told}", width, height, line)
-
-
-def _framed(title: str, width: int, height: int, drawn: str) -> str:
-    frame = f'<rect width="{width}" height="{height}" fill="none" stroke="#d5dbe3"/>'
-    return f'<div>{escape(title)}<svg width="{width}" height="{height}">{frame}{drawn}</svg></div>'
-
-
-def _mask_text(mask: SkipMask) -> str:
-    return f"{mask.attention_skipped} attention and {mask.mlp_skipped} MLP blocks of {mask.num_layers} layers"
 
 
 def _table(head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:

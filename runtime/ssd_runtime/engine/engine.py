@@ -23,7 +23,7 @@ from ssd_runtime.engine.opening import read_source
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.text_stream import TextStream
-from ssd_runtime.loading.models import LoadedModel, conversation, load_model, weights_of
+from ssd_runtime.loading.models import LoadedModel, conversation, load_model
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings
@@ -94,15 +94,16 @@ class Engine:
         device: str | None = None,
         dtype: str | None = None,
         weights: str | None = None,
+        key: str | Path | None = None,
     ) -> Engine:
-        """Load a bundle, a folder or `demo`, with its model, or a `model` alone (`load_model`).
+        """Load a bundle (a folder, an archive, `hf://…`, `oci://…` or `demo`) with its model, or a `model` alone.
 
+        `model` is an argument of `load_model`; a bundle from elsewhere needs it, or the public `key` that signed it.
         `weights` is by default what the bundle was compiled with, else dense. Raises UserError if neither is given or
         one cannot be loaded.
         """
-        source = read_source(artifact, model)
-        weights = weights or weights_of(source.bundle, source.model)
-        return cls(load_model(source.model, device, dtype, weights), source.bundle, source.where)
+        source = read_source(artifact, model, Path(key) if key is not None else None)
+        return cls(load_model(source.model, device, dtype, source.weights(weights)), source.bundle, source.where)
 
     @cached_property
     def latency(self) -> LatencyTable:

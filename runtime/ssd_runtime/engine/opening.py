@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.reference_bundle import bundle_path
+from ssd_artifacts.sharing.opening import OpenedBundle, open_given, trusted_bundle
 from ssd_profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,19 +22,37 @@ class ModelSource:
 
     model: str
     """Hub id, folder, `.gguf` file or `demo`."""
-    bundle: Bundle | None
-    where: str
-    """What errors call the bundle."""
+    opened: OpenedBundle | None
+
+    @property
+    def bundle(self) -> Bundle | None:
+        """The bundle, if one was given."""
+        return self.opened.bundle if self.opened is not None else None
+
+    @property
+    def where(self) -> str:
+        """What errors call the bundle."""
+        return self.opened.where if self.opened is not None else "bundle"
+
+    def weights(self, given: str | None) -> str:
+        """How weights are loaded: as given, else as the bundle was compiled, if it may decide that, else dense."""
+        from ssd_runtime.loading.models import weights_of
+
+        return given or weights_of(trusted_bundle(self.opened), self.model)
 
 
-def read_source(artifact: str | Path | None, model: str | None) -> ModelSource:
-    """Load the bundle, if one is given; its model is the default. Raises UserError if neither is given."""
-    bundle = Bundle.load(bundle_path(Path(artifact))) if artifact is not None else None
+def read_source(artifact: str | Path | None, model: str | None, key: Path | None = None) -> ModelSource:
+    """Open the bundle, if one is given; its model is the default, unless it comes from elsewhere.
+
+    With `key`, the bundle must be signed by that public key, and may then choose the model. Raises UserError if neither
+    a bundle nor a model is given.
+    """
+    opened = open_given(artifact, key)
     if model is None:
-        if bundle is None:
+        if opened is None:
             raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
-        model = bundle.model.spec(str(artifact))
-    return ModelSource(model, bundle, where=str(artifact))
+        model = opened.model_spec()
+    return ModelSource(model, opened)
 
 
 @dataclass(frozen=True)
@@ -59,12 +77,11 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     import torch
 
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
-    from ssd_runtime.loading.models import load_model, weights_of
+    from ssd_runtime.loading.models import load_model
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    weights = settings.weights or weights_of(source.bundle, source.model)
-    loaded = load_model(source.model, settings.device, settings.dtype, weights)
+    loaded = load_model(source.model, settings.device, settings.dtype, source.weights(settings.weights))
     for line in loaded.notes:
         note(line)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as ignored:

@@ -22,8 +22,8 @@ from transformers.utils import logging as transformers_logging
 
 from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
 from ssd_artifacts.fingerprint import file_digest
+from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.hub import hub_reachable
 from ssd_runtime.profiling.memory import gguf_bytes, require_room
 from ssd_runtime.weights.gguf_index import GgufIndex
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from ssd_profiles.printable import printable
+
 CPU_INFO = Path("/proc/cpuinfo")
 X86_KEYS = ("vendor_id", "cpu family", "model", "stepping", "cache size", "flags")
 ARM_KEYS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")
@@ -42,7 +44,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def _cpu_name(info: dict[str, str]) -> str:
-    return info.get("model name") or platform.processor() or platform.machine()
+    return printable(info.get("model name") or platform.processor() or platform.machine())
 
 
 def _cpu_info() -> dict[str, str]:

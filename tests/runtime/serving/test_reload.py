@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from ssd_artifacts.bundle import MANIFEST, Bundle
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.manifest import MANIFEST
+from ssd_artifacts.sharing.signature import sign
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.http.engine_thread import EngineThread
@@ -20,6 +22,7 @@ from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.reload import BundleWatch
 from tests.bundles import bundle, fingerprint
 from tests.folders import TEXTS, save_tiny_model
+from tests.keys import key_pair
 from tests.serving import Inbox, assert_ended_once, lone, order, running, tiny_engine
 from tests.tables import latency_table
 
@@ -50,7 +53,7 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(tmp_path / "bundle", thread, Metrics("tiny"))
+    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
     strategies = ["auto", "knn", "fixed:one", "lookup"]
     expected = [lone(engine, order(engine, text, 60)) for text in TEXTS]
     engine.take_up(Bundle.load(tmp_path / "bundle"))
@@ -93,7 +96,7 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
     engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(tmp_path / "bundle", thread, Metrics("tiny"))
+    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
     assert asyncio.run(watch.reload())
     replace(bundle(), model=fingerprint(), created="today").save(tmp_path / "bundle")
 
@@ -112,13 +115,27 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
     assert inbox.wait(1)[0].outcome is not None
 
 
+def test_with_a_key_only_what_it_signed_is_taken_up(engine: Engine, thread: EngineThread, tmp_path: Path) -> None:
+    private, public = key_pair(tmp_path, "mine")
+    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
+    sign(tmp_path / "bundle", private)
+    watch = BundleWatch(tmp_path / "bundle", public, thread, Metrics("tiny"))
+    assert asyncio.run(watch.reload())
+    bundle_of(engine, "today").save(tmp_path / "bundle")
+    assert not asyncio.run(watch.reload())
+    sign(tmp_path / "bundle", private)
+    assert asyncio.run(watch.reload())
+    assert engine.bundle is not None
+    assert engine.bundle.created == "today"
+
+
 def test_a_folder_that_is_still_being_copied_is_taken_up_once_it_is_whole(
     engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And not again after that."""
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
     bundle_of(engine, "today").save(tmp_path / "new")
-    watch = BundleWatch(tmp_path / "bundle", thread, Metrics("tiny"))
+    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
 
     async def copy() -> None:
         polling = asyncio.ensure_future(watch.poll(0.01))

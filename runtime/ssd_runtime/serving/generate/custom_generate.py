@@ -31,7 +31,7 @@ from transformers.generation.utils import (
 )
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.reference_bundle import bundle_path
+from ssd_artifacts.sharing.opening import open_given
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
 from ssd_runtime.engine.loop import Generation
@@ -71,20 +71,25 @@ class CustomGenerate:
         parameters: Any = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         max_sequences: int = 8,
+        key: str | Path | None = None,
     ) -> None:
-        """`artifact` is a bundle's folder, `demo` or a bundle; `parameters` are those of `RunSettings`.
+        """`artifact` is a bundle or what `Engine.open` takes; `parameters` are those of `RunSettings`.
 
-        `generate` hands no tokenizer to a callable: give it here for `stop_strings`, and for a bundle if the model's
-        folder has none. Raises UserError if the bundle cannot be loaded, or if the strategy is unknown or needs one.
+        With `key`, the bundle must be signed by that public key. `generate` hands no tokenizer to a callable: give it
+        here for `stop_strings`, and for a bundle if the model's folder has none. Raises UserError if the bundle cannot
+        be loaded, or if the strategy is unknown or needs one.
         """
-        loads = artifact is not None and not isinstance(artifact, Bundle)
-        bundle = Bundle.load(bundle_path(Path(cast(str, artifact)))) if loads else artifact
+        if isinstance(artifact, Bundle):
+            bundle: Bundle | None = artifact
+        else:
+            opened = open_given(artifact, Path(key) if key is not None else None)
+            bundle = opened.bundle if opened is not None else None
         check_strategy(strategy, bundle is not None)
         self.tokenizer = tokenizer
         self._streamer: BaseStreamer | None = None
         self._engines = _Engines(
-            bundle=cast(Bundle | None, bundle),
-            where=str(artifact) if loads else "bundle",
+            bundle=bundle,
+            where="bundle" if isinstance(artifact, Bundle) else str(artifact),
             strategy=strategy,
             parameters=parameters,
             max_sequences=max_sequences,

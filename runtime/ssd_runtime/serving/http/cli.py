@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import run_command
 from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
@@ -22,6 +21,7 @@ from ssd_runtime.options import (
     DeviceOption,
     DtypeOption,
     ModelOption,
+    SignatureOption,
     StrategyOption,
     ThreadsOption,
     VersionOption,
@@ -45,6 +45,7 @@ POLL_SECONDS = 2.0
 @app.command()
 def serve(
     artifact: ArtifactOption = None,
+    require_signature: SignatureOption = None,
     model: ModelOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
@@ -91,9 +92,8 @@ def serve(
     load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads)
     check_strategy(strategy, artifact is not None)
     parameters = read_settings(strategy, assignments or [])
-    source = read_source(artifact, model)
-    folder = bundle_path(artifact) if artifact is not None else None
-    if reload and folder is None:
+    source = read_source(artifact, model, require_signature)
+    if reload and source.opened is None:
         raise UserError("--reload: there is no bundle to take up; give one with --artifact, or omit it")
     recorder = read_recorder(record, record_share, record_redact)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -141,7 +141,7 @@ def serve(
     )
     watch_gauges(service)
     thread.start()
-    watch = BundleWatch(folder, thread, metrics) if folder is not None else None
+    watch = BundleWatch(source.opened.folder, require_signature, thread, metrics) if source.opened is not None else None
     binding = Binding(listener=listener, grace=grace, poll=POLL_SECONDS if reload else None)
     try:
         serve(service, binding, watch)

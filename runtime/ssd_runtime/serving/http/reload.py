@@ -7,9 +7,11 @@ import logging
 from hashlib import sha256
 from pathlib import Path
 
-from ssd_artifacts.bundle import MANIFEST, Bundle
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.manifest import MANIFEST
+from ssd_artifacts.sharing.opening import open_bundle
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import one_line
+from ssd_profiles.printable import printable
 from ssd_runtime.serving.http.engine_thread import EngineThread, Refused
 from ssd_runtime.serving.http.metrics import Metrics
 
@@ -23,8 +25,10 @@ class BundleWatch:
     the log, and requests go on with the one they have.
     """
 
-    def __init__(self, folder: Path, thread: EngineThread, metrics: Metrics) -> None:
+    def __init__(self, folder: Path, key: Path | None, thread: EngineThread, metrics: Metrics) -> None:
+        """With `key`, a bundle is taken up only if it is signed by that public key."""
         self._folder = folder
+        self._key = key
         self._thread = thread
         self._metrics = metrics
         self._seen = self._stamp()
@@ -46,7 +50,7 @@ class BundleWatch:
                 bundle = await asyncio.to_thread(self._load)
                 await asyncio.wrap_future(self._thread.take_up(bundle))
             except (UserError, OSError, Refused) as error:
-                self._refuse(one_line(str(error)))
+                self._refuse(printable(str(error)))
                 return False
             # A folder that is still being copied is refused, and looked at again: only what was taken up is `seen`.
             self._seen = stamp
@@ -63,7 +67,7 @@ class BundleWatch:
             log.error("the bundle was not taken up, and the one in use stays: %s", complaint)
 
     def _load(self) -> Bundle:
-        bundle = Bundle.load(self._folder)
+        bundle = open_bundle(self._folder, self._key).bundle
         self._thread.engine.require_fitting(bundle, str(self._folder))
         return bundle
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import one_line
+from ssd_profiles.printable import printable
 from ssd_runtime.engine.offline.result import Outcome, Tally
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.openai.errors import ApiError
@@ -200,7 +200,7 @@ def failure(ticket: Ticket, end: End) -> ApiError:
         return ApiError(503, str(error), code="shutting_down", retry_after=1)
     if isinstance(error, UserError):
         # Before it began, the order itself was at fault; later, memory ran out.
-        message = one_line(str(error))
+        message = printable(str(error))
         if ticket.begun is None:
             return ApiError(400, message, code="invalid_request")
         return ApiError(503, message, code="out_of_memory", retry_after=1)

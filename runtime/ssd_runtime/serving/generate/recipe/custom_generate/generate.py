@@ -23,7 +23,7 @@ def generate(
     assistant_model: Any = None,
     **arguments: Any,
 ) -> Any:
-    """Decode as `model.generate` does, faster; `artifact` is a bundle's folder or `demo`.
+    """Decode as `model.generate` does, faster; `artifact` is what `Engine.open` takes.
 
     The other arguments are those of `generate`.
     """

@@ -1,4 +1,4 @@
-"""A quick test for a connection to the Hub, whose own client retries for half a minute."""
+"""Quick tests for a connection, since the clients of the Hub and of registries retry for minutes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ def hub_reachable() -> bool:
 
     if constants.is_offline_mode() or os.environ.get("HF_DATASETS_OFFLINE", "") in ("1", "true", "TRUE"):
         return False
-    address = urlsplit(getproxies().get("https") or constants.ENDPOINT)
+    return reachable(constants.ENDPOINT)
+
+
+def reachable(url: str) -> bool:
+    """Whether a connection to the host of a URL can be opened; for https, to the proxy where there is one."""
+    direct = urlsplit(url)
+    address = urlsplit(getproxies().get("https", url)) if direct.scheme == "https" else direct
+    port = address.port or (80 if address.scheme == "http" else 443)
     try:
-        with socket.create_connection((address.hostname or "", address.port or 443), TIMEOUT_SECONDS):
+        with socket.create_connection((address.hostname or "", port), TIMEOUT_SECONDS):
             return True
     except OSError:
         return False

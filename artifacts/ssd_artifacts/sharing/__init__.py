@@ -1,0 +1,1 @@
+"""Carries bundles between machines: references, archives, the Hub, registries, signatures and privacy."""

@@ -1,0 +1,99 @@
+"""Brings a bundle from an archive, the Hub or a registry into a folder, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock
+from pydantic import BaseModel
+
+from ssd_artifacts.bundle import Bundle, require_replaceable
+from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
+from ssd_artifacts.integrity import ORIGIN, carry_over
+from ssd_artifacts.manifest import MANIFEST
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_artifacts.sharing.archive import unpack
+from ssd_artifacts.sharing.hub import fetch_from_hub, hub_commit
+from ssd_artifacts.sharing.reference import Reference
+from ssd_artifacts.sharing.registry import fetch_from_registry, registry_digest
+from ssd_artifacts.texts import to_yaml
+from ssd_profiles.errors import UserError
+
+
+class Origin(BaseModel):
+    """Schema of `origin.yaml`, which marks a bundle as somebody else's."""
+
+    source: str
+    revision: str
+    """The Hub's commit, the layer's digest or the archive's digest."""
+    received: str
+
+
+def receive(reference: Reference, out: Path | None = None) -> Path:
+    """The folder of a bundle: its own, or one in the cache, else `out`, into which it is fetched.
+
+    What is fetched is checked by loading it, marked by `origin.yaml`, and never replaces anything but a bundle. Two
+    processes that fetch into one folder wait for each other; a killed one leaves what stood there.
+    """
+    if reference.kind == "folder":
+        return bundle_path(reference.path)
+    revision = _revision(reference)
+    folder = out if out is not None else _cached(reference, revision)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(_lock(folder)):
+        clear_leftovers(folder)
+        if out is None and (folder / MANIFEST).is_file():
+            return folder
+        _require_free(folder)
+        with new_folder(folder) as temporary:
+            try:
+                _fetch(reference, revision, temporary)
+                Bundle.load(temporary)
+            except UserError as error:
+                raise UserError(str(error).replace(str(temporary), reference.text)) from None
+            received = datetime.now(UTC).isoformat(timespec="seconds")
+            origin = Origin(source=reference.text, revision=revision, received=received)
+            carry_over(folder, temporary)
+            (temporary / ORIGIN).write_text(to_yaml(origin), encoding="utf-8")
+    return folder
+
+
+def _revision(reference: Reference) -> str:
+    """Identifier of the content that the reference means now: a commit or a digest."""
+    if reference.kind == "hub":
+        return hub_commit(reference)
+    if reference.kind == "registry":
+        return registry_digest(reference)
+    if not reference.path.is_file():
+        raise UserError(f"{reference.text}: no such archive; give a file that ssd-bundle pack wrote")
+    return f"sha256:{sha256_file(reference.path)}"
+
+
+def _fetch(reference: Reference, revision: str, folder: Path) -> None:
+    if reference.kind == "hub":
+        fetch_from_hub(reference, revision, folder)
+    elif reference.kind == "registry":
+        fetch_from_registry(reference, revision, folder)
+    else:
+        unpack(reference.path, folder)
+
+
+def _cached(reference: Reference, revision: str) -> Path:
+    name = hashlib.sha256(f"{reference.kind} {reference.name} {revision}".encode()).hexdigest()[:24]
+    return cache_folder() / "bundles" / name
+
+
+def _lock(folder: Path) -> Path:
+    """The lock file of a folder, which lies in the cache, so that nothing is left beside the folder."""
+    locks = cache_folder() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return locks / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]}.lock"
+
+
+def _require_free(folder: Path) -> None:
+    try:
+        require_replaceable(folder)
+    except UserError as error:
+        raise UserError(f"--out: {error}") from None

@@ -1,0 +1,87 @@
+"""Lists the differences between two bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.domain_config import DomainConfig
+
+MODEL_PARTS = ("name", "revision", "architecture", "num_layers", "dtype", "quantization")
+HASHES = ("config", "tokenizer", "weights")
+
+
+def differences(one: Bundle, other: Bundle) -> list[str]:
+    """Sentences on what differs, the model first; empty where the bundles say the same."""
+    return [*_model(one, other), *_domains(one, other), *_parts(one, other)]
+
+
+def _model(one: Bundle, other: Bundle) -> Iterator[str]:
+    for part in MODEL_PARTS:
+        before, after = getattr(one.model, part), getattr(other.model, part)
+        if before != after:
+            yield f"model.{part}: {before} → {after}"
+    for part in HASHES:
+        if getattr(one.model, f"{part}_sha256") != getattr(other.model, f"{part}_sha256"):
+            yield f"model: other {part}"
+    for part in ("tool_version", "created"):
+        before, after = getattr(one, part), getattr(other, part)
+        if before != after:
+            yield f"{part}: {before} → {after}"
+
+
+def _domains(one: Bundle, other: Bundle) -> Iterator[str]:
+    for name in one.domains.keys() - other.domains.keys():
+        yield f"{name}: in the first alone"
+    for name in other.domains.keys() - one.domains.keys():
+        yield f"{name}: in the second alone"
+    layers = one.model.num_layers
+    for name in sorted(one.domains.keys() & other.domains.keys()):
+        before, after = one.domains[name], other.domains[name]
+        if before == after:
+            continue
+        yield from (f"{name}: {line}" for line in _domain(before, after, layers, other.model.num_layers))
+
+
+def _domain(before: DomainConfig, after: DomainConfig, layers: int, other_layers: int) -> Iterator[str]:
+    if before.choice != after.choice or before.frontier != after.frontier:
+        masks = [
+            config.frontier[config.choice.entry].skip_mask(of) if config.choice is not None else None
+            for config, of in ((before, layers), (after, other_layers))
+        ]
+        first, second = masks
+        if first is not None and second is not None:
+            shared = f", {first.jaccard(second):.0%} shared" if layers == other_layers else ""
+            yield f"chosen mask skips {len(list(first))} → {len(list(second))} sub-layers{shared}"
+        else:
+            yield f"a chosen mask: {'yes' if first else 'no'} → {'yes' if second else 'no'}"
+        yield f"frontier of {len(before.frontier)} → {len(after.frontier)} masks"
+    for part in ("context", "oracle_speedup", "pays"):
+        old, new = getattr(before, part), getattr(after, part)
+        if old != new:
+            yield f"{part} {old} → {new}"
+    if before.validation != after.validation:
+        yield f"measured {_measured(before)} → {_measured(after)}"
+    if before.exit != after.exit:
+        yield "other exits"
+
+
+def _measured(config: DomainConfig) -> str:
+    if config.validation is None:
+        return "nothing"
+    low, high = config.validation.speedup_interval
+    return f"{config.validation.speedup:.2f}x ({low:.2f}–{high:.2f})"
+
+
+def _parts(one: Bundle, other: Bundle) -> Iterator[str]:
+    if one.anchors.to_bytes() != other.anchors.to_bytes():
+        yield f"anchors: {len(one.anchors.features)} → {len(other.anchors.features)}, with other vectors or labels"
+    for name in ("exits", "successors"):
+        before, after = getattr(one, name), getattr(other, name)
+        if (before.to_bytes() if before is not None else b"") != (after.to_bytes() if after is not None else b""):
+            yield f"{name}: {'some' if before is not None else 'none'} → {'others' if after is not None else 'none'}"
+    for slug in sorted(one.latency.keys() ^ other.latency.keys()):
+        yield f"latency/{slug}.json: in the {'first' if slug in one.latency else 'second'} alone"
+    for slug in sorted(one.latency.keys() & other.latency.keys()):
+        if one.latency[slug].to_json() != other.latency[slug].to_json():
+            yield f"latency/{slug}.json: other times"

@@ -1,0 +1,95 @@
+"""A bundle for people, as text: model, domains, masks, figures, and what is private."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.domain_config import DomainConfig
+from ssd_artifacts.integrity import ORIGIN, SIGNATURE
+from ssd_artifacts.sharing.archive import travelling_files
+from ssd_artifacts.sharing.privacy import private_parts
+from ssd_artifacts.sharing.receiving import Origin
+from ssd_artifacts.texts import read_yaml, validated
+from ssd_compiler.report.summary import domain_summary, load_text
+from ssd_profiles.latency import DeviceKey
+from ssd_profiles.mask import SkipMask
+
+SKIPPED, KEPT = "█", "·"
+ROW = 60
+"""Layers per line of a mask's picture."""
+
+
+def summary_text(bundle: Bundle, folder: Path) -> str:
+    """The text that `ssd-bundle inspect` prints. All texts of a loaded bundle are printable."""
+    model = bundle.model
+    names = travelling_files(folder)
+    size = sum((folder / name).stat().st_size for name in names)
+    kind = f", {model.quantization}" if model.quantization else ""
+    revision = f"@{model.revision}" if model.revision else ""
+    lines = [
+        f"model     {model.name}{revision} · {model.architecture}, {model.num_layers} layers, {model.dtype}{kind}",
+        f"made      {bundle.created} by ssd-decoding {bundle.tool_version}",
+        f"origin    {origin_text(folder)}",
+        f"signed    {_signed(folder)}",
+        f"size      {size / 1024:.0f} KiB in {len(names)} files",
+        f"anchors   {len(bundle.anchors.features)} of {len(bundle.anchors.domains)} domains",
+        *(f"latency   {table.device.device}, {_setting(table.device)}" for table in bundle.latency.values()),
+    ]
+    if bundle.exits is not None:
+        lines.append(f"exits     after layers {', '.join(map(str, bundle.exits.layers))}")
+    for config in bundle.domains.values():
+        lines += ["", *_domain(config, model.num_layers)]
+    lines += ["", "What it tells about the prompts and the machine that it was made with:"]
+    lines += [f"  {part}" for part in private_parts(bundle)]
+    return "\n".join(lines)
+
+
+def origin_text(folder: Path) -> str:
+    """Source, revision and time of arrival of a bundle from elsewhere."""
+    if not (folder / ORIGIN).is_file():
+        return "made on this machine, or copied here by hand"
+    origin = validated(folder / ORIGIN, read_yaml(folder / ORIGIN), Origin)
+    return f"{origin.source}, {origin.revision}, received {origin.received}"
+
+
+def mask_picture(mask: SkipMask) -> list[str]:
+    """Lines that show which attention and MLP blocks a mask skips, layer 0 on the left."""
+    lines = []
+    for begin in range(0, mask.num_layers, ROW):
+        layers = range(begin, min(begin + ROW, mask.num_layers))
+        for offset, name in enumerate(("attention", "MLP")):
+            cells = "".join(SKIPPED if mask.bits[2 * layer + offset] else KEPT for layer in layers)
+            lines.append(f"  {name:<9} {cells}")
+    return lines
+
+
+def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
+    summary = domain_summary(config, layers)
+    yield f"{config.name}: {summary['verdict']}, {len(config.frontier)} masks"
+    if config.choice is None:
+        return
+    mask = config.frontier[config.choice.entry].skip_mask(layers)
+    yield from mask_picture(mask)
+    yield f"  skips     {mask.attention_skipped} attention and {mask.mlp_skipped} MLP blocks of {layers} layers"
+    yield f"  predicted {config.choice.predicted_speedup:.2f}x at {config.context} tokens of context"
+    if config.validation is not None:
+        timed = config.validation
+        low, high = timed.speedup_interval
+        yield (
+            f"  measured  {timed.speedup:.2f}x ({low:.2f}–{high:.2f}) on {timed.prompts} prompts, "
+            f"α {timed.draft_acceptance_rate:.2f}, M {timed.mean_acceptance_length:.2f}"
+        )
+    if told := load_text(config):
+        yield f"  together  {told}"
+
+
+def _signed(folder: Path) -> str:
+    if not (folder / SIGNATURE).is_file():
+        return "no"
+    return "yes; ssd-bundle verify --require-signature KEY.pub says by whom"
+
+
+def _setting(device: DeviceKey) -> str:
+    return f"{device.threads} threads, torch {device.torch}, {device.dtype}"

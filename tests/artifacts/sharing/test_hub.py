@@ -1,0 +1,144 @@
+"""Bundles on the Hub: its own client against a Hub on this machine, and against the client's cache alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.integrity import ORIGIN, SIGNATURE
+from ssd_artifacts.sharing.signature import sign
+from tests.bundles import bundle
+from tests.damage import contents
+from tests.hub import FakeHub, fake_hub
+from tests.keys import key_pair
+
+PLACE = "hf://org/bundle"
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with fake_hub() as found:
+        yield found
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    bundle().save(tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def run(hub: FakeHub, room: Path, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run ssd-bundle in a process of its own, since the client reads its settings when it is imported."""
+    settings = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(room / "hf"),
+        "HF_TOKEN": "hf_test",
+        "HF_HUB_OFFLINE": "1" if offline else "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "SSD_CACHE": str(room / "cache"),
+    }
+    command = [sys.executable, "-c", "from ssd_compiler.bundles.cli import main; main()", *arguments]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def test_a_bundle_goes_to_the_hub_and_comes_back(hub: FakeHub, saved: Path, tmp_path: Path) -> None:
+    private, public = key_pair(tmp_path, "mine")
+    sign(saved, private)
+    pushed = run(hub, tmp_path, "push", str(saved), PLACE, "--yes")
+    assert pushed.returncode == 0, pushed.stderr
+    assert "followers.safetensors: 2 token pairs" in pushed.stdout, "what leaves is said"
+    files = hub.repositories["org/bundle"][-1]
+    card = files["README.md"].decode()
+    assert "| one | 4 | 0.80 | 2.50 | 1.20x (1.10–1.30) | 3 | speculate |" in card
+    assert "base_model: tiny" in card
+    assert {name: content for name, content in files.items() if name != "README.md"} == contents(saved)
+
+    pulled = run(hub, tmp_path, "pull", PLACE, "--out", str(tmp_path / "pulled"))
+    assert pulled.returncode == 0, pulled.stderr
+    found = contents(tmp_path / "pulled")
+    assert hub.commit_id("org/bundle", 1) in found.pop(ORIGIN).decode()
+    assert found.pop("report.html").startswith(b"<!doctype html>"), "made here"
+    assert found == contents(saved)
+
+    online = run(hub, tmp_path, "verify", PLACE, "--require-signature", str(public))
+    assert online.returncode == 0, online.stderr
+    offline = run(hub, tmp_path, "verify", PLACE, "--require-signature", str(public), offline=True)
+    assert offline.returncode == 0, offline.stderr
+    unknown = run(hub, tmp_path, "verify", "hf://org/other", offline=True)
+    assert unknown.returncode == 2
+    assert unknown.stderr.count("\n") == 1
+
+
+def test_a_second_push_replaces_the_first_whole(hub: FakeHub, saved: Path, tmp_path: Path) -> None:
+    run(hub, tmp_path, "push", str(saved), PLACE, "--yes")
+    hub.repositories["org/bundle"][-1]["notes.txt"] = b"somebody's"
+    bundle(one=bundle().domains["one"]).save(saved)
+    stripped = run(hub, tmp_path, "push", str(saved), PLACE, "--yes", "--strip")
+    assert stripped.returncode == 0, stripped.stderr
+    assert "followers" not in stripped.stdout
+    files = hub.repositories["org/bundle"][-1]
+    assert "domains/two.yaml" not in files
+    assert not {"followers.safetensors", "report.json"} & set(files)
+    assert files["notes.txt"] == b"somebody's"
+    run(hub, tmp_path, "pull", f"{PLACE}@main", "--out", str(tmp_path / "pulled"))
+    assert set(Bundle.load(tmp_path / "pulled").domains) == {"one"}
+    earlier = run(hub, tmp_path, "inspect", f"{PLACE}@{hub.commit_id('org/bundle', 1)}", "--json")
+    assert [domain["domain"] for domain in json.loads(earlier.stdout)["domains"]] == ["one", "two"]
+
+
+def test_a_file_larger_than_the_manifest_says_is_not_fetched(hub: FakeHub, saved: Path, tmp_path: Path) -> None:
+    run(hub, tmp_path, "push", str(saved), PLACE, "--yes")
+    hub.sizes["anchors.safetensors"] = 10**12
+    refused = run(hub, tmp_path, "pull", PLACE, "--out", str(tmp_path / "pulled"))
+    assert refused.returncode == 2
+    assert "anchors.safetensors has 1000000000000 bytes" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "pulled").exists()
+
+
+@pytest.mark.parametrize("change", ["altered", "missing", "unlisted", "no manifest"])
+def test_a_repository_that_is_no_bundle_is_refused(hub: FakeHub, saved: Path, tmp_path: Path, change: str) -> None:
+    run(hub, tmp_path, "push", str(saved), PLACE, "--yes")
+    files = hub.repositories["org/bundle"][-1]
+    if change == "altered":
+        files["anchors.safetensors"] = files["anchors.safetensors"][:-1] + b"x"
+    elif change == "missing":
+        del files["anchors.safetensors"]
+    elif change == "no manifest":
+        del files["manifest.yaml"]
+    else:
+        files["setup.py"] = b"print('never fetched')"
+    refused = run(hub, tmp_path, "pull", PLACE, "--out", str(tmp_path / "pulled"))
+    if change == "unlisted":
+        assert refused.returncode == 0, refused.stderr
+        assert not (tmp_path / "pulled" / "setup.py").exists()
+        return
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert PLACE in refused.stderr
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_a_push_that_is_not_confirmed_sends_nothing(hub: FakeHub, saved: Path, tmp_path: Path) -> None:
+    asked = run(hub, tmp_path, "push", str(saved), PLACE)
+    assert asked.returncode != 0
+    assert hub.repositories == {}
+
+
+def test_a_hub_that_is_not_there_is_one_line(saved: Path, tmp_path: Path) -> None:
+    nowhere = FakeHub(url="http://127.0.0.1:9")
+    for command in (["push", str(saved), PLACE, "--yes"], ["pull", PLACE, "--out", str(tmp_path / "pulled")]):
+        done = run(nowhere, tmp_path, *command)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert PLACE in done.stderr
+    assert not (saved / SIGNATURE).exists()

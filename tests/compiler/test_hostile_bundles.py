@@ -1,0 +1,56 @@
+"""Whatever a bundle holds that loads: its page, its summary and its card can be made, and hold no escapes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.sharing.privacy import stripped
+from ssd_compiler.bundles.card import card_text
+from ssd_compiler.bundles.difference import differences
+from ssd_compiler.bundles.summary import summary_text
+from ssd_compiler.report.html import html_report
+from ssd_profiles.errors import UserError
+from tests.bundles import bundle, exits
+from tests.mutations import mutate
+
+COUNT = int(os.environ.get("SSD_MUTATIONS", "1000")) // 5
+
+
+def test_a_mutated_bundle_that_loads_can_be_shown(tmp_path: Path) -> None:
+    good = replace(bundle(), exits=exits())
+    good.save(tmp_path / "good")
+    shown = 0
+    for seed in range(COUNT):
+        folder = tmp_path / "mutated"
+        shutil.copytree(tmp_path / "good", folder)
+        mutate(folder, seed)
+        try:
+            found = Bundle.load(folder)
+        except UserError:
+            shutil.rmtree(folder)
+            continue
+        texts = (summary_text(found, folder), card_text(found, "hf://org/name"), *differences(good, found))
+        assert all(line.isprintable() for text in texts for line in text.split("\n")), seed
+        assert "<script" not in html_report(found)
+        stripped(found).save(tmp_path / "stripped")
+        Bundle.load(tmp_path / "stripped")
+        shutil.rmtree(folder)
+        shown += 1
+    assert shown > COUNT // 5
+
+
+def test_a_card_shows_names_as_they_are_written() -> None:
+    """Nothing of a bundle is Markdown or HTML on the Hub's page."""
+    evil = "[x](http://e) <img src=x> `|"
+    model = bundle().model.model_copy(update={"architecture": evil, "dtype": evil, "name": evil})
+    card = card_text(replace(bundle(), model=model, created=evil), "hf://org/name")
+    prose = "\n".join(line for line in card.split("---\n", 2)[2].splitlines() if not line.startswith("    "))
+    assert "<img" not in prose
+    assert "[x](" not in prose
+    [command] = [line for line in card.splitlines() if line.startswith("    ")]
+    assert shlex.split(command)[4] == evil, "one word for a shell"

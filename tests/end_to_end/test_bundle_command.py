@@ -1,0 +1,226 @@
+"""`ssd-bundle` as a user runs it: a bundle is compiled, looked at, packed, signed, carried elsewhere and adopted."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.integrity import ORIGIN, SIGNATURE
+from ssd_compiler.bundles.cli import main as bundle_main
+from ssd_compiler.cli import main as compile_main
+from ssd_runtime.cli import main as run_main
+from tests.damage import contents
+from tests.folders import TEXTS, save_tiny_model
+from tests.keys import key_pair
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, its fine-tune, prompts, keys and a compiled bundle."""
+    folder = tmp_path_factory.mktemp("room")
+    save_tiny_model(folder / "model")
+    words = TEXTS[0].split()
+    lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)]
+    (folder / "rivers.jsonl").write_text("\n".join(lines))
+    key_pair(folder, "mine")
+    with pytest.MonkeyPatch.context() as patch:
+        done = within(folder, patch, compile_main, *options("bundle"))
+    assert done == 0
+    tuned(folder, "tuned", 0.02)
+    tuned(folder, "stranger", 3.0)
+    return folder
+
+
+def options(out: str) -> list[str]:
+    return ["--model", "model", "--domain-file", "rivers=rivers.jsonl", "--out", out, "--evaluations", "12"]
+
+
+def tuned(folder: Path, name: str, noise: float) -> None:
+    """The model with noise on its weights, of so many standard deviations of each tensor."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.add_(noise * parameter.std() * torch.randn_like(parameter))
+    model.save_pretrained(folder / name)
+    AutoTokenizer.from_pretrained(folder / "model").save_pretrained(folder / name)
+
+
+def within(folder: Path, patch: pytest.MonkeyPatch, main: Callable[[], None], *arguments: str) -> int:
+    """Run a command inside this process; returns its exit code."""
+    patch.chdir(folder)
+    patch.setenv("SSD_CACHE", str(folder / "cache"))
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    patch.setattr(sys, "argv", ["ssd", *arguments])
+    patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture
+def call(room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    def run(main: Callable[[], None], *arguments: str) -> subprocess.CompletedProcess[str]:
+        code = within(room, monkeypatch, main, *arguments)
+        shown = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, code, shown.out, shown.err)
+
+    return run
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def tokens(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[0])["token_ids"]
+
+
+QUESTION = ("--max-new-tokens", "12", "--json", "How many loaves?")
+
+
+def test_inspect_tells_what_is_in_a_bundle(room: Path, call: Call) -> None:
+    shown = call(bundle_main, "inspect", "bundle").stdout
+    config = Bundle.load(room / "bundle").domains["rivers"]
+    assert config.choice is not None
+    mask = config.frontier[config.choice.entry].skip_mask(8)
+    picture = "".join("█" if skipped else "·" for skipped in mask.bits[1::2])
+    assert f"  MLP       {picture}" in shown
+    assert "made on this machine" in shown
+    assert f"manifest.yaml: the model's path, {room / 'model'}" in shown
+    assert "token pairs, which give back much of the calibration text" in shown
+    summary = json.loads(call(bundle_main, "inspect", "bundle", "--json").stdout)
+    assert summary["domains"][0]["domain"] == "rivers"
+
+
+def test_a_packed_bundle_decodes_elsewhere_with_a_model_that_the_user_names(room: Path, call: Call) -> None:
+    assert call(bundle_main, "pack", "bundle", "--out", "b.ssd.tar").returncode == 0
+    assert "does not choose the model" in one_line(call(run_main, "--artifact", "b.ssd.tar", *QUESTION))
+    plain = tokens(call(run_main, "--model", "model", "--strategy", "plain", *QUESTION))
+    for strategy in ("auto", "knn"):
+        run = call(run_main, "--artifact", "b.ssd.tar", "--model", "model", "--strategy", strategy, *QUESTION)
+        assert tokens(run) == plain
+    assert call(bundle_main, "unpack", "b.ssd.tar", "--out", "unpacked").returncode == 0
+    assert (room / "unpacked" / "report.html").read_text().startswith("<!doctype html>")
+    assert "does not choose the model" in one_line(call(run_main, "--artifact", "unpacked", *QUESTION))
+    assert tokens(call(run_main, "--artifact", "unpacked", "--model", "model", *QUESTION)) == plain
+    assert call(bundle_main, "diff", "bundle", "b.ssd.tar").stdout == ""
+    assert "b.ssd.tar, sha256:" in call(bundle_main, "inspect", "unpacked").stdout
+
+
+def test_a_signer_who_is_trusted_lets_the_bundle_choose(room: Path, call: Call) -> None:
+    shutil.copytree(room / "bundle", room / "signed")
+    assert call(bundle_main, "sign", "signed", "--key", "mine.pem").returncode == 0
+    assert (room / "signed" / SIGNATURE).is_file()
+    call(bundle_main, "pack", "signed", "--out", "signed.ssd.tar")
+    trusting = ("--artifact", "signed.ssd.tar", "--require-signature", "mine.pub")
+    plain = tokens(call(run_main, "--model", "model", "--strategy", "plain", *QUESTION))
+    assert tokens(call(run_main, *trusting, *QUESTION)) == plain
+    assert "it is not signed" in one_line(call(run_main, "--artifact", "bundle", *trusting[2:], *QUESTION))
+    _, other = key_pair(room, "other")
+    assert "not signed by" in one_line(call(bundle_main, "verify", "signed", "--require-signature", str(other)))
+    assert "signed by mine.pub" in call(bundle_main, "verify", "signed", *trusting[2:], "--model", "model").stdout
+
+
+def test_strip_leaves_out_what_the_bundle_can_do_without(room: Path, call: Call) -> None:
+    call(bundle_main, "pack", "bundle", "--out", "s.ssd.tar", "--strip", "--key", "mine.pem")
+    call(bundle_main, "unpack", "s.ssd.tar", "--out", "stripped")
+    files = contents(room / "stripped")
+    assert not {"followers.safetensors", "report.json"} & set(files)
+    assert str(room).encode() not in b"".join(content for name, content in files.items() if name != ORIGIN)
+    plain = tokens(call(run_main, "--model", "model", "--strategy", "plain", *QUESTION))
+    assert tokens(call(run_main, "--artifact", "stripped", "--model", "model", *QUESTION)) == plain
+    trusting = call(run_main, "--artifact", "stripped", "--require-signature", "mine.pub", *QUESTION)
+    assert tokens(trusting) == plain, "./model, from where the command runs"
+    (room / "apples.jsonl").write_text((room / "rivers.jsonl").read_text().replace("river", "apple"))
+    joined = call(
+        compile_main,
+        *("--from", "stripped", "--model", "model", "--domain-file", "apples=apples.jsonl"),
+        *("--evaluations", "8", "--out", "joined"),
+    )
+    assert joined.returncode == 0, joined.stderr
+    assert set(Bundle.load(room / "joined").domains) == {"rivers", "apples"}
+
+
+def test_diff_names_what_differs(room: Path, call: Call) -> None:
+    shutil.copytree(room / "bundle", room / "changed")
+    changed = Bundle.load(room / "changed")
+    changed.domains["rivers"] = changed.domains["rivers"].model_copy(
+        update={"pays": not changed.domains["rivers"].pays}
+    )
+    changed.save(room / "changed")
+    done = call(bundle_main, "diff", "bundle", "changed")
+    assert done.returncode == 1
+    assert [line.split(" ")[:2] for line in done.stdout.splitlines()] == [["rivers:", "pays"]]
+
+
+def test_a_fine_tune_adopts_a_bundle(room: Path, call: Call) -> None:
+    refused = one_line(call(run_main, "--artifact", "bundle", "--model", "tuned", *QUESTION))
+    assert "other weights" in refused
+    measured = ("--prompts", "rivers.jsonl", "--seconds", "2")
+    done = call(
+        bundle_main, "adopt", "bundle", "--model", "tuned", "--original", "model", "--out", "adopted", *measured
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tensors: median difference 0.0" in done.stdout
+    adopted = Bundle.load(room / "adopted")
+    assert adopted.model.name == str(room / "tuned")
+    assert adopted.domains["rivers"].validation is None
+    assert not adopted.domains["rivers"].pays
+    plain = tokens(call(run_main, "--model", "tuned", "--strategy", "plain", *QUESTION))
+    drafted = call(run_main, "--artifact", "adopted", "--strategy", "knn", *QUESTION)
+    assert tokens(drafted) == plain
+    assert json.loads(drafted.stdout.splitlines()[0])["draft_acceptance_rate"] > 0.5
+
+
+def test_a_model_that_is_not_related_is_told_why(room: Path, call: Call) -> None:
+    measured = ("--prompts", "rivers.jsonl", "--seconds", "2", "--out", "never")
+    far = call(bundle_main, "adopt", "bundle", "--model", "stranger", "--original", "model", *measured)
+    assert "the models' tensors differ by" in one_line(far)
+    itself = call(bundle_main, "adopt", "bundle", "--model", "model", *measured)
+    assert itself.returncode == 2
+    assert "it serves" in itself.stderr
+    assert not (room / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("inspect", "nowhere"), "no bundle there"),
+        (("inspect", "nowhere.ssd.tar"), "no such archive"),
+        (("unpack", "rivers.jsonl", "--out", "x"), "not an archive of ssd-bundle pack"),
+        (("pull", "bundle"), "no place on the Hub or in a registry"),
+        (("push", "bundle", "s3://bucket/x", "--yes"), "unknown kind of reference"),
+        (("pull", "hf://org"), "no reference to the Hub"),
+        (("sign", "bundle"), "give either --key"),
+        (("sign", "bundle", "--key", "none.pem"), "is not there"),
+        (("sign", "b.ssd.tar", "--key", "mine.pem"), "no folder of a bundle"),
+        (("pack", "bundle", "--out", "model"), "is a folder"),
+        (("unpack", "b.ssd.tar", "--out", "model"), "--out: model exists and is not a bundle"),
+        (("adopt", "bundle", "--model", "tuned", "--out", "model"), "--out: model exists and is not a bundle"),
+    ],
+)
+def test_bad_input_is_one_line(room: Path, call: Call, arguments: tuple[str, ...], says: str) -> None:
+    call(bundle_main, "pack", "bundle", "--out", "b.ssd.tar")
+    before = sorted(path.name for path in room.iterdir())
+    assert says in one_line(call(bundle_main, *arguments))
+    assert sorted(path.name for path in room.iterdir()) == before
