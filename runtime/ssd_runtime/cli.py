@@ -15,6 +15,7 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
 from ssd_runtime.command import (
+    DRAFT_BITS_HELP,
     DTYPE_HELP,
     WEIGHT_MEMORY_HELP,
     WEIGHTS_HELP,
@@ -27,6 +28,7 @@ from ssd_runtime.report import explain as print_plans
 from ssd_runtime.report import finish, report, report_failure, write
 from ssd_runtime.sampling.params import read_sampling
 from ssd_runtime.serving.record import Recorder, RecordOption, RedactOption, ShareOption, read_recorder
+from ssd_runtime.weights.draft_bits import read_draft_bits
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.offline.result import Outcome
@@ -56,6 +58,7 @@ def run(
     dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
+    draft_bits: Annotated[str, typer.Option(help=DRAFT_BITS_HELP)] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
     temperature: Annotated[
@@ -103,6 +106,7 @@ def run(
     if concurrency > 1 and prompts is None:
         raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
     memory = read_size(weight_memory)
+    bits = read_draft_bits(draft_bits)
     if "" in (stop or ()):
         raise UserError("--stop: must not be empty; omit it instead")
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
@@ -132,7 +136,13 @@ def run(
         print(f"note: {line}", file=sys.stderr)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
         engine = Engine(
-            loaded=loaded, bundle=bundle, where=str(artifact), weight_memory=memory, before_measuring=_before_measuring
+            loaded=loaded,
+            bundle=bundle,
+            where=str(artifact),
+            weight_memory=memory,
+            before_measuring=_before_measuring,
+            draft_bits=bits,
+            before_copying=_before_copying,
         )
     for note in notes:
         print(f"note: {note.message}", file=sys.stderr)
@@ -237,6 +247,10 @@ def _record(recorder: Recorder | None, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         recorder.add(messages, prompt.domain)
         messages += next_messages(prompt, outcome.turn, outcome)
+
+
+def _before_copying(told: str) -> None:
+    print(f"note: {told}", file=sys.stderr)
 
 
 def _before_measuring() -> None:

@@ -19,6 +19,7 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 DTYPE_HELP = "fp32, bf16, fp16, or auto: of fp32 and bf16 the one that decodes faster here."
 WEIGHTS_HELP = "packed keeps a .gguf file's weights quantised; dense, the default, makes them fp32."
+DRAFT_BITS_HELP = "Bits of lighter copies of the weights, for drafts alone: auto, 8, 4 or none."
 WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free."
 
 

@@ -1,4 +1,4 @@
-"""Drafts by the model itself without the sub-layers of a mask."""
+"""Drafts by the model itself without the sub-layers of a mask, on lighter copies of its weights, or both."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ MOST_SIBLINGS = 64
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A drafter whose tokens are the masked model's choices.
+    """A drafter whose tokens are the masked model's choices, or those of the `light` one.
 
     Drafting ends after the first token whose probability is below `threshold` (Self-SD's and KnapSpec's early stop).
     That token is part of the draft, since it costs only its row in the verification.
     """
 
-    mask: SkipMask
+    mask: SkipMask | None
     threshold: float = 0.0
     branching: Branching = CHAIN
+    light: bool = False
+    """Whether drafts run on the lighter copies of the weights."""
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
         """Draft up to `length` tokens, with one step of the masked model each."""
@@ -43,8 +45,9 @@ class Masked:
         temperature = 1.0 if self.threshold > 0.0 or self.branching else None
         most_nll = -math.log(self.threshold) if self.threshold > 0.0 else math.inf
         while len(tokens) < length:
-            x = yield session.request([tokens[-1] if tokens else pending], len(tokens), self.mask)
-            [logits] = yield Head(x)
+            rows = [tokens[-1] if tokens else pending]
+            x = yield session.request(rows, len(tokens), self.mask, light=self.light)
+            [logits] = yield Head(x, light=self.light)
             proposal = session.propose(logits, lambda: [pending, *tokens], temperature)
             tokens.append(proposal.token)
             if proposal.probs is not None:

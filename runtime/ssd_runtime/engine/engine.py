@@ -27,11 +27,13 @@ from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model, weights_of
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
-from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings
+from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings, uses_light
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
-from ssd_runtime.profiling.memory import guard_memory, return_freed
-from ssd_runtime.weights.kernel_choice import fitted_decoder
+from ssd_runtime.profiling.light import LightSaving, known_saving
+from ssd_runtime.profiling.memory import gib, guard_memory, return_freed
+from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.kernel_choice import SMALL_BYTES, fitted_decoder
 
 MAX_STREAMS = 64
 """Most streams whose statistics are kept; those of the least recently used one are dropped first."""
@@ -59,10 +61,14 @@ class Engine:
         where: str = "bundle",
         weight_memory: int | None = None,
         before_measuring: Callable[[], object] | None = None,
+        draft_bits: DraftBits = "auto",
+        before_copying: Callable[[str], object] | None = None,
     ) -> None:
         """`where` names the bundle in errors, and `before_measuring` is called before latencies are measured.
 
-        Packed copies of weights take at most `weight_memory` bytes, by default half of the free memory.
+        Packed copies of weights take at most `weight_memory` bytes, by default half of the free memory. These include
+        lighter copies for drafts, of `draft_bits`: before they are made, `before_copying` is called with a sentence
+        that says what memory they take.
         """
         self.loaded = loaded
         if bundle is not None:
@@ -80,6 +86,8 @@ class Engine:
             require_faithful(self.decoder)
         return_freed()
         self._before_measuring = before_measuring
+        self._draft_bits = draft_bits
+        self._before_copying = before_copying
         self.max_sequences = 8
         """Most requests that are decoded at once; set it before the first request is added."""
         self._streams: OrderedDict[tuple[str, str, Any], MakePlanner] = OrderedDict()
@@ -126,6 +134,30 @@ class Engine:
         model_key = config_sha256(self.loaded.model.config.to_dict())
         return known_latency(self.decoder, tables=tables, model_key=model_key, measure=measure)
 
+    def lighten(self) -> bool:
+        """Make lighter copies of the weights, unless they exist; returns whether there are any."""
+        needed = 0 if self.decoder.light else self.decoder.light_bytes(self._draft_bits)
+        if needed:
+            if self._before_copying is not None:
+                self._before_copying(
+                    f"drafts may run on copies of the weights with fewer bits, which take up to {gib(needed)}; "
+                    "--draft-bits none decodes without"
+                )
+            with guard_memory("copying weights for drafts", self.decoder.device, "give --draft-bits none"):
+                self.decoder.lighten(self._draft_bits)
+            return_freed()
+        return bool(self.decoder.light)
+
+    @cached_property
+    def light_saving(self) -> LightSaving | None:
+        """What a draft step on lighter copies saves here, measured now or on an earlier run; None if there are none.
+
+        Models that fit a processor's cache get none, since their steps take other time than that for weights.
+        """
+        if self.decoder.packed.used <= SMALL_BYTES or not self.lighten():
+            return None
+        return known_saving(self.decoder, config_sha256(self.loaded.model.config.to_dict()))
+
     def require_fitting(self, bundle: Bundle, where: str) -> None:
         """Raise UserError, which calls the bundle `where`, if it belongs to another model or does not fit its sizes."""
         config = self.loaded.model.config
@@ -158,6 +190,8 @@ class Engine:
         """Return a maker of planners for the requests of one stream; `parameters` are those of `RunSettings`."""
         check_strategy(strategy, self.bundle is not None)
         latency = self.latency if needs_latency(strategy) else None
+        if uses_light(strategy):
+            self.lighten()
         parameters = read_settings(strategy, []) if parameters is None else parameters
         return make_strategy(
             name=strategy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,6 +22,7 @@ from ssd_runtime.model.placement import device_of
 from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
 from ssd_runtime.profiling.clock import WaitedLock, synchronize
 from ssd_runtime.profiling.memory import gib
+from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
 from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, can_pack, named, stamp_of
 
@@ -178,6 +180,22 @@ class Decoder:
         for linear in self._linears():
             linear.serve(rows)
 
+    def lighten(self, bits: DraftBits) -> None:
+        """Make lighter copies of the weights for drafts, as far as the memory budget holds them, or drop them."""
+        with self.lock, torch.inference_mode():
+            for linear in self._linears():
+                linear.lighten(bits)
+
+    def light_bytes(self, bits: DraftBits) -> int:
+        """Bytes that all lighter copies would take at most; 0 if there can be none."""
+        return sum(linear.light_bytes(bits) for linear in self._linears())
+
+    @property
+    def light(self) -> str:
+        """The kernels of the lighter copies with their numbers, such as `121 int8`; empty without any."""
+        names = Counter(linear.light.name for linear in self._linears() if linear.light is not None)
+        return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
+
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
 
@@ -214,14 +232,17 @@ class Decoder:
             x = self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
         return x if self._embedding_scale is None else x * self._embedding_scale
 
-    def attention(self, layer: int, x: Tensor, batch: Batch) -> Tensor:
-        """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches."""
+    def attention(self, layer: int, x: Tensor, batch: Batch, light: bool = False) -> Tensor:
+        """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches.
+
+        With `light` it runs on the lighter copies of its weights.
+        """
         with self.lock.inner:
             parts = self.layers[layer]
             if self._spread:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)
-            queries, new = self.project(layer, x, batch.rotations[parts.kind])
+            queries, new = self.project(layer, x, batch.rotations[parts.kind], light)
             if len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
                 mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
             else:
@@ -233,7 +254,7 @@ class Decoder:
                         for own_queries, own_new, segment in parts_of_each
                     ]
                 )
-            return parts.add_attention(x, mixed)
+            return parts.add_attention(x, mixed, light)
 
     def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
         """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
@@ -274,22 +295,22 @@ class Decoder:
         )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)
 
-    def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    def project(self, layer: int, x: Tensor, rotation: Rotation | None, light: bool = False) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim]."""
         parts = self.layers[layer]
         shape = self.shape
-        qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        qkv = parts.qkv_of(x, light).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if parts.q_norm is not None and parts.k_norm is not None:
             qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
         if rotation is not None:
             qkv = rotate(qkv, rotation)
         return qkv[:, : shape.heads], qkv[:, shape.heads :]
 
-    def mlp(self, layer: int, x: Tensor) -> Tensor:
-        """The MLP block of `layer` on `x` [n, hidden]."""
+    def mlp(self, layer: int, x: Tensor, light: bool = False) -> Tensor:
+        """The MLP block of `layer` on `x` [n, hidden]; with `light`, on the lighter copies of its weights."""
         with self.lock.inner:
             parts = self.layers[layer]
-            return parts.add_mlp(x.to(parts.device) if self._spread else x)
+            return parts.add_mlp(x.to(parts.device) if self._spread else x, light)
 
     def run(
         self,
@@ -299,13 +320,17 @@ class Decoder:
         first: int = 0,
         last: int | None = None,
         states: list[Tensor] | None = None,
+        light: bool = False,
     ) -> Tensor:
-        """Run sub-layers `first`, …, `last` - 1 except those of `mask`; appends the state after each to `states`."""
+        """Run sub-layers `first`, …, `last` - 1 except those of `mask`; appends the state after each to `states`.
+
+        With `light` they run on the lighter copies of their weights.
+        """
         with self.lock:
             for index in range(first, 2 * self.shape.num_layers if last is None else last):
                 if mask is None or not mask.bits[index]:
                     layer, is_mlp = divmod(index, 2)
-                    x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, batch)
+                    x = self.mlp(layer, x, light) if is_mlp else self.attention(layer, x, batch, light)
                 if states is not None:
                     states.append(self._handed(x))
         return self._handed(x)
@@ -315,10 +340,10 @@ class Decoder:
         with self.lock:
             return self._handed(self._norm(x))
 
-    def head(self, normed: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of states after the final norm."""
+    def head(self, normed: Tensor, light: bool = False) -> Tensor:
+        """Logits [n, vocabulary] of states after the final norm; with `light`, by the lighter copy of the head."""
         with self.lock:
-            return self.finished(self._handed(self._head(normed)))
+            return self.finished(self._handed(self._head(normed, light)))
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits from the output of the head's projection, scaled and capped as the family does."""
@@ -326,9 +351,9 @@ class Decoder:
             logits = logits / self._logit_divisor
         return capped(logits, self._logit_cap)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of states after the last sub-layer."""
-        return self.head(self.norm(x))
+    def logits(self, x: Tensor, light: bool = False) -> Tensor:
+        """Logits [n, vocabulary] of states after the last sub-layer; with `light`, by the lighter copy of the head."""
+        return self.head(self.norm(x), light)
 
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""

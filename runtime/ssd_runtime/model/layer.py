@@ -135,18 +135,18 @@ class Layer:
             device=device_of(layer),
         )
 
-    def qkv_of(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [n, all their heads] of the normed `x`."""
-        return self.qkv(x if self.attention_norm is None else self.attention_norm(x))
+    def qkv_of(self, x: Tensor, light: bool = False) -> Tensor:
+        """Queries, keys and values [n, all their heads] of the normed `x`; with `light`, by the lighter copies."""
+        return self.qkv(x if self.attention_norm is None else self.attention_norm(x), light)
 
-    def add_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def add_attention(self, x: Tensor, mixed: Tensor, light: bool = False) -> Tensor:
         """`x` with the attention block's output for the mixed values [n, heads * head_dim] added."""
-        return self._join(x, self.output(mixed), self.attention_after)
+        return self._join(x, self.output(mixed, light), self.attention_after)
 
-    def add_mlp(self, x: Tensor) -> Tensor:
+    def add_mlp(self, x: Tensor, light: bool = False) -> Tensor:
         """`x` with the MLP block's output added."""
-        gate, up = self.gate_up(x if self.mlp_norm is None else self.mlp_norm(x)).chunk(2, -1)
-        return self._join(x, self.down(self.activation(gate) * up), self.mlp_after)
+        gate, up = self.gate_up(x if self.mlp_norm is None else self.mlp_norm(x), light).chunk(2, -1)
+        return self._join(x, self.down(self.activation(gate) * up, light), self.mlp_after)
 
     def linears(self) -> tuple[Linear, ...]:
         """All projections."""

@@ -15,6 +15,7 @@ from ssd_runtime.planning.settings import (
     DelSettings,
     ExitSettings,
     KnapsackSettings,
+    LightSettings,
     LookupSettings,
     NearestSettings,
     SwiftSettings,
@@ -35,6 +36,8 @@ class Strategy:
     """Class of the parameters for `--set`; None without any."""
     needs_bundle: bool = False
     needs_latency: bool = False
+    uses_light: bool = False
+    """Whether it may draft on lighter copies of the weights."""
 
     def make(self, inputs: StrategyInputs) -> MakePlanner:
         """Import the maker and call it for one stream of requests. Raises UserError for unsuitable inputs."""
@@ -67,6 +70,7 @@ STRATEGIES = (
     Strategy(name="exit", maker="papers.specbound:make_exit", settings=ExitSettings),
     Strategy(name="del", maker="papers.del_exit:make_del", settings=DelSettings),
     Strategy(name="lookup", maker="lookup:make_lookup", settings=LookupSettings, needs_latency=True),
+    Strategy(name="light", maker="light:make_light", settings=LightSettings, uses_light=True),
     Strategy(name=f"{FIXED}NAME", maker="papers.knn:make_fixed", needs_bundle=True, needs_latency=True),
 )
 NAMES = tuple(strategy.name for strategy in STRATEGIES)
@@ -94,6 +98,11 @@ def check_strategy(name: str, has_bundle: bool) -> None:
 def needs_latency(name: str) -> bool:
     """Whether the strategy plans with measured latencies. Raises UserError if there is no such strategy."""
     return find_strategy(name).needs_latency
+
+
+def uses_light(name: str) -> bool:
+    """Whether the strategy may draft on lighter copies of the weights. Raises UserError if there is no such one."""
+    return find_strategy(name).uses_light
 
 
 def read_settings(strategy: str, assignments: list[str]) -> Any:

@@ -113,6 +113,16 @@ class LookupSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LightSettings:
+    """Parameters of drafts on lighter copies of the weights."""
+
+    max_draft: int = field(default=4, metadata=POSITIVE)
+    """Longest draft."""
+    confidence: float = 0.0
+    """Drafting ends after a token less probable than this; 0 to draft to the end."""
+
+
+@dataclass(frozen=True, slots=True)
 class DelSettings:
     """DEL's parameters as KnapSpec describes it; the confidence is KnapSpec's own and the intervals are ours."""
 

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import Kernel
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
+from ssd_runtime.weights.light import can_lighten, light_kernel, most_bytes
 from ssd_runtime.weights.packed_linear import PackedLinear, whole_kernels
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -46,15 +48,32 @@ class Linear:
     says is faster for n rows. Packed copies stay within the `memory` budget. They replace only exact `nn.Linear`
     modules without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
     Modules that hold a quantised file's weights (`PackedLinear`) share kernels, which are called directly.
+
+    Drafts may run on a lighter copy instead (`lighten`), within the same budget and of exact modules alone. It is
+    rebuilt with the packed one.
     """
 
-    __slots__ = ("_calls", "_last", "_memory", "_modules", "_names", "_packed", "_parent", "_serves", "_stamp")
+    __slots__ = (
+        "_bits",
+        "_calls",
+        "_last",
+        "_light",
+        "_memory",
+        "_modules",
+        "_names",
+        "_packed",
+        "_parent",
+        "_serves",
+        "_stamp",
+    )
 
     def __init__(self, parent: nn.Module, names: Sequence[str], memory: PackedMemory) -> None:
         self._parent = parent
         self._names = tuple(names)
         self._memory = memory
         self._packed: Kernel | None = None
+        self._light: Kernel | None = None
+        self._bits: DraftBits = "none"
         self.serve(ALWAYS)
         self._build()
 
@@ -62,6 +81,11 @@ class Linear:
     def packed(self) -> bool:
         """Whether a packed copy exists."""
         return self._packed is not None
+
+    @property
+    def light(self) -> Kernel | None:
+        """The lighter copy; None without one."""
+        return self._light
 
     @property
     def foreign(self) -> list[nn.Module]:
@@ -78,8 +102,23 @@ class Linear:
         self._serves = tuple(rows)
         self._last = len(rows) - 1
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply the projections to `x` [n, in]."""
+    def lighten(self, bits: DraftBits) -> None:
+        """Make the lighter copy of so many bits, or drop it."""
+        if bits != self._bits:
+            self._bits = bits
+            self._build_light()
+
+    def light_bytes(self, bits: DraftBits) -> int:
+        """Bytes that a lighter copy would take at most; 0 if there can be none."""
+        linears = self._copied()
+        if bits == "none" or not linears or not all(can_lighten(linear.weight) for linear in linears):
+            return 0
+        return sum(most_bytes(linear.weight, bits) for linear in linears)
+
+    def __call__(self, x: Tensor, light: bool = False) -> Tensor:
+        """Apply the projections to `x` [n, in]; with `light`, on the lighter copy if there is one."""
+        if light and self._light is not None:
+            return self._light(x)
         if self._packed is not None and self._serves[min(x.shape[0] - 1, self._last)]:
             return self._packed(x)
         if len(self._calls) == 1:
@@ -101,7 +140,11 @@ class Linear:
         self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_kernels(self._modules) or self._modules
         self._stamp = stamp_of(self._modules)
         self._drop()
-        linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]
+        self._build_packed()
+        self._build_light()
+
+    def _build_packed(self) -> None:
+        linears = [linear for linear in self._copied() if can_serve(linear.weight)]
         if len(linears) < len(self._modules) or not self._memory.claim(_bytes(linears)):
             return
         try:
@@ -111,14 +154,24 @@ class Linear:
         if self._packed is None:
             self._memory.used -= _bytes(linears)
 
+    def _build_light(self) -> None:
+        if self._light is not None:
+            self._memory.used -= self._light.nbytes
+            self._light = None
+        most = self.light_bytes(self._bits)
+        if not most or not self._memory.claim(most):
+            return
+        self._light = light_kernel(*_joined(self._copied()), self._bits)
+        self._memory.used -= most - self._light.nbytes
+
+    def _copied(self) -> list[nn.Linear]:
+        """The modules, if copies of their weights may stand in for them; otherwise none."""
+        linears = [module for module in self._modules if isinstance(module, nn.Linear) and _replaceable(module)]
+        return linears if len(linears) == len(self._modules) else []
+
     def _pack(self, linears: Sequence[nn.Linear]) -> None:
         """Pack the weights, and keep the copy only if its output agrees with the modules'."""
-        weights = [linear.weight.detach() for linear in linears]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        bias: Tensor | None = None
-        if any(linear.bias is not None for linear in linears):
-            zeros = weight.new_zeros
-            bias = torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
+        weight, bias = _joined(linears)
         packed = OneDNN(weight, bias)
         self._packed = packed if self._agrees(packed, weight) else None
 
@@ -165,8 +218,19 @@ def named(modules: Sequence[nn.Module]) -> str:
     return f" with {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))} ({digest})"
 
 
-def _packable(module: nn.Linear) -> bool:
-    return is_exact(module) and can_serve(module.weight) and not hooked(module)
+def _joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight [out, in] and bias [out] of the modules side by side; the bias is None if none has one."""
+    weights = [linear.weight.detach() for linear in linears]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    if all(linear.bias is None for linear in linears):
+        return weight, None
+    zeros = weight.new_zeros
+    return weight, torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
+
+
+def _replaceable(module: nn.Linear) -> bool:
+    """Whether a copy of the module's weight computes what the module does."""
+    return is_exact(module) and not hooked(module)
 
 
 def stamp_of(modules: Sequence[nn.Module]) -> list[Any]:

@@ -214,10 +214,12 @@ class Session:
         first: int = 0,
         last: int | None = None,
         keep_states: bool = False,
+        light: bool = False,
     ) -> Forward:
         """A request to run `rows`, tokens or states [n, hidden], through sub-layers `first`, …, `last` - 1.
 
-        Their positions begin `ahead` after the committed tokens. Sub-layers of `mask` are skipped.
+        Their positions begin `ahead` after the committed tokens. Sub-layers of `mask` are skipped. With `light` the
+        others run on the lighter copies of their weights.
         """
         n = len(rows)
         start = self.committed + ahead
@@ -230,6 +232,7 @@ class Session:
             first=first,
             last=last,
             keep_states=keep_states,
+            light=light,
         )
 
     def tree_request(self, ids: list[int], depths: Tensor, visible: Tensor, keep_states: bool = False) -> Forward:

@@ -10,7 +10,7 @@ import warnings
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import (
+    DRAFT_BITS_HELP,
     DTYPE_HELP,
     WEIGHT_MEMORY_HELP,
     WEIGHTS_HELP,
@@ -27,6 +28,7 @@ from ssd_runtime.command import (
 )
 from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
+from ssd_runtime.weights.draft_bits import read_draft_bits
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.engine import Engine
@@ -75,6 +77,7 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
+    draft_bits: Annotated[str, typer.Option(help=DRAFT_BITS_HELP)] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
     grace: Annotated[
         float, typer.Option(min=0.0, max=3600.0, help="Seconds that open requests have to end in when it stops.")
@@ -91,6 +94,7 @@ def serve(
     _require_extra()
     keys = _keys(api_key)
     memory = read_size(weight_memory)
+    bits = read_draft_bits(draft_bits)
     check_strategy(strategy, artifact is not None)
     parameters = read_settings(strategy, assignments or [])
     folder = bundle_path(artifact) if artifact is not None else None
@@ -130,12 +134,18 @@ def serve(
         log.info("%s", line)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
         engine = Engine(
-            loaded=loaded, bundle=bundle, where=str(artifact), weight_memory=memory, before_measuring=_before_measuring
+            loaded=loaded,
+            bundle=bundle,
+            where=str(artifact),
+            weight_memory=memory,
+            before_measuring=_before_measuring,
+            draft_bits=bits,
+            before_copying=lambda told: log.info("%s", told),
         )
     for note in notes:
         log.warning("%s", note.message)
     engine.max_sequences = max_concurrency
-    _prepare(engine)
+    _prepare(engine, strategy, parameters)
     settings = ServerSettings(
         model_name=name or model,
         max_context=engine.decoder.shape.max_context,
@@ -194,10 +204,11 @@ def watch_gauges(service: Service) -> None:
     gauge("ssd:prefixes", "Kept prefixes.", lambda: len(scheduler.prefixes))
 
 
-def _prepare(engine: Engine) -> None:
-    """Do what would delay the first requests: measure this device, and allocate keys and values."""
+def _prepare(engine: Engine, strategy: str, parameters: Any) -> None:
+    """Do what would delay the first requests: measure this device, copy weights, allocate keys and values."""
     _ = engine.latency
     _ = engine.scheduler
+    engine.planners(strategy, parameters)
 
 
 def _require_extra() -> None:

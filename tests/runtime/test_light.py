@@ -1,0 +1,213 @@
+"""Drafts on lighter copies of the weights: the output of plain decoding, and copies that follow the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.masked import Branching, Masked
+from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import Head, ModelRunner
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.strategy import make_strategy
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
+from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
+from ssd_runtime.weights.kernels.int8 import Int8
+from ssd_runtime.weights.light import light_kernel, most_bytes
+from tests.models import VARIANTS, tiny_model
+
+LAYERS = 4
+IDS, LIMITS = list(range(3, 13)), Limits(60)
+
+
+def lightened(variant: str = "qwen3", bits: DraftBits = "8", seed: int = 3, **settings: int) -> Decoder:
+    decoder = Decoder(tiny_model(variant, seed=seed, **settings))
+    decoder.lighten(bits)
+    assert decoder.light
+    return decoder
+
+
+def drafted(decoder: Decoder, drafter: Masked, sampling: SamplingParams = GREEDY, length: int = 5) -> Generation:
+    return generate(Session(decoder, sampling), IDS, ConstantPlanner(Plan("test", drafter, length)), LIMITS)
+
+
+def on_grid(out: int, columns: int) -> torch.Tensor:
+    """A weight of 16 levels per group, with one at either end, and scales and zeros that bf16 holds."""
+    levels = torch.randint(0, 16, (out, columns // GROUP, GROUP))
+    levels[..., 0], levels[..., 1] = 0, 15
+    scale = (torch.rand(out, columns // GROUP, 1) + 0.5).bfloat16().float()
+    return ((levels - 8) * scale).flatten(1) / 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", ["8", "4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_with_light_drafts(variant: str, bits: DraftBits, dtype: torch.dtype) -> None:
+    """Across windows, and across longrope's change of angles, where drafted keys are written over."""
+    model = tiny_model(variant, seed=3).to(dtype)
+    decoder = Decoder(model)
+    decoder.lighten(bits)
+    out = model.generate(torch.tensor([IDS]), max_new_tokens=60, do_sample=False)[0, len(IDS) :].tolist()
+    got = drafted(decoder, Masked(None, light=True))
+    assert compare(Session(decoder), IDS, out, got.token_ids).kind is not Kind.ERROR
+    assert got.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
+@pytest.mark.parametrize("branching", [(), ((0.6, 3),)])
+@pytest.mark.parametrize("mask", [None, SkipMask.of(LAYERS, {2, 5})])
+def test_light_drafts_with_masks_trees_and_sampling(
+    mask: SkipMask | None, branching: Branching, sampling: SamplingParams
+) -> None:
+    decoder = lightened(bits="4")
+    got = drafted(decoder, Masked(mask, 0.05, branching, light=True), sampling)
+    plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
+    assert got.token_ids == plain.token_ids
+    assert 0 < got.num_accepted_tokens
+
+
+@pytest.mark.parametrize("bits", ["8", "4"])
+def test_a_light_draft_is_the_model_with_rounded_weights(bits: DraftBits) -> None:
+    """Its logits are those of a model whose projections were rounded alike, not the model's own."""
+    sizes = {"intermediate_size": 64, "vocab_size": 96}
+    decoder = lightened(bits=bits, **sizes)
+    rounded = tiny_model("qwen3", seed=3, **sizes)
+    for module in rounded.modules():
+        if isinstance(module, nn.Linear) and module.in_features % GROUP == 0:
+            kernel = light_kernel(module.weight.detach(), None, bits)
+            module.weight = nn.Parameter(kernel(torch.eye(module.in_features)).T.contiguous())
+    light, expected = logits_of(decoder, light=True), logits_of(Decoder(rounded), light=False)
+    torch.testing.assert_close(light, expected, atol=0.03 * float(expected.abs().max()), rtol=0)
+    own = logits_of(decoder, light=False)
+    assert (light - expected).norm() < (0.7 if bits == "8" else 0.2) * (light - own).norm()
+
+
+def logits_of(decoder: Decoder, light: bool) -> torch.Tensor:
+    session = Session(decoder)
+    runner = ModelRunner(decoder)
+    [x] = runner.answer([session.request(IDS, light=light)])
+    [logits] = runner.answer([Head(x, light=light)])
+    return logits
+
+
+def test_plain_forwards_never_use_the_lighter_copies() -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    before = logits_of(decoder, light=False)
+    decoder.lighten("4")
+    assert torch.equal(logits_of(decoder, light=False), before)
+    assert not torch.equal(logits_of(decoder, light=True), before)
+    request = Session(decoder).request(IDS, light=True)
+    assert not request.is_full
+    assert request.key != Session(decoder).request(IDS).key, "shared forwards keep them apart"
+    assert Head(before, light=True).key != Head(before).key
+
+
+def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right() -> None:
+    """Weights on the grid: every draft is accepted, and `auto` takes 4 bits for them."""
+    torch.manual_seed(0)
+    model = tiny_model("llama", seed=3, intermediate_size=64, vocab_size=96, tie_word_embeddings=False)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.copy_(on_grid(*module.weight.shape))
+    decoder = Decoder(model)
+    decoder.lighten("auto")
+    assert decoder.light == f"{4 * LAYERS + 1} int4"
+    got = drafted(decoder, Masked(None, light=True))
+    assert got.num_accepted_tokens >= 0.9 * got.num_draft_tokens
+    decoder = lightened("llama", "auto", intermediate_size=64, vocab_size=96)
+    assert decoder.light == f"{4 * LAYERS + 1} int8", "random weights lie on no grid"
+
+
+@pytest.mark.parametrize("out", [16, 48, 97])
+def test_copies_are_as_near_as_their_bits_allow(out: int) -> None:
+    torch.manual_seed(out)
+    weight, x = torch.randn(out, 96), torch.randn(5, 96)
+    bias = torch.randn(out)
+    for bits, most in (("8", 0.012), ("4", 0.12)):
+        kernel = light_kernel(weight, bias, bits)  # type: ignore[arg-type]
+        assert type(kernel) is (Int4 if bits == "4" and out % 16 == 0 else Int8)
+        error = (kernel(x) - (x @ weight.T + bias)).norm() / (x @ weight.T).norm()
+        assert error < most
+        assert kernel.nbytes <= most_bytes(weight, bits)  # type: ignore[arg-type]
+
+
+def test_rounding_to_4_bits_finds_the_grid_and_the_best_range() -> None:
+    torch.manual_seed(0)
+    weight = on_grid(32, 128)
+    found = quantised4(weight)
+    assert float(found.error.sum()) <= 1e-6 * float(weight.square().sum())
+    outlier = torch.cat([torch.randn(8, 31) / 4, torch.full((8, 1), 2.0)], 1)
+    levels = (outlier - outlier.amin(1, keepdim=True)) / (outlier.amax(1, keepdim=True) - outlier.amin(1, keepdim=True))
+    whole = (levels * 15).round() / 15 - levels
+    span = outlier.amax(1) - outlier.amin(1)
+    assert float(quantised4(outlier).error.sum()) < 0.95 * float((whole.square().sum(1) * span.square()).sum())
+
+
+def test_copies_follow_the_model_and_its_hooks() -> None:
+    decoder = lightened(bits="8")
+    before = logits_of(decoder, light=True)
+    projection = decoder.model.model.layers[1].mlp.gate_proj
+    with torch.no_grad():
+        projection.weight.mul_(0.5)
+    after = logits_of(decoder, light=True)
+    assert not torch.allclose(before, after, atol=1e-2)
+    used = decoder.packed.used
+    handle = projection.register_forward_hook(lambda module, inputs, output: output * 0)
+    Session(decoder)
+    assert decoder.packed.used < used
+    hooked = decoder.light
+    handle.remove()
+    Session(decoder)
+    assert (hooked, decoder.packed.used) != (decoder.light, 0)
+    torch.testing.assert_close(logits_of(decoder, light=True), after)
+    assert decoder.packed.used == used
+
+
+def test_copies_keep_within_the_memory_and_give_it_back() -> None:
+    model = tiny_model("qwen3", seed=3)
+    everything = Decoder(model)
+    packed = everything.packed.used
+    most = everything.light_bytes("8")
+    assert most > 0
+    assert everything.light_bytes("none") == 0
+    everything.lighten("8")
+    assert packed < everything.packed.used <= packed + most
+    everything.lighten("none")
+    assert (everything.packed.used, everything.light) == (packed, "")
+    partly = Decoder(model, packed + most // 2)
+    partly.lighten("8")
+    assert partly.light
+    assert partly.packed.used <= packed + most // 2
+    got = drafted(partly, Masked(None, light=True))
+    assert got.token_ids == generate(Session(partly), IDS, PlainPlanner(), LIMITS).token_ids
+    without = Decoder(model, 0)
+    without.lighten("8")
+    assert without.light == ""
+
+
+def test_the_strategy_needs_copies() -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    settings = read_settings("light", ["max_draft=3"])
+    with pytest.raises(UserError, match="--strategy light: there is no lighter copy"):
+        make_strategy("light", settings, decoder, None, None)
+    decoder.lighten("8")
+    make = make_strategy("light", settings, decoder, None, None)
+    got = generate(Session(decoder), IDS, make(), LIMITS)
+    assert got.token_ids == generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
+    assert got.cycles[0].drafted == 3
+    assert got.cycles[0].plan.reason.startswith("light drafts, up to 3 tokens")
+
+
+def test_draft_bits_are_checked() -> None:
+    assert read_draft_bits("auto") == "auto"
+    with pytest.raises(UserError, match="--draft-bits: expected one of auto, 8, 4, none, got '5'"):
+        read_draft_bits("5")
