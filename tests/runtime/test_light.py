@@ -8,23 +8,32 @@ from torch import nn
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.engine.loop import Generation, Limits, generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, ModelRunner
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS, DraftStats
+from ssd_runtime.planning.auto.light_drafts import AGREEMENT, LONGEST, LightDrafts
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import make_strategy
+from ssd_runtime.profiling.light import LightSaving
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.light import light_kernel, most_bytes
 from tests.models import VARIANTS, tiny_model
+from tests.tables import latency_table
 
 LAYERS = 4
+TABLE = latency_table(LAYERS)
 IDS, LIMITS = list(range(3, 13)), Limits(60)
 
 
@@ -71,7 +80,7 @@ def test_light_drafts_with_masks_trees_and_sampling(
     got = drafted(decoder, Masked(mask, 0.05, branching, light=True), sampling)
     plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
     assert got.token_ids == plain.token_ids
-    assert 0 < got.num_accepted_tokens
+    assert got.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])
@@ -211,3 +220,78 @@ def test_draft_bits_are_checked() -> None:
     assert read_draft_bits("auto") == "auto"
     with pytest.raises(UserError, match="--draft-bits: expected one of auto, 8, 4, none, got '5'"):
         read_draft_bits("5")
+
+
+# As one of auto's ways to draft
+
+
+def source(share: float, stats: DraftStats | None = None) -> LightDrafts:
+    return LightDrafts(LightSaving(share, 100), TABLE, stats or DraftStats(), Lookup(LookupStats()))
+
+
+def test_a_light_step_costs_a_plain_one_without_what_it_saves() -> None:
+    """The seconds saved are the same at every context, so a longer one makes a light step relatively dearer."""
+    saving = LightSaving(0.5, 100)
+    assert saving.draft_cost(TABLE, 100) == pytest.approx(0.5)
+    costs = [saving.draft_cost(TABLE, context) for context in (16, 100, 1000, 2000)]
+    assert costs == sorted(costs)
+    for context in (16, 1000):
+        plain = TABLE.step_seconds(context)
+        assert (1 - saving.draft_cost(TABLE, context)) * plain == pytest.approx(0.5 * TABLE.step_seconds(100))
+
+
+def test_the_offered_length_maximises_tokens_per_time() -> None:
+    costs = [1.0 + 0.05 * n for n in range(32)]
+    for share in (0.3, 0.5, 0.8):
+        offer = source(share).offer(100, costs, 99.0)
+        assert offer is not None
+        assert offer.plan is not None
+        expected = {
+            n: sum(AGREEMENT**i for i in range(n + 1)) / (n * (1 - share) + costs[n]) for n in range(1, LONGEST + 1)
+        }
+        assert offer.speedup == pytest.approx(max(expected.values()))
+        assert offer.plan.detail.startswith(f"{max(expected, key=lambda n: expected[n])} tokens")
+    assert source(0.02).offer(100, costs, 99.0) is None, "a step that saves nothing does not pay"
+
+
+def test_the_budget_bounds_the_length() -> None:
+    costs = [1.0] * 32
+    for most_cost in (1.9, 2.1, 3.2):
+        offer = source(0.5).offer(100, costs, most_cost)
+        assert offer is not None
+        assert offer.plan is not None
+        assert offer.plan.detail.startswith(f"{int((most_cost - 1.0) / 0.5)} tokens")
+        assert offer.best > offer.speedup
+    offer = source(0.5).offer(100, costs, 1.4)
+    assert offer is not None
+    assert offer.plan is None
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
+def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -> None:
+    decoder = lightened("llama", max_position_embeddings=512)
+    stream, reasons = Stream(), set[str]()
+    for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
+        planner = AutoPlanner({}, {}, ExitHeads(decoder), None, TABLE, stream, LightSaving(0.6, 100))
+        got = generate(Session(decoder, sampling), ids, planner, Limits(120))
+        assert got.token_ids == generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(120)).token_ids
+        reasons |= {cycle.plan.reason.partition(":")[0] for cycle in got.cycles}
+    assert "light drafts" in reasons
+    assert 0 < stream.light.predicted != PRIOR_TOKENS, "it learns from its cycles"
+
+
+def test_light_drafts_that_fail_lose_trust() -> None:
+    """Copies that agree in one token of five: the statistics find it out, and no more are offered."""
+    stats, costs = DraftStats(), [1.0 + 0.05 * n for n in range(32)]
+    light = source(0.5, stats)
+    random = torch.Generator().manual_seed(0)
+    for count in range(200):
+        offer = light.offer(100, costs, 99.0)
+        if offer is None:
+            break
+        assert offer.plan is not None
+        steps = int(offer.plan.detail.split()[0])
+        right = next((n for n in range(steps) if float(torch.rand(1, generator=random)) > 0.2), steps)
+        cycle = Cycle(offer.plan, 100, steps, right, [1] * (right + 1), steps + 1, 0.0, 0.0, steps)
+        light.observe(cycle, costs, None)
+    assert 10 < count < 100

@@ -27,7 +27,7 @@ from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model, weights_of
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
-from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings, uses_light
+from ssd_runtime.planning.registry import check_strategy, find_strategy, read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
 from ssd_runtime.profiling.light import LightSaving, known_saving
@@ -189,8 +189,8 @@ class Engine:
     def planners(self, strategy: str = "auto", parameters: Any = None) -> MakePlanner:
         """Return a maker of planners for the requests of one stream; `parameters` are those of `RunSettings`."""
         check_strategy(strategy, self.bundle is not None)
-        latency = self.latency if needs_latency(strategy) else None
-        if uses_light(strategy):
+        needs = find_strategy(strategy)
+        if needs.needs_light:
             self.lighten()
         parameters = read_settings(strategy, []) if parameters is None else parameters
         return make_strategy(
@@ -198,8 +198,9 @@ class Engine:
             settings=parameters,
             decoder=self.decoder,
             bundle=self.bundle,
-            latency=latency,
+            latency=self.latency if needs.needs_latency else None,
             heads=self._exit_heads,
+            light=self.light_saving if needs.prices_light else None,
         )
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:

@@ -36,8 +36,10 @@ class Strategy:
     """Class of the parameters for `--set`; None without any."""
     needs_bundle: bool = False
     needs_latency: bool = False
-    uses_light: bool = False
-    """Whether it may draft on lighter copies of the weights."""
+    needs_light: bool = False
+    """Whether it drafts on lighter copies of the weights."""
+    prices_light: bool = False
+    """Whether it may draft on them, by their measured cost."""
 
     def make(self, inputs: StrategyInputs) -> MakePlanner:
         """Import the maker and call it for one stream of requests. Raises UserError for unsuitable inputs."""
@@ -50,7 +52,7 @@ class Strategy:
 FIXED = "fixed:"
 """Prefix of the strategy that is followed by a domain's name."""
 STRATEGIES = (
-    Strategy(name="auto", maker="auto.auto:make_auto", needs_latency=True),
+    Strategy(name="auto", maker="auto.auto:make_auto", needs_latency=True, prices_light=True),
     Strategy(name="plain", maker="strategy:make_plain"),
     Strategy(
         name="knn",
@@ -70,7 +72,7 @@ STRATEGIES = (
     Strategy(name="exit", maker="papers.specbound:make_exit", settings=ExitSettings),
     Strategy(name="del", maker="papers.del_exit:make_del", settings=DelSettings),
     Strategy(name="lookup", maker="lookup:make_lookup", settings=LookupSettings, needs_latency=True),
-    Strategy(name="light", maker="light:make_light", settings=LightSettings, uses_light=True),
+    Strategy(name="light", maker="light:make_light", settings=LightSettings, needs_light=True),
     Strategy(name=f"{FIXED}NAME", maker="papers.knn:make_fixed", needs_bundle=True, needs_latency=True),
 )
 NAMES = tuple(strategy.name for strategy in STRATEGIES)
@@ -98,11 +100,6 @@ def check_strategy(name: str, has_bundle: bool) -> None:
 def needs_latency(name: str) -> bool:
     """Whether the strategy plans with measured latencies. Raises UserError if there is no such strategy."""
     return find_strategy(name).needs_latency
-
-
-def uses_light(name: str) -> bool:
-    """Whether the strategy may draft on lighter copies of the weights. Raises UserError if there is no such one."""
-    return find_strategy(name).uses_light
 
 
 def read_settings(strategy: str, assignments: list[str]) -> Any:
