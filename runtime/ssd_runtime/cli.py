@@ -59,6 +59,9 @@ def run(
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
     draft_bits: Annotated[str, typer.Option(help=DRAFT_BITS_HELP)] = "auto",
+    bitwise: Annotated[
+        bool, typer.Option("--bitwise", help="Logits that no bit of depends on drafts; slower, one prompt at a time.")
+    ] = False,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
     temperature: Annotated[
@@ -105,6 +108,8 @@ def run(
     requests = [] if chatting else _requests(prompt, prompts, all_turns)
     if concurrency > 1 and prompts is None:
         raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
+    if concurrency > 1 and bitwise:
+        raise UserError("--bitwise: it decodes one prompt at a time; omit it, or --concurrency")
     memory = read_size(weight_memory)
     bits = read_draft_bits(draft_bits)
     if "" in (stop or ()):
@@ -143,6 +148,7 @@ def run(
             before_measuring=_before_measuring,
             draft_bits=bits,
             before_copying=_before_copying,
+            bitwise=bitwise,
         )
     for note in notes:
         print(f"note: {note.message}", file=sys.stderr)
@@ -250,7 +256,7 @@ def _record(recorder: Recorder | None, outcomes: Sequence[Outcome]) -> None:
 
 
 def _before_copying(told: str) -> None:
-    print(f"note: {told}", file=sys.stderr)
+    print(f"note: {told}; --draft-bits none decodes without", file=sys.stderr)
 
 
 def _before_measuring() -> None:

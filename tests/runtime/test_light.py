@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
+from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Generation, Limits, generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, ModelRunner
@@ -22,6 +26,7 @@ from ssd_runtime.planning.auto.light_drafts import AGREEMENT, LONGEST, LightDraf
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.settings import AutoSettings
 from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.profiling.light import LightSaving
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
@@ -29,6 +34,7 @@ from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.light import light_kernel, most_bytes
+from tests.folders import save_tiny_model
 from tests.models import VARIANTS, tiny_model
 from tests.tables import latency_table
 
@@ -285,7 +291,7 @@ def test_light_drafts_that_fail_lose_trust() -> None:
     stats, costs = DraftStats(), [1.0 + 0.05 * n for n in range(32)]
     light = source(0.5, stats)
     random = torch.Generator().manual_seed(0)
-    for count in range(200):
+    for count in range(200):  # noqa: B007
         offer = light.offer(100, costs, 99.0)
         if offer is None:
             break
@@ -295,3 +301,47 @@ def test_light_drafts_that_fail_lose_trust() -> None:
         cycle = Cycle(offer.plan, 100, steps, right, [1] * (right + 1), steps + 1, 0.0, 0.0, steps)
         light.observe(cycle, costs, None)
     assert 10 < count < 100
+
+
+# From the front door
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = save_tiny_model(tmp_path_factory.mktemp("model"))
+    return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+
+
+def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
+    told = list[tuple[str, str]]()
+    engine = Engine(loaded, draft_bits="8", before_copying=lambda text: told.append((text, engine.decoder.light)))
+    answers = [
+        engine.runner(RunSettings(name, max_new_tokens=24)).answer("How many?").generation.token_ids
+        for name in ("plain", "light", "light", "auto")
+    ]
+    assert answers[1:] == answers[:1] * 3
+    [(text, light)] = told
+    assert text == "drafts may run on copies of the weights with fewer bits, which take up to 0.0 GiB"
+    assert light == "", "before the copies exist"
+    assert "int8" in engine.decoder.light
+    with pytest.raises(UserError, match="--strategy light: there is no lighter copy"):
+        Engine(loaded, draft_bits="none").runner(RunSettings("light"))
+
+
+def test_auto_copies_no_weights_that_fit_the_processors_cache(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(loaded)
+    assert engine.light_saving is None
+    assert engine.decoder.light == ""
+    monkeypatch.setattr("ssd_runtime.engine.engine.SMALL_BYTES", 0)
+    larger = Engine(loaded)
+    saving = larger.light_saving
+    assert saving is not None
+    assert larger.decoder.light
+    assert saving.share < 1.0
+    without = Engine(loaded, draft_bits="none")
+    assert without.light_saving is None
+    engine = Engine(loaded)
+    engine.planners("auto", AutoSettings(light=0))
+    assert engine.decoder.light == ""

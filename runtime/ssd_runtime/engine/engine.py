@@ -25,6 +25,7 @@ from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model, weights_of
+from ssd_runtime.model.bitwise import require_bitwise
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.planning.registry import check_strategy, find_strategy, read_settings
@@ -63,12 +64,14 @@ class Engine:
         before_measuring: Callable[[], object] | None = None,
         draft_bits: DraftBits = "auto",
         before_copying: Callable[[str], object] | None = None,
+        bitwise: bool = False,
     ) -> None:
         """`where` names the bundle in errors, and `before_measuring` is called before latencies are measured.
 
         Packed copies of weights take at most `weight_memory` bytes, by default half of the free memory. These include
         lighter copies for drafts, of `draft_bits`: before they are made, `before_copying` is called with a sentence
-        that says what memory they take.
+        that says what memory they take. With `bitwise`, verifications compute logits as plain steps do, bit for bit,
+        in one request at a time; raises UserError where the model, its kernels or this device cannot.
         """
         self.loaded = loaded
         if bundle is not None:
@@ -82,13 +85,15 @@ class Engine:
             )
         self.bundle = bundle
         with guard_memory("packing and checking the model", loaded.model.device):
-            self.decoder = fitted_decoder(loaded.model, weight_memory)
+            self.decoder = fitted_decoder(loaded.model, weight_memory, bitwise)
             require_faithful(self.decoder)
+            if bitwise:
+                require_bitwise(self.decoder)
         return_freed()
         self._before_measuring = before_measuring
         self._draft_bits = draft_bits
         self._before_copying = before_copying
-        self.max_sequences = 8
+        self.max_sequences = 1 if bitwise else 8
         """Most requests that are decoded at once; set it before the first request is added."""
         self._streams: OrderedDict[tuple[str, str, Any], MakePlanner] = OrderedDict()
         """Makers of planners by (stream, strategy, parameters), the least recently used first."""
@@ -103,6 +108,7 @@ class Engine:
         device: str | None = None,
         dtype: str | None = None,
         weights: str | None = None,
+        draft_bits: DraftBits = "auto",
     ) -> Engine:
         """Load a bundle, a folder or `demo`, with its model, or a `model` alone (`load_model`).
 
@@ -115,7 +121,7 @@ class Engine:
                 raise UserError("engine: neither a bundle nor a model is given; give one of them")
             model = bundle.model.spec(str(artifact))
         weights = weights or weights_of(bundle, model)
-        return cls(load_model(model, device, dtype, weights), bundle, str(artifact))
+        return cls(load_model(model, device, dtype, weights), bundle, str(artifact), draft_bits=draft_bits)
 
     @cached_property
     def latency(self) -> LatencyTable:
@@ -139,9 +145,9 @@ class Engine:
         needed = 0 if self.decoder.light else self.decoder.light_bytes(self._draft_bits)
         if needed:
             if self._before_copying is not None:
+                most = min(needed, self.decoder.packed.limit - self.decoder.packed.used)
                 self._before_copying(
-                    f"drafts may run on copies of the weights with fewer bits, which take up to {gib(needed)}; "
-                    "--draft-bits none decodes without"
+                    f"drafts may run on copies of the weights with fewer bits, which take up to {gib(most)}"
                 )
             with guard_memory("copying weights for drafts", self.decoder.device, "give --draft-bits none"):
                 self.decoder.lighten(self._draft_bits)
@@ -200,7 +206,7 @@ class Engine:
             bundle=self.bundle,
             latency=self.latency if needs.needs_latency else None,
             heads=self._exit_heads,
-            light=self.light_saving if needs.prices_light else None,
+            light=self.light_saving if needs.prices_light and parameters.light else None,
         )
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:

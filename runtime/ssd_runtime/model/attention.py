@@ -37,6 +37,20 @@ def attend(
     return (torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype) @ values).view(heads, n, width)
 
 
+def attend_by_row(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """What `attend` returns, where no bit of a row depends on the rows beside it.
+
+    Rows are a dimension of the batch, so that all products have the same sizes in a plain step and in a verification.
+    `bias` is [n, 1, 1, length].
+    """
+    heads, n, width = queries.shape
+    kv_heads = keys.shape[1]
+    rows = queries.transpose(0, 1).reshape(n, kv_heads, -1, width)
+    keys, values = keys.expand(n, -1, -1, -1), values.expand(n, -1, -1, -1)
+    mixed = scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scale)
+    return mixed.reshape(n, heads, width).transpose(0, 1)
+
+
 def attend_apart(
     queries: Tensor, own: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, cap: float | None
 ) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.model.attention import attend, attend_apart, capped
+from ssd_runtime.model.attention import attend, attend_apart, attend_by_row, capped
 from ssd_runtime.model.batch import Batch, BatchBuilder, Segment, Variants
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.kv_cache import KVCache
@@ -33,6 +34,11 @@ The last bits of torch's attention depend on whether a row is alone and on the n
 rounding magnifies them to 0.4%. With such numbers most rows are the same to the bit in a plain step and in a
 verification: all but those beside a row that needs the next multiple.
 """
+
+
+KEY_BLOCK = 512
+"""Keys that torch's attention on CPUs multiplies at a time. In whole blocks its products have the same sizes however
+many keys there are, so that hidden keys change no bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,15 @@ class Decoder:
     block of layer i and 2i + 1 its MLP block, each with its norm and residual. Layers run on their own devices, since
     accelerate may spread or offload a model. Offloaded weights are fetched for a call, so every call of a module holds
     `lock`. Packed copies of weights take at most `weight_memory` bytes; by default all layers have one. Raises
-    UserError for models that are not supported.
+    UserError for models that are not supported. With `bitwise`, no bit of a row's logits depends on the rows beside it
+    in forwards of the full model with up to `MOST_BY_ROW` rows (`bitwise.require_bitwise`).
     """
 
-    def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62) -> None:
+    def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False) -> None:
         self.family = family_of(model.config)
         require_unhooked(model)
         self.model = model
+        self.bitwise = bitwise
         self.lock = WaitedLock()
         self.version = 0
         """Incremented by `refresh` when the model has changed: states computed before belong to another model."""
@@ -119,6 +127,8 @@ class Decoder:
             }
         shape = self.shape
         key_multiple = KEY_MULTIPLE if self.rounding != self.dtype else 1
+        if bitwise:
+            key_multiple = KEY_BLOCK
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in self.layers],
             windows=[kind.window for kind in kinds],
@@ -138,6 +148,7 @@ class Decoder:
             dtype=self.dtype,
             device=self.device,
             key_multiple=key_multiple,
+            by_row=bitwise,
         )
 
     @property
@@ -151,6 +162,21 @@ class Decoder:
         where = "" if all(packed) else f" {sum(packed)} of {len(packed)}"
         rows = "" if all(self._serves) else f" rows {_ranges(self._serves)}"
         return f"packed{where}{rows}{beside}"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether packed kernels serve all projections, whatever the number of rows."""
+        return all(linear.packed or linear.formats for linear in self._linears()) and all(self._serves)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether layers run on several devices."""
+        return self._spread
+
+    @property
+    def has_attention_cap(self) -> bool:
+        """Whether scores of attention are soft-capped."""
+        return self._cap is not None
 
     @property
     def rounding(self) -> torch.dtype:
@@ -243,7 +269,9 @@ class Decoder:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)
             queries, new = self.project(layer, x, batch.rotations[parts.kind], light)
-            if len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
+            if self.bitwise and len(x) > batch.rows:  # a lone row that runs as two equal ones
+                mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
+            elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
                 mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
             else:
                 sizes = [segment.rows for segment in batch.segments]
@@ -265,6 +293,9 @@ class Decoder:
         segment.cache.write(layer, segment.slot, new)
         keys, values = segment.cache.read(layer, view.begin, view.end)
         queries = queries.transpose(0, 1)
+        if view.bias is not None and view.bias.ndim == 4:
+            mixed = attend_by_row(queries=queries, keys=keys, values=values, bias=view.bias, scale=parts.scale)
+            return mixed.transpose(0, 1).reshape(segment.rows, -1)
         paired = segment.rows == 1 and self.batches.key_multiple > 1
         mixed = attend(
             queries=queries.expand(-1, 2, -1) if paired else queries,
@@ -326,24 +357,31 @@ class Decoder:
 
         With `light` they run on the lighter copies of their weights.
         """
+        paired = self.bitwise and len(x) == 1 and mask is None and not light
+        if paired:
+            x = x.repeat(2, 1)  # rows of stride 0 would be summed in another order
         with self.lock:
             for index in range(first, 2 * self.shape.num_layers if last is None else last):
                 if mask is None or not mask.bits[index]:
                     layer, is_mlp = divmod(index, 2)
                     x = self.mlp(layer, x, light) if is_mlp else self.attention(layer, x, batch, light)
                 if states is not None:
-                    states.append(self._handed(x))
-        return self._handed(x)
+                    states.append(self._handed(x[:1] if paired else x))
+        return self._handed(x[:1] if paired else x)
 
     def norm(self, x: Tensor) -> Tensor:
         """States `x` after the final norm."""
         with self.lock:
-            return self._handed(self._norm(x))
+            return self._handed(self._on_two_rows(self._norm, x))
 
     def head(self, normed: Tensor, light: bool = False) -> Tensor:
         """Logits [n, vocabulary] of states after the final norm; with `light`, by the lighter copy of the head."""
         with self.lock:
-            return self.finished(self._handed(self._head(normed, light)))
+            return self.finished(self._handed(self._on_two_rows(partial(self._head, light=light), normed)))
+
+    def _on_two_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Apply `work` to rows `x`, to a lone one as two equal ones if no bit may depend on their number."""
+        return work(x.repeat(2, 1))[:1] if self.bitwise and len(x) == 1 else work(x)
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits from the output of the head's projection, scaled and capped as the family does."""

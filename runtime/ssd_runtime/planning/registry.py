@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.planning.settings import (
+    AutoSettings,
     ClaspSettings,
     DelSettings,
     ExitSettings,
@@ -52,7 +53,13 @@ class Strategy:
 FIXED = "fixed:"
 """Prefix of the strategy that is followed by a domain's name."""
 STRATEGIES = (
-    Strategy(name="auto", maker="auto.auto:make_auto", needs_latency=True, prices_light=True),
+    Strategy(
+        name="auto",
+        maker="auto.auto:make_auto",
+        settings=AutoSettings,
+        needs_latency=True,
+        prices_light=True,
+    ),
     Strategy(name="plain", maker="strategy:make_plain"),
     Strategy(
         name="knn",

@@ -10,6 +10,14 @@ POSITIVE = {"least": 1}
 
 
 @dataclass(frozen=True, slots=True)
+class AutoSettings:
+    """Parameters of `auto`."""
+
+    light: int = 1
+    """1 to draft on lighter copies of the weights where that is expected to pay, 0 to make and use none."""
+
+
+@dataclass(frozen=True, slots=True)
 class NearestSettings:
     """KNN-SSD's parameters at run time."""
 

@@ -12,6 +12,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache
 from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
+from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import FORWARD_ROWS
 from ssd_runtime.model.runner import Forward, ModelRunner, Work
@@ -329,6 +330,8 @@ class Session:
 
     def draft_room(self, most: int) -> int:
         """Most drafts, up to `most`, of one verification: a forward rotates all rows by the same angles."""
+        if self.decoder.bitwise:
+            most = min(most, MOST_BY_ROW - 1)
         switch = self.decoder.rope_switch
         return most if switch is None or self.cache.long else min(most, switch - self.committed - 1)
 

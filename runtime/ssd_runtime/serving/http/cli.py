@@ -140,7 +140,7 @@ def serve(
             weight_memory=memory,
             before_measuring=_before_measuring,
             draft_bits=bits,
-            before_copying=lambda told: log.info("%s", told),
+            before_copying=lambda told: log.info("%s; --draft-bits none decodes without", told),
         )
     for note in notes:
         log.warning("%s", note.message)
