@@ -15,6 +15,7 @@ from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Drafter
 from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.model.attention import attend_by_row
 from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.bitwise import probe, require_bitwise
 from ssd_runtime.model.decoder import KEY_BLOCK, Decoder
@@ -69,6 +70,34 @@ def test_wide_models_are_too_across_blocks_of_keys(variant: str, before: int) ->
     torch.testing.assert_close(plain, near, atol=1e-4 * float(near.abs().max()), rtol=0)
     others = [rows_at_a_time(without, ids, before, rows) for rows in (2, 16)]
     assert not all(torch.equal(other, near) for other in others), "the sizes are large enough to tell"
+
+
+@pytest.mark.parametrize(("kv_heads", "groups"), [(3, 3), (4, 1), (2, 2), (1, 3)])
+def test_attention_of_a_row_is_the_same_beside_any_others(kv_heads: int, groups: int) -> None:
+    """With two threads, since torch's products of few queries depend on which of them computes what."""
+    threads, rows, width = torch.get_num_threads(), 6, 64
+    torch.manual_seed(0)
+    queries = torch.randn(kv_heads * groups, rows, width)
+    keys, values = torch.randn(2, 1, kv_heads, KEY_BLOCK, width)
+    hidden = torch.arange(KEY_BLOCK)[None] > torch.arange(300, 300 + rows)[:, None]
+    bias = torch.zeros(rows, KEY_BLOCK).masked_fill(hidden, float("-inf"))[:, None, None]
+
+    def attended(first: int, last: int) -> torch.Tensor:
+        return attend_by_row(queries[:, first:last], keys, values, bias[first:last], 0.125)
+
+    try:
+        torch.set_num_threads(2)
+        for row in range(rows):
+            alone = attended(row, row + 1)[:, 0]
+            for first in range(row + 1):
+                for last in range(row + 1, rows + 1):
+                    assert torch.equal(attended(first, last)[:, row - first], alone), (row, first, last)
+    finally:
+        torch.set_num_threads(threads)
+    grouped = queries.view(kv_heads, groups, rows, width)
+    scores = (grouped @ keys[0, :, None].mT) * 0.125 + bias[:, 0, 0]
+    expected = (scores.softmax(-1) @ values[0, :, None]).view(-1, rows, width)
+    torch.testing.assert_close(attended(0, rows), expected)
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_1, Type.Q8_0])
