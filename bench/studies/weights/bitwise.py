@@ -1,4 +1,4 @@
-"""Tells for each kernel whether a row is the same to the bit beside others, with `--bitwise` and without, and its price.
+"""Tells which kernels compute a row alike to the bit beside others, with `--bitwise` and without, and at what price.
 
 `python -m bench.studies.weights.bitwise --dtypes fp32,bf16,packed`; packed is a `.gguf` file's own weights. The same
 tokens run after a prompt one at a time, and 2, 3, … rows at a time. A kernel holds for a number of rows if all logits
