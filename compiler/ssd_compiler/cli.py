@@ -20,7 +20,8 @@ from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import DTYPE_HELP, WEIGHT_MEMORY_HELP, WEIGHTS_HELP, VersionOption, read_size, run_command
+from ssd_runtime.command import run_command
+from ssd_runtime.options import DeviceOption, DtypeOption, VersionOption, WeightMemoryOption, WeightsOption, read_size
 
 MOST_FOUND = 64
 
@@ -40,10 +41,10 @@ def compile_(
         Path | None, typer.Option("--from", help="A bundle to which the domains are added; nothing of it is redone.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
-    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
-    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    weights: WeightsOption = None,
+    weight_memory: WeightMemoryOption = None,
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
     evaluations: Annotated[
         int, typer.Option(min=8, max=100_000, help="Masks evaluated per domain, unless --budget is given.")

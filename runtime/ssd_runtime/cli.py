@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
-from ssd_runtime.command import (
-    DRAFT_BITS_HELP,
-    DTYPE_HELP,
-    WEIGHT_MEMORY_HELP,
-    WEIGHTS_HELP,
+from ssd_runtime.command import run_command
+from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
+from ssd_runtime.options import (
+    ArtifactOption,
+    AssignmentsOption,
+    DeviceOption,
+    DraftBitsOption,
+    DtypeOption,
+    ModelOption,
+    StrategyOption,
+    ThreadsOption,
     VersionOption,
+    WeightMemoryOption,
+    WeightsOption,
     read_size,
-    run_command,
 )
-from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
+from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.report import explain as print_plans
 from ssd_runtime.report import finish, report, report_failure, write
 from ssd_runtime.sampling.params import read_sampling
@@ -39,30 +43,24 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def run(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input, or a chat.")] = None,
-    artifact: Annotated[
-        Path | None, typer.Option("--artifact", "--bundle", help="A bundle that ssd-compile wrote, or `demo`.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
-    ] = None,
+    artifact: ArtifactOption = None,
+    model: ModelOption = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.")] = None,
     all_turns: Annotated[
         bool, typer.Option("--all-turns", help="Decode every turn of `turns`, not the first alone.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="At most, for each answer.")] = 128,
-    strategy: Annotated[str, typer.Option(help=", ".join(NAMES))] = "auto",
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
-    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
-    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
-    draft_bits: Annotated[str, typer.Option(help=DRAFT_BITS_HELP)] = "auto",
+    strategy: StrategyOption = "auto",
+    assignments: AssignmentsOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    weights: WeightsOption = None,
+    weight_memory: WeightMemoryOption = None,
+    draft_bits: DraftBitsOption = "auto",
     bitwise: Annotated[
-        bool, typer.Option("--bitwise", help="Logits that no bit of depends on drafts; slower, one prompt at a time.")
+        bool, typer.Option("--bitwise", help="Logits of which no bit depends on drafts; slower, one prompt at a time.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
+    threads: ThreadsOption = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, max=100.0, help="Sample at this temperature; 0, the default, is greedy.")
@@ -110,48 +108,22 @@ def run(
         raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
     if concurrency > 1 and bitwise:
         raise UserError("--bitwise: it decodes one prompt at a time; omit it, or --concurrency")
-    memory = read_size(weight_memory)
     bits = read_draft_bits(draft_bits)
+    load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads, bits, bitwise)
     if "" in (stop or ()):
         raise UserError("--stop: must not be empty; omit it instead")
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
     check_strategy(strategy, artifact is not None)
     settings = read_settings(strategy, assignments or [])
-    bundle = Bundle.load(bundle_path(artifact)) if artifact is not None else None
-    if model is None:
-        if bundle is None:
-            raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
-        model = bundle.model.spec(str(artifact))
-
+    source = read_source(artifact, model)
     recorder = read_recorder(record, record_share, record_redact)
 
     # These imports take seconds and come last, so that bad input is answered at once.
-    import torch
-
-    from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
     from ssd_runtime.engine.offline.result import Summary, Tally
     from ssd_runtime.engine.offline.runner import RunSettings
     from ssd_runtime.engine.offline.together import Together
-    from ssd_runtime.loading.models import load_model, weights_of
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded = load_model(model, device, dtype, weights or weights_of(bundle, model))
-    for line in loaded.notes:
-        print(f"note: {line}", file=sys.stderr)
-    with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
-        engine = Engine(
-            loaded=loaded,
-            bundle=bundle,
-            where=str(artifact),
-            weight_memory=memory,
-            before_measuring=_before_measuring,
-            draft_bits=bits,
-            before_copying=_before_copying,
-            bitwise=bitwise,
-        )
-    for note in notes:
-        print(f"note: {note.message}", file=sys.stderr)
+    engine = open_engine(source, load_settings, _note)
     if explain or explain_steps:
         print(engine.decoder.memory, file=sys.stderr)
     run_settings = RunSettings(
@@ -255,9 +227,5 @@ def _record(recorder: Recorder | None, outcomes: Sequence[Outcome]) -> None:
         messages += next_messages(prompt, outcome.turn, outcome)
 
 
-def _before_copying(told: str) -> None:
-    print(f"note: {told}; --draft-bits none decodes without", file=sys.stderr)
-
-
-def _before_measuring() -> None:
-    print("measuring this device once (well under a minute)…", file=sys.stderr)
+def _note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 
 # Some versions of Typer bundle their own click, so the exceptions are found by their common base class.
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 BAD_INPUT = 2
 INTERRUPTED = 130
-DTYPE_HELP = "fp32, bf16, fp16, or auto: of fp32 and bf16 the one that decodes faster here."
-WEIGHTS_HELP = "packed keeps a .gguf file's weights quantised; dense, the default, makes them fp32."
-DRAFT_BITS_HELP = "Bits of lighter copies of the weights, for drafts alone: auto, 8, 4 or none."
-WEIGHT_MEMORY_HELP = "Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free."
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        print(f"ssd-decoding {tool_version()}")
-        raise typer.Exit
-
-
-VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
-]
-"""The option `--version`, as the type of a parameter that the command itself does not use."""
 
 
 def run_command(app: typer.Typer) -> None:
@@ -60,16 +42,6 @@ def run_guarded(work: Callable[[], object]) -> None:
     if code == INTERRUPTED:
         complain("interrupted")
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def read_size(text: str | None) -> int | None:
-    """Parse `--weight-memory` into bytes; None stays None. Raises UserError when it is not a size."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    if not match:
-        raise UserError(f"--weight-memory: expected a size such as 2G, 500M or 0, got {text!r}")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def complain(message: str) -> int:

@@ -173,7 +173,7 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--artifact: none given; give a bundle, or a --model to serve without one"),
+        ([], "--artifact: none given; give a bundle, or a --model to decode without one"),
         (["--model", "model", "--reload"], "--reload: there is no bundle to take up"),
         (["--model", "nowhere/at/all"], "nowhere/at/all: no such folder"),
         (["--model", "model", "--strategy", "knn"], "--strategy knn: needs a bundle"),

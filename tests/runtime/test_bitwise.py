@@ -158,6 +158,6 @@ def test_unpacked_weights_are_rejected() -> None:
 
 def test_a_kernel_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(tiny_model("llama", seed=3, **WIDE), bitwise=True)
-    decoder.bitwise = False  # plain steps run alone again, as one row
+    decoder._by_row = False  # plain steps run alone again, as one row
     with pytest.raises(UserError, match="compute a row differently"):
         require_bitwise(decoder)

@@ -27,6 +27,7 @@ from ssd_runtime.weights.gguf_blocks import dense, levels4, levels8
 from ssd_runtime.weights.gguf_index import GgufIndex
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
+from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedLinear
 from tests.gguf_files import quantised_pair, save_gguf
 from tests.models import tiny_model
@@ -45,6 +46,16 @@ def blocks_of(kind: Type, rows: int = 48, blocks: int = 3) -> np.ndarray:
     scales = random.normal(0, 0.05, (rows, blocks, halves)).astype(np.float16)
     data[..., : 2 * halves] = scales.view(np.uint8)
     return data.reshape(rows, -1)
+
+
+@pytest.fixture(autouse=True, params=["native", "aten"])
+def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Our own kernels, if they run here, and aten's."""
+    if request.param == "aten":
+        monkeypatch.setattr("ssd_runtime.weights.kernels.vnni.library", lambda: None)
+    elif library() is None:
+        pytest.skip("needs AVX-512 VNNI and a C compiler")
+    return str(request.param)
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q4_K], ids=lambda kind: kind.name)
@@ -93,7 +104,7 @@ def test_a_kernel_computes_the_product_with_its_weight() -> None:
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2", "qwen2-untied", "qwen3"])
 @torch.inference_mode()
-def test_a_packed_model_is_the_files_model(variant: str, kind: Type, tmp_path: Path) -> None:
+def test_a_packed_model_is_the_files_model(variant: str, kind: Type, code: str, tmp_path: Path) -> None:
     packed, file, reference = quantised_pair(tmp_path, variant, kind)
     ids = torch.arange(1, 40)[None]
     expected, got = reference(ids).logits, packed(ids).logits
@@ -101,8 +112,9 @@ def test_a_packed_model_is_the_files_model(variant: str, kind: Type, tmp_path: P
     assert (got - expected).norm() < 0.12 * (expected - expected.mean()).norm()
     decoder = Decoder(packed)
     require_faithful(decoder)
-    assert decoder.kernels == f"module {'int8' if kind == Type.Q8_0 else 'int4'}"
-    assert bool(file.requantised) == (kind == Type.Q8_0)
+    bits = 8 if kind == Type.Q8_0 else 4
+    assert decoder.kernels == f"module {'vnni' if code == 'native' else 'int'}{bits}"
+    assert bool(file.requantised) == (kind == Type.Q8_0 and code == "aten")
 
 
 def test_projections_that_share_an_input_share_a_kernel(tmp_path: Path) -> None:
@@ -142,6 +154,46 @@ def test_logits_are_the_same_to_the_bit_however_rows_are_split_into_forwards(
     one, several = torch.cat(found[: len(chain)]), torch.cat(found[len(chain) :])
     assert torch.equal(one, several)
     assert torch.equal(one[:rows], tree[:rows])
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2", "qwen3"])
+@torch.inference_mode()
+def test_our_own_code_gives_a_row_the_same_bits_in_every_forward(variant: str, code: str, tmp_path: Path) -> None:
+    """In forwards of any size, on every path of a tree, beside other sequences, and whatever unused slots hold."""
+    if code == "aten":
+        pytest.skip("aten's attention depends on the number of keys")
+    packed, _, _ = quantised_pair(tmp_path, variant, Type.Q8_0)
+    decoder = Decoder(packed)
+    assert decoder.batches.key_multiple == 1
+    known, chain, other = [(3 + 5 * i) % 90 + 1 for i in range(61)], [7, 11, 13, 17, 19], [23, 29]
+
+    def fresh(ids: list[int], size: int) -> tuple[Session, torch.Tensor]:
+        session = Session(decoder)
+        session.prefill(known)
+        for storage in session.cache.pool.storage:
+            storage[..., len(known) :, :] = float("nan")
+        found = [torch.empty(0)]
+        for begin in range(0, len(ids), size):
+            found.append(decoder.logits(session.forward(ids[begin : begin + size])))
+            session.commit(ids[begin : begin + size])
+        return session, torch.cat(found)
+
+    _, alone = fresh(chain, 1)
+    _, branch = fresh([*chain[:2], *other], 1)
+    for size in (2, 3, 5):
+        assert torch.equal(fresh(chain, size)[1], alone)
+    session, _ = fresh([], 1)
+    # Row 5 follows row 1, beside row 2, and row 6 follows row 5.
+    depths = torch.tensor([0, 1, 2, 3, 4, 2, 3])
+    visible = torch.ones(7, 7).tril().bool()
+    visible[5:, 2:5] = False
+    request = session.tree_request([*chain, *other], depths, visible)
+    beside, _ = fresh([], 1)
+    answers = ModelRunner(decoder).answer([request, beside.request(chain[:3])])
+    tree, second = (decoder.logits(states) for states in answers)
+    assert torch.equal(tree[:5], alone)
+    assert torch.equal(tree[5:], branch[2:])
+    assert torch.equal(second, alone[:3])
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda kind: kind.name)

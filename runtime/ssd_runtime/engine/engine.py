@@ -12,8 +12,6 @@ from typing import Any
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.fingerprint import config_sha256
-from ssd_artifacts.reference_bundle import bundle_path
-from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.job import Job
@@ -21,6 +19,7 @@ from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, RunSettings, Turn
+from ssd_runtime.engine.opening import read_source
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.text_stream import TextStream
@@ -115,13 +114,10 @@ class Engine:
         `weights` is by default what the bundle was compiled with, else dense. Raises UserError if neither is given or
         one cannot be loaded.
         """
-        bundle = Bundle.load(bundle_path(Path(artifact))) if artifact is not None else None
-        if model is None:
-            if bundle is None:
-                raise UserError("engine: neither a bundle nor a model is given; give one of them")
-            model = bundle.model.spec(str(artifact))
-        weights = weights or weights_of(bundle, model)
-        return cls(load_model(model, device, dtype, weights), bundle, str(artifact), draft_bits=draft_bits)
+        source = read_source(artifact, model)
+        weights = weights or weights_of(source.bundle, source.model)
+        loaded = load_model(source.model, device, dtype, weights)
+        return cls(loaded, source.bundle, source.where, draft_bits=draft_bits)
 
     @cached_property
     def latency(self) -> LatencyTable:

@@ -103,6 +103,11 @@ class Batch:
         """Number of rows of all segments."""
         return sum(segment.rows for segment in self.segments)
 
+    @property
+    def sequences(self) -> tuple[Segment, ...] | None:
+        """The segments, if all are rows of sequences; None if there are variants among them."""
+        return None if any(isinstance(each, Variants) for each in self.segments) else self.segments  # type: ignore
+
     def on(self, device: torch.device) -> Batch:
         """A copy of the batch for layers on `device`, made once."""
         if device not in self._copies:

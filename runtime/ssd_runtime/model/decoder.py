@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 
 import torch
@@ -19,12 +18,14 @@ from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds,
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.kv_pool import KVLayout, KVPool
 from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention
 from ssd_runtime.model.placement import device_of
 from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
 from ssd_runtime.profiling.clock import WaitedLock, synchronize
 from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
+from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, can_pack, named, stamp_of
 
 KEY_MULTIPLE = 64
@@ -126,8 +127,11 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
-        key_multiple = KEY_MULTIPLE if self.rounding != self.dtype else 1
-        if bitwise:
+        self._follow_layers()
+        self._by_row = bitwise and None in self._native
+        """Whether attention runs row by row, and a lone row as two equal ones: our own code needs neither."""
+        key_multiple = KEY_MULTIPLE if self.rounding != self.dtype and None in self._native else 1
+        if self._by_row:
             key_multiple = KEY_BLOCK
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in self.layers],
@@ -148,7 +152,7 @@ class Decoder:
             dtype=self.dtype,
             device=self.device,
             key_multiple=key_multiple,
-            by_row=bitwise,
+            by_row=self._by_row,
         )
 
     @property
@@ -180,8 +184,9 @@ class Decoder:
 
     @property
     def rounding(self) -> torch.dtype:
-        """The coarsest dtype to which rows are rounded: bf16 in kernels of quantised files, else the model's own."""
-        return torch.bfloat16 if any(linear.formats for linear in self._linears()) else self.dtype
+        """The coarsest dtype to which rows are rounded: that of a quantised file's kernels, else the model's own."""
+        found = {dtype for linear in self._linears() for dtype in linear.roundings}
+        return min(found, key=lambda dtype: dtype.itemsize, default=self.dtype)
 
     @property
     def foreign(self) -> list[nn.Module]:
@@ -211,6 +216,7 @@ class Decoder:
         with self.lock, torch.inference_mode():
             for linear in self._linears():
                 linear.lighten(bits)
+            self._follow_layers()
 
     def light_bytes(self, bits: DraftBits) -> int:
         """Bytes that all lighter copies would take at most; 0 if there can be none."""
@@ -219,8 +225,15 @@ class Decoder:
     @property
     def light(self) -> str:
         """The kernels of the lighter copies with their numbers, such as `121 int8`; empty without any."""
-        names = Counter(linear.light.name for linear in self._linears() if linear.light is not None)
+        lighter = [linear.lighter for linear in self._linears()]
+        names = Counter(each.kernel.name for each in lighter if isinstance(each, LightLinear))
         return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
+
+    def _follow_layers(self) -> None:
+        """Put together what is made of the layers' projections: their lighter forms, and calls of our own code."""
+        self._light_layers = [layer.lighter() for layer in self.layers]
+        self._native = [self._native_attention(layer) for layer in self.layers]
+        self._light_native = [self._native_attention(layer) for layer in self._light_layers]
 
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
@@ -232,6 +245,8 @@ class Decoder:
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
+        if any(changed):
+            self._follow_layers()
         if any(changed) or embedding != self._embedding_stamp:
             self.version += 1
             self._embedding_stamp = embedding
@@ -264,12 +279,15 @@ class Decoder:
         With `light` it runs on the lighter copies of its weights.
         """
         with self.lock.inner:
-            parts = self.layers[layer]
+            parts = (self._light_layers if light else self.layers)[layer]
+            native = (self._light_native if light else self._native)[layer]
+            if native is not None and (segments := batch.sequences) is not None:
+                return native(layer, parts.kind, x, segments, batch.rotations[parts.kind])
             if self._spread:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)
             queries, new = self.project(layer, x, batch.rotations[parts.kind], light)
-            if self.bitwise and len(x) > batch.rows:  # a lone row that runs as two equal ones
+            if self._by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
                 mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
             elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
                 mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
@@ -282,7 +300,7 @@ class Decoder:
                         for own_queries, own_new, segment in parts_of_each
                     ]
                 )
-            return parts.add_attention(x, mixed, light)
+            return parts.add_attention(x, mixed)
 
     def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
         """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
@@ -328,9 +346,9 @@ class Decoder:
 
     def project(self, layer: int, x: Tensor, rotation: Rotation | None, light: bool = False) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim]."""
-        parts = self.layers[layer]
+        parts = (self._light_layers if light else self.layers)[layer]
         shape = self.shape
-        qkv = parts.qkv_of(x, light).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if parts.q_norm is not None and parts.k_norm is not None:
             qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
         if rotation is not None:
@@ -340,8 +358,8 @@ class Decoder:
     def mlp(self, layer: int, x: Tensor, light: bool = False) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden]; with `light`, on the lighter copies of its weights."""
         with self.lock.inner:
-            parts = self.layers[layer]
-            return parts.add_mlp(x.to(parts.device) if self._spread else x, light)
+            parts = (self._light_layers if light else self.layers)[layer]
+            return parts.add_mlp(x.to(parts.device) if self._spread else x)
 
     def run(
         self,
@@ -357,7 +375,7 @@ class Decoder:
 
         With `light` they run on the lighter copies of their weights.
         """
-        paired = self.bitwise and len(x) == 1 and mask is None and not light
+        paired = self._by_row and len(x) == 1 and mask is None and not light
         if paired:
             x = x.repeat(2, 1)  # rows of stride 0 would be summed in another order
         with self.lock:
@@ -376,12 +394,13 @@ class Decoder:
 
     def head(self, normed: Tensor, light: bool = False) -> Tensor:
         """Logits [n, vocabulary] of states after the final norm; with `light`, by the lighter copy of the head."""
+        head = self._head.lighter if light else self._head
         with self.lock:
-            return self.finished(self._handed(self._on_two_rows(partial(self._head, light=light), normed)))
+            return self.finished(self._handed(self._on_two_rows(head, normed)))
 
     def _on_two_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Apply `work` to rows `x`, to a lone one as two equal ones if no bit may depend on their number."""
-        return work(x.repeat(2, 1))[:1] if self.bitwise and len(x) == 1 else work(x)
+        return work(x.repeat(2, 1))[:1] if self._by_row and len(x) == 1 else work(x)
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits from the output of the head's projection, scaled and capped as the family does."""
@@ -396,6 +415,26 @@ class Decoder:
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""
         return x.to(self.device) if self._spread else x
+
+    def _native_attention(self, layer: Layer) -> NativeAttention | None:
+        """The layer's attention block as one call of our own code; None where that does not serve it."""
+        shape = self.shape
+        qkv, output = layer.qkv.fused, layer.output.fused
+        norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
+        apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
+        if qkv is None or output is None or apart or shape.head_dim not in HEAD_DIMS:
+            return None
+        if self.family.qk_norm == "projection" or any(norm is not None and norm.rms is None for norm in norms.values()):
+            return None
+        return NativeAttention(
+            qkv=qkv,
+            output=output,
+            **{name: None if norm is None else norm.rms for name, norm in norms.items()},
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            scale=layer.scale,
+        )
 
     def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:
         """Queries, keys and values [n, heads, head_dim] with normed queries and keys."""

@@ -190,6 +190,12 @@ class KVCache:
         shift = self._shift[layer]
         return slots[0, :, :, begin + shift : end + shift], slots[1, :, :, begin + shift : end + shift]
 
+    def address(self, layer: int, slot: int) -> tuple[int, int, int]:
+        """Addresses of the first head's key and value in `slot`, and the distance between heads in numbers."""
+        slots = self.pool.storage[layer]
+        first = slots.data_ptr() + (slot + self._shift[layer]) * slots.stride(3) * slots.element_size()
+        return first, first + slots.stride(0) * slots.element_size(), slots.stride(2)
+
     def placed(self, number: int) -> None:
         """Update offsets and reach after a change of lease `number`."""
         lease = self.leases[number]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
+from transformers.activations import SiLUActivation
 
 from ssd_runtime.model.families import Family
 from ssd_runtime.model.placement import device_of
 from ssd_runtime.weights.hooks import hooked
+from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 
 NORM_TOLERANCE = 1e-5
+SILU = (nn.SiLU, SiLUActivation)
 
 
 class Norm:
@@ -36,7 +40,11 @@ class Norm:
         "_short",
         "_stamp",
         "_weight",
+        "rms",
     )
+
+    rms: RmsNorm | None
+    """The norm as numbers, for kernels that norm their rows; None if only the module has its result."""
 
     def __init__(self, parent: nn.Module, name: str, offset: float = 0.0) -> None:
         self._parent = parent
@@ -77,6 +85,7 @@ class Norm:
             probe = torch.linspace(-2, 3, weight.numel(), device=weight.device)[None]
             expected = self._module(probe)
             self._short = bool((self(probe) - expected).abs().max() <= NORM_TOLERANCE * expected.abs().max())
+        self.rms = RmsNorm(self._weight.contiguous(), self._epsilon) if self._short else None
 
 
 def _has_nothing_else(norm: nn.Module) -> bool:
@@ -95,15 +104,15 @@ class Layer:
     residual: float
     """Factor of a block's output before it is added to the residual stream."""
     attention_norm: Norm | None
-    qkv: Linear
+    qkv: Linear | LightLinear
     q_norm: Norm | None
     k_norm: Norm | None
-    output: Linear
+    output: Linear | LightLinear
     attention_after: Norm | None
     mlp_norm: Norm | None
-    gate_up: Linear
+    gate_up: Linear | LightLinear
     activation: Callable[[Tensor], Tensor]
-    down: Linear
+    down: Linear | LightLinear
     mlp_after: Norm | None
     device: torch.device
     """The device that the layer runs on."""
@@ -135,22 +144,42 @@ class Layer:
             device=device_of(layer),
         )
 
-    def qkv_of(self, x: Tensor, light: bool = False) -> Tensor:
-        """Queries, keys and values [n, all their heads] of the normed `x`; with `light`, by the lighter copies."""
-        return self.qkv(x if self.attention_norm is None else self.attention_norm(x), light)
+    def qkv_of(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [n, all their heads] of the normed `x`."""
+        return self.qkv(x, norm=self.attention_norm)
 
-    def add_attention(self, x: Tensor, mixed: Tensor, light: bool = False) -> Tensor:
+    def add_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         """`x` with the attention block's output for the mixed values [n, heads * head_dim] added."""
-        return self._join(x, self.output(mixed, light), self.attention_after)
+        return self._join(x, self.output, mixed, self.attention_after)
 
-    def add_mlp(self, x: Tensor, light: bool = False) -> Tensor:
+    def add_mlp(self, x: Tensor) -> Tensor:
         """`x` with the MLP block's output added."""
-        gate, up = self.gate_up(x if self.mlp_norm is None else self.mlp_norm(x), light).chunk(2, -1)
-        return self._join(x, self.down(self.activation(gate) * up, light), self.mlp_after)
+        whole, down = self.gate_up.fused, self.down.fused
+        if whole is not None and down is not None and self._plain_mlp:
+            return whole.fused_mlp(down, x, None if self.mlp_norm is None else self.mlp_norm.rms)
+        gate, up = self.gate_up(x, norm=self.mlp_norm).chunk(2, -1)
+        return self._join(x, self.down, self.activation(gate) * up, self.mlp_after)
+
+    @property
+    def _plain_mlp(self) -> bool:
+        """Whether the MLP block is x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)), with an RMS norm or none."""
+        return (
+            isinstance(self.activation, SILU)
+            and not hooked(self.activation)
+            and self.residual == 1.0
+            and self.mlp_after is None
+            and (self.mlp_norm is None or self.mlp_norm.rms is not None)
+        )
 
     def linears(self) -> tuple[Linear, ...]:
-        """All projections."""
-        return self.qkv, self.output, self.gate_up, self.down
+        """All projections but lighter copies."""
+        every = self.qkv, self.output, self.gate_up, self.down
+        return tuple(each for each in every if isinstance(each, Linear))
+
+    def lighter(self) -> Layer:
+        """The same layer on the lighter copies of its projections, as far as it has these."""
+        parts = {name: getattr(self, name) for name in ("qkv", "output", "gate_up", "down")}
+        return replace(self, **{name: part.lighter for name, part in parts.items()})
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
@@ -160,7 +189,11 @@ class Layer:
         changed = [part.refresh() for part in parts]
         return any(changed)
 
-    def _join(self, x: Tensor, out: Tensor, after: Norm | None) -> Tensor:
+    def _join(self, x: Tensor, last: Linear | LightLinear, inner: Tensor, after: Norm | None) -> Tensor:
+        """`x` plus the block's output, which its `last` projection makes of `inner`."""
+        if after is None and self.residual == 1.0:
+            return last(inner, residual=x)
+        out = last(inner)
         if after is not None:
             out = after(out)
         return x + out if self.residual == 1.0 else x + out * self.residual

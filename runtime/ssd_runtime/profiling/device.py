@@ -36,6 +36,11 @@ def device_identity(device: torch.device) -> str:
     return f"{_cpu_name(info)} ({digest})"
 
 
+def processor_flags() -> frozenset[str]:
+    """Names of the processor's instruction sets, as Linux has them; empty on other systems."""
+    return frozenset(_cpu_info().get("flags", "").split())
+
+
 def _cpu_name(info: dict[str, str]) -> str:
     return info.get("model name") or platform.processor() or platform.machine()
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ssd_runtime.weights.kernels.int4 import GROUP
 from ssd_runtime.weights.kernels.int8 import quantised
+from ssd_runtime.weights.kernels.vnni import quantised_groups
 
 DENSE = (Type.F32, Type.F16, Type.BF16)
 """Types that are not quantised."""
@@ -74,9 +75,28 @@ def levels8(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
     return torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts])
 
 
+def groups8(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
+    """Blocks `data` [out, bytes] at 8 bits: levels int8 [out, in] and a scale per group of 32 columns [out, in / 32].
+
+    They are the file's own for Q8_0; other types are requantised.
+    """
+    if kind == Type.Q8_0:
+        blocks = _q8_0(data)
+        return blocks[..., 2:].view(torch.int8).flatten(1), _halves(blocks[..., :2])
+    parts = [
+        quantised_groups(dense(data[begin : begin + ROWS_AT_ONCE], kind)) for begin in range(0, len(data), ROWS_AT_ONCE)
+    ]
+    return torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts])
+
+
 def dense(data: NDArray[np.uint8], kind: Type) -> Tensor:
     """The tensor of blocks or numbers `data` in fp32."""
     if kind == Type.Q8_0:
-        blocks = torch.from_numpy(np.array(data)).view(len(data), -1, 34)
+        blocks = _q8_0(data)
         return (blocks[..., 2:].view(torch.int8) * _halves(blocks[..., :2])[..., None]).flatten(1)
     return torch.from_numpy(np.array(dequantize(data, kind), dtype=np.float32))
+
+
+def _q8_0(data: NDArray[np.uint8]) -> Tensor:
+    """Blocks [out, n, 34]: an fp16 scale and 32 levels."""
+    return torch.from_numpy(np.array(data)).view(len(data), -1, 34)

@@ -15,11 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.weights.gguf_blocks import DENSE, dense, levels4, levels8
+from ssd_runtime.weights.gguf_blocks import DENSE, dense, levels4
 from ssd_runtime.weights.gguf_index import GgufIndex, MappedTensors
-from ssd_runtime.weights.kernels.int4 import Int4
-from ssd_runtime.weights.kernels.int8 import Int8
+from ssd_runtime.weights.gguf_kernels import kernel4, kernel8
 from ssd_runtime.weights.kernels.kernel import Kernel
+from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.light import serves4
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 """GGUF architectures whose conventions are known here."""
@@ -30,6 +31,7 @@ WITH_OFFSET = ("gemma2", "gemma3")
 TOLERANCE = 0.04
 """Largest relative difference of a kernel's product from the dequantised weight's, in root mean squares. Scales and
 outputs are rounded to bf16, which reaches 1.5% in the demo model."""
+FOUR, EIGHT = "4 bits", "8 bits"
 PROBED = 64
 """Outputs of each projection that are compared with the dequantised weight at every load."""
 
@@ -105,24 +107,21 @@ class GgufFile:
         if kind in DENSE:
             return module  # a run of its own
         first = levels4(data[:1], kind)
-        return Int4.name if first is not None and Int4.can_serve(len(data), first.levels.shape[1]) else Int8.name
+        return FOUR if first is not None and serves4(len(data), first.levels.shape[1]) else EIGHT
 
     def _kernel(self, kind: str, modules: list[str]) -> Kernel | None:
-        if kind not in (Int4.name, Int8.name):
+        if kind not in (FOUR, EIGHT):
             return None
         stored = [self.stored(f"{module}.weight") for module in modules]
         bias = self._bias(modules)
-        kernel: Kernel
-        if kind == Int4.name:
-            parts = [part for part in (levels4(data, of) for data, of in stored) if part is not None]
-            levels = torch.cat([part.levels for part in parts])
-            scale, zero = torch.cat([part.scale for part in parts]), torch.cat([part.zero for part in parts])
-            kernel = Int4(levels=levels, scale=scale, zero=zero, bias=bias)
+        if kind == FOUR:
+            kernel = kernel4(stored, bias)
         else:
-            eights = [levels8(data, of) for data, of in stored]
-            kernel = Int8(torch.cat([levels for levels, _ in eights]), torch.cat([scale for _, scale in eights]), bias)
+            kernel = kernel8(stored, bias)
             self.requantised |= {
-                self._name_of(f"{module}.weight"): of.name for module, (_, of) in zip(modules, stored, strict=True)
+                self._name_of(f"{module}.weight"): of.name
+                for module, (_, of) in zip(modules, stored, strict=True)
+                if not (of == Type.Q8_0 and isinstance(kernel, Vnni))
             }
         self._check(kernel, modules, bias)
         return kernel

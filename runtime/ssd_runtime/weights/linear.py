@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
-from ssd_runtime.weights.kernels.kernel import Kernel
+from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
-from ssd_runtime.weights.light import can_lighten, light_kernel, most_bytes
+from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernel, most_bytes
 from ssd_runtime.weights.packed_linear import PackedLinear, whole_kernels
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -44,6 +45,8 @@ ALWAYS = (True,)
 class Linear:
     """Projections that share an input, from `x` [n, in] to their concatenated outputs [n, out].
 
+    The input's norm and the residual that is added to the output may be given along, since some kernels do all in one.
+
     They run on a packed copy of their weights (CPU, fp32 or bf16) or by calling the user's modules, whichever `serve`
     says is faster for n rows. Packed copies stay within the `memory` budget. They replace only exact `nn.Linear`
     modules without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
@@ -56,6 +59,7 @@ class Linear:
     __slots__ = (
         "_bits",
         "_calls",
+        "_fused",
         "_last",
         "_light",
         "_memory",
@@ -72,7 +76,7 @@ class Linear:
         self._names = tuple(names)
         self._memory = memory
         self._packed: Kernel | None = None
-        self._light: Kernel | None = None
+        self._light: LightLinear | None = None
         self._bits: DraftBits = "none"
         self.serve(ALWAYS)
         self._build()
@@ -83,9 +87,9 @@ class Linear:
         return self._packed is not None
 
     @property
-    def light(self) -> Kernel | None:
-        """The lighter copy; None without one."""
-        return self._light
+    def lighter(self) -> Linear | LightLinear:
+        """The lighter copy; these projections themselves if there is none."""
+        return self if self._light is None else self._light
 
     @property
     def foreign(self) -> list[nn.Module]:
@@ -96,6 +100,11 @@ class Linear:
     def formats(self) -> list[str]:
         """Names of the kernels of the modules that hold a quantised file's weights."""
         return [module.kernel.name for module in self._modules if type(module) is PackedLinear]
+
+    @property
+    def roundings(self) -> list[torch.dtype]:
+        """The dtypes to which these kernels round rows."""
+        return [module.kernel.rounding for module in self._modules if type(module) is PackedLinear]
 
     def serve(self, rows: Sequence[bool]) -> None:
         """Let the packed copy serve n rows where `rows[n - 1]` is true. The last entry holds for all larger n."""
@@ -115,10 +124,19 @@ class Linear:
             return 0
         return sum(most_bytes(linear.weight, bits) for linear in linears)
 
-    def __call__(self, x: Tensor, light: bool = False) -> Tensor:
-        """Apply the projections to `x` [n, in]; with `light`, on the lighter copy if there is one."""
-        if light and self._light is not None:
-            return self._light(x)
+    @property
+    def fused(self) -> Vnni | None:
+        """The kernel that computes all of the projections with norm and residual; None if there is none."""
+        return self._fused
+
+    def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
+        """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
+        if self._fused is not None and (norm is None or norm.rms is not None):
+            return self._fused.fused(x, None if norm is None else norm.rms, residual)
+        y = self._product(x if norm is None else norm(x))
+        return y if residual is None else residual + y
+
+    def _product(self, x: Tensor) -> Tensor:
         if self._packed is not None and self._serves[min(x.shape[0] - 1, self._last)]:
             return self._packed(x)
         if len(self._calls) == 1:
@@ -138,6 +156,8 @@ class Linear:
     def _build(self) -> None:
         self._modules = self._found()
         self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_kernels(self._modules) or self._modules
+        only = self._calls[0] if len(self._calls) == 1 else None
+        self._fused = only if isinstance(only, Vnni) else None
         self._stamp = stamp_of(self._modules)
         self._drop()
         self._build_packed()
@@ -156,13 +176,14 @@ class Linear:
 
     def _build_light(self) -> None:
         if self._light is not None:
-            self._memory.used -= self._light.nbytes
+            self._memory.used -= self._light.kernel.nbytes
             self._light = None
         most = self.light_bytes(self._bits)
         if not most or not self._memory.claim(most):
             return
-        self._light = light_kernel(*_joined(self._copied()), self._bits)
-        self._memory.used -= most - self._light.nbytes
+        weight, bias = _joined(self._copied())
+        self._light = LightLinear(light_kernel(weight, bias, self._bits), weight.dtype)
+        self._memory.used -= most - self._light.kernel.nbytes
 
     def _copied(self) -> list[nn.Linear]:
         """The modules, if copies of their weights may stand in for them; otherwise none."""

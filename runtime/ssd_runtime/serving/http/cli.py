@@ -6,27 +6,31 @@ import logging
 import os
 import sys
 import time
-import warnings
 from importlib.util import find_spec
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import (
-    DRAFT_BITS_HELP,
-    DTYPE_HELP,
-    WEIGHT_MEMORY_HELP,
-    WEIGHTS_HELP,
+from ssd_runtime.command import run_command
+from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
+from ssd_runtime.options import (
+    ArtifactOption,
+    AssignmentsOption,
+    DeviceOption,
+    DraftBitsOption,
+    DtypeOption,
+    ModelOption,
+    StrategyOption,
+    ThreadsOption,
     VersionOption,
+    WeightMemoryOption,
+    WeightsOption,
     read_size,
-    run_command,
 )
-from ssd_runtime.planning.registry import NAMES, check_strategy, read_settings
+from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
 
@@ -42,12 +46,8 @@ POLL_SECONDS = 2.0
 
 @app.command()
 def serve(
-    artifact: Annotated[
-        Path | None, typer.Option("--artifact", "--bundle", help="A bundle that ssd-compile wrote, or `demo`.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
-    ] = None,
+    artifact: ArtifactOption = None,
+    model: ModelOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name for clients; its own by default.")] = None,
@@ -69,16 +69,14 @@ def serve(
     temperature: Annotated[
         float, typer.Option(min=0.0, max=2.0, help="Temperature of requests that name none; 0 is greedy.")
     ] = 1.0,
-    strategy: Annotated[str, typer.Option(help=", ".join(NAMES))] = "auto",
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
-    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
-    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    weight_memory: Annotated[str | None, typer.Option(help=WEIGHT_MEMORY_HELP)] = None,
-    draft_bits: Annotated[str, typer.Option(help=DRAFT_BITS_HELP)] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads.")] = None,
+    strategy: StrategyOption = "auto",
+    assignments: AssignmentsOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    weights: WeightsOption = None,
+    weight_memory: WeightMemoryOption = None,
+    draft_bits: DraftBitsOption = "auto",
+    threads: ThreadsOption = None,
     grace: Annotated[
         float, typer.Option(min=0.0, max=3600.0, help="Seconds that open requests have to end in when it stops.")
     ] = 30.0,
@@ -93,16 +91,12 @@ def serve(
     """Serve a model under OpenAI's HTTP interface, decoding faster, with exactly the output of plain decoding."""
     _require_extra()
     keys = _keys(api_key)
-    memory = read_size(weight_memory)
     bits = read_draft_bits(draft_bits)
+    load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads, bits)
     check_strategy(strategy, artifact is not None)
     parameters = read_settings(strategy, assignments or [])
+    source = read_source(artifact, model)
     folder = bundle_path(artifact) if artifact is not None else None
-    bundle = Bundle.load(folder) if folder is not None else None
-    if model is None:
-        if bundle is None:
-            raise UserError("--artifact: none given; give a bundle, or a --model to serve without one")
-        model = bundle.model.spec(str(artifact))
     if reload and folder is None:
         raise UserError("--reload: there is no bundle to take up; give one with --artifact, or omit it")
     recorder = read_recorder(record, record_share, record_redact)
@@ -115,10 +109,6 @@ def serve(
     if not keys and not _is_local(host):
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
-    import torch
-
-    from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
-    from ssd_runtime.loading.models import load_model, weights_of
     from ssd_runtime.serving.http.app import Service
     from ssd_runtime.serving.http.engine_thread import EngineThread
     from ssd_runtime.serving.http.keys import ApiKeys
@@ -127,32 +117,16 @@ def serve(
     from ssd_runtime.serving.http.reload import BundleWatch
     from ssd_runtime.serving.http.settings import ServerSettings
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded = load_model(model, device, dtype, weights or weights_of(bundle, model))
-    for line in loaded.notes:
-        log.info("%s", line)
-    with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as notes:
-        engine = Engine(
-            loaded=loaded,
-            bundle=bundle,
-            where=str(artifact),
-            weight_memory=memory,
-            before_measuring=_before_measuring,
-            draft_bits=bits,
-            before_copying=lambda told: log.info("%s; --draft-bits none decodes without", told),
-        )
-    for note in notes:
-        log.warning("%s", note.message)
+    engine = open_engine(source, load_settings, log.info)
     engine.max_sequences = max_concurrency
     _prepare(engine, strategy, parameters)
     settings = ServerSettings(
-        model_name=name or model,
+        model_name=name or source.model,
         max_context=engine.decoder.shape.max_context,
-        vocabulary=loaded.model.config.vocab_size,
+        vocabulary=engine.loaded.model.config.vocab_size,
         strategy=strategy,
         parameters=parameters,
-        has_bundle=bundle is not None,
+        has_bundle=source.bundle is not None,
         temperature=temperature,
         max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
@@ -164,7 +138,7 @@ def serve(
     service = Service(
         thread=thread,
         settings=settings,
-        encoder=PromptEncoder(loaded),
+        encoder=PromptEncoder(engine.loaded),
         metrics=metrics,
         keys=ApiKeys(keys, share_between_keys),
         recorder=recorder,
@@ -232,7 +206,3 @@ def _is_local(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _before_measuring() -> None:
-    log.info("measuring this device once (well under a minute)…")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,13 +13,13 @@ class Kernel(Protocol):
     """A weight [out, in] in a layout of its own, with the multiplication that reads it.
 
     A kernel may compute a row differently, in the last bits, where other rows stand beside it. Kernels that serve one
-    model differ from each other in rounding only. So none of them scales activations by what it sees.
+    weight differ from each other in rounding only. So one that quantises rows serves any number of them by itself.
     """
 
     name: str
     """The kernel's name in messages and latency keys."""
     rounding: torch.dtype
-    """The dtype to which rows are rounded before they are multiplied."""
+    """The dtype to which rows are rounded before they are multiplied; int8 where groups of columns have a scale."""
 
     @property
     def nbytes(self) -> int:
@@ -32,4 +33,23 @@ class Kernel(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product [n, out] of rows `x` [n, in], in the dtype of `x`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """An RMS norm, x / sqrt(mean(x²) + epsilon) × weight, with `weight` [hidden] contiguous and in fp32."""
+
+    weight: Tensor
+    epsilon: float
+
+
+class RowNorm(Protocol):
+    """The norm of a projection's input."""
+
+    rms: RmsNorm | None
+    """The same norm as numbers; None if it can only be called."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normed rows of `x`."""
         ...

@@ -1,0 +1,87 @@
+"""Opens an engine for a command: the bundle at once, so that bad input is answered soon, and the weights after it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.errors import UserError
+from ssd_runtime.weights.draft_bits import DraftBits
+
+if TYPE_CHECKING:
+    from ssd_runtime.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The model that a command decodes, and the bundle that it decodes with."""
+
+    model: str
+    """Hub id, folder, `.gguf` file or `demo`."""
+    bundle: Bundle | None
+    where: str
+    """What errors call the bundle."""
+
+
+def read_source(artifact: str | Path | None, model: str | None) -> ModelSource:
+    """Load the bundle, if one is given; its model is the default. Raises UserError if neither is given."""
+    bundle = Bundle.load(bundle_path(Path(artifact))) if artifact is not None else None
+    if model is None:
+        if bundle is None:
+            raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
+        model = bundle.model.spec(str(artifact))
+    return ModelSource(model, bundle, where=str(artifact))
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """Where and how a model's weights are loaded; what is None takes its default."""
+
+    device: str | None = None
+    dtype: str | None = None
+    weights: str | None = None
+    weight_memory: int | None = None
+    """Bytes for packed copies of weights."""
+    threads: int | None = None
+    draft_bits: DraftBits = "auto"
+    bitwise: bool = False
+    """Whether no bit of logits may depend on drafts."""
+
+
+def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str], object]) -> Engine:
+    """Load the model and check that the bundle fits it.
+
+    `note` receives a line for everything that the user should know: tensors that were quantised again, the dtype that
+    `auto` chose, settings that decoding ignores, memory for copies of weights, and that this device is being measured.
+    """
+    # These imports take seconds.
+    import torch
+
+    from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
+    from ssd_runtime.loading.models import load_model, weights_of
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    weights = settings.weights or weights_of(source.bundle, source.model)
+    loaded = load_model(source.model, settings.device, settings.dtype, weights)
+    for line in loaded.notes:
+        note(line)
+    with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as ignored:
+        engine = Engine(
+            loaded=loaded,
+            bundle=source.bundle,
+            where=source.where,
+            weight_memory=settings.weight_memory,
+            before_measuring=lambda: note("measuring this device once (well under a minute)…"),
+            draft_bits=settings.draft_bits,
+            before_copying=lambda told: note(f"{told}; --draft-bits none decodes without"),
+            bitwise=settings.bitwise,
+        )
+    for warning in ignored:
+        note(str(warning.message))
+    return engine

@@ -1,0 +1,76 @@
+"""Compiles and loads the C code of this folder, once per processor and user."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from ssd_artifacts.files import cache_folder
+from ssd_runtime.profiling.device import processor_flags
+
+FOLDER = Path(__file__).parent
+SOURCES = ("sublayers.c", "attention.h", "exponential.h", "products.h")
+"""The file that is compiled, and those that it includes."""
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
+"""-ffp-contract=off: sums must not depend on where a compiler finds it convenient to fuse two operations."""
+NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
+"""Instruction sets that the code uses, as Linux names them."""
+SECONDS = 120.0
+POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
+
+
+class Library:
+    """The functions of `sublayers.c`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError or AttributeError if the file is no such library."""
+        functions = ctypes.CDLL(str(path))
+        norm = (POINTER, ctypes.c_float)
+        self.linear = functions.linear
+        self.linear.argtypes = (POINTER, *norm, POINTER, COUNT, POINTER, POINTER, POINTER, ctypes.c_int)
+        self.linear.restype = None
+        self.mlp = functions.mlp
+        self.mlp.argtypes = (POINTER, POINTER, *norm, POINTER, COUNT, POINTER, POINTER, ctypes.c_int)
+        self.mlp.restype = None
+        self.attention = functions.attention
+        rotation = (POINTER, POINTER, COUNT, COUNT)
+        rows = (POINTER, COUNT, COUNT, POINTER, POINTER, ctypes.c_int)
+        self.attention.argtypes = (POINTER, POINTER, *rotation, *rows)
+        self.attention.restype = None
+
+
+@cache
+def library() -> Library | None:
+    """The compiled code; None where the processor or a C compiler is missing, or if `SSD_NATIVE` is 0."""
+    flags = processor_flags()
+    if os.environ.get("SSD_NATIVE") == "0" or not flags >= NEEDED:
+        return None
+    texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SOURCES]
+    about = hashlib.sha256("\n".join([*texts, *FLAGS, *sorted(flags)]).encode())
+    path = cache_folder() / "native" / f"sublayers-{about.hexdigest()[:16]}.so"
+    try:
+        if not path.exists():
+            _compile(path)
+        return Library(path)
+    except (OSError, AttributeError, subprocess.SubprocessError):
+        return None
+
+
+def _compile(path: Path) -> None:
+    """Compile to a temporary file, then rename it. Raises OSError or SubprocessError if that fails."""
+    compiler = os.environ.get("CC") or next((name for name in COMPILERS if shutil.which(name)), None)
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        command = [compiler, *FLAGS, "-o", str(made), str(FOLDER / SOURCES[0])]
+        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+        os.replace(made, path)

@@ -1,0 +1,110 @@
+/* Sub-layers of a decoder on fp32 rows and weights of 4 and 8 bits, for processors with AVX-512 VNNI. */
+#include "attention.h"
+#include "exponential.h"
+#include "products.h"
+
+static inline __m512 silu(__m512 x) {
+    const __m512 bounded = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(87.0f)), _mm512_set1_ps(-87.0f));
+    const __m512 one = _mm512_set1_ps(1.0f);
+    return _mm512_div_ps(x, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), bounded))));
+}
+
+/* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
+static void gated(const Weight *weight, Rows rows, int64_t n, float *hidden) {
+    const int64_t width = weight->out / 2, tiles = width / TILE;
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < tiles; tile++)
+        for (int64_t first = 0; first < n; first += ROWS) {
+            const int count = chunk(n, first);
+            __m512 gate[ROWS], up[ROWS];
+            products(weight, tile, rows, first, count, gate);
+            products(weight, tiles + tile, rows, first, count, up);
+            for (int r = 0; r < count; r++)
+                _mm512_storeu_ps(hidden + (first + r) * width + tile * TILE, _mm512_mul_ps(silu(gate[r]), up[r]));
+        }
+}
+
+/* y [n, out] = W norm(x) + residual. `memory` holds the quantised rows of each thread. */
+void linear(const Weight *weight, const float *norm_weight, float epsilon, const float *x, int64_t n,
+            const float *residual, float *y, float *memory, int threads)
+{
+    const Norm norm = {norm_weight, epsilon};
+#pragma omp parallel num_threads(threads)
+    {
+        const Rows rows = quantised(x, norm, n, weight->in, memory);
+        project(weight, rows, n, residual, y);
+    }
+}
+
+/* y [n, out] = x + W_down (silu(W_gate norm(x)) * W_up norm(x)). `memory` holds the inner rows in fp32, then the quantised
+ * rows of each thread, those of x first and those of the inner rows after them. */
+void mlp(const Weight *gate_up, const Weight *down, const float *norm_weight, float epsilon, const float *x, int64_t n,
+         float *y, float *memory, int threads)
+{
+    const Norm norm = {norm_weight, epsilon}, none = {0, 0.0f};
+    float *outer = memory + n * down->in;
+    float *inner = outer + threads * floats_of(n, gate_up->in);
+#pragma omp parallel num_threads(threads)
+    {
+        gated(gate_up, quantised(x, norm, n, gate_up->in, outer), n, memory);
+        const Rows rows = quantised(memory, none, n, down->in, inner);
+        project(down, rows, n, x, y);
+    }
+}
+
+/* y [n, hidden] = x + W_output attention(W_qkv norm(x)); writes the rows' keys and values into their caches. `memory` holds
+ * the queries, keys and values, and the mixed values of all rows; then, per thread, the quantised rows of x and of the
+ * mixed values, `longest` scores and `longest` slots, where that is the largest number of slots plus 16. */
+void attention(const Block *block, const Segment *segments, const float *cos, const float *sin,
+               int64_t width, int64_t stride, const float *x, int64_t n, int64_t longest, float *y, float *memory,
+               int threads)
+{
+    const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim;
+    const int64_t columns = (heads + 2 * kv_heads) * size;
+    const Norm norm = {block->norm, block->epsilon}, none = {0, 0.0f};
+    const Norm q_norm = {block->q_norm, block->q_epsilon}, k_norm = {block->k_norm, block->k_epsilon};
+    const Rotation rotation = {cos, sin, width, stride}, still = {0, 0, 0, 0};
+    float *qkv = memory, *mixed = qkv + n * columns, *outer = mixed + n * heads * size;
+    float *inner = outer + threads * floats_of(n, block->qkv->in), *own = inner + threads * floats_of(n, heads * size);
+#pragma omp parallel num_threads(threads)
+    {
+        float *scores = own + 2 * longest * omp_get_thread_num();
+        int32_t *slots = (int32_t *)(scores + longest);
+        const Rows rows = quantised(x, norm, n, block->qkv->in, outer);
+        project(block->qkv, rows, n, 0, qkv);
+#pragma omp barrier
+        /* Heads of keys and values go to the caches, those of queries stay where they are. */
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < n * (heads + 2 * kv_heads); item++) {
+            const int64_t row = item / (heads + 2 * kv_heads), head = item % (heads + 2 * kv_heads);
+            const Segment *segment = segments;
+            int64_t first = 0;
+            while (row - first >= segment->rows)
+                first += segment++->rows;
+            float *from = qkv + row * columns + head * size;
+            const int64_t at = (segment->own + row - first) * size;
+            if (head < heads)
+                place_head(from, q_norm, rotation, row, size, from);
+            else if (head < heads + kv_heads)
+                place_head(from, k_norm, rotation, row, size, segment->keys + (head - heads) * segment->stride + at);
+            else
+                place_head(from, none, still, row, size,
+                           segment->values + (head - heads - kv_heads) * segment->stride + at);
+        }
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < n * heads; item++) {
+            const int64_t row = item / heads, head = item % heads, kv_head = head / (heads / kv_heads);
+            const Segment *segment = segments;
+            int64_t first = 0;
+            while (row - first >= segment->rows)
+                first += segment++->rows;
+            const float *bias = segment->bias ? segment->bias + (row - first) * segment->slots : 0;
+            const int64_t visible = bias ? seen_slots(bias, segment->slots, slots) : segment->slots;
+            attend(qkv + row * columns + head * size, segment->keys + kv_head * segment->stride,
+                   segment->values + kv_head * segment->stride, bias ? slots : 0, visible, block->scale, size, scores,
+                   mixed + (row * heads + head) * size);
+        }
+        const Rows mixed_rows = quantised(mixed, none, n, heads * size, inner);
+        project(block->output, mixed_rows, n, x, y);
+    }
+}

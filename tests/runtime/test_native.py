@@ -1,0 +1,134 @@
+"""Our own products with quantised weights: what they compute, and that a row's result depends on that row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.vnni import GROUP, Vnni, quantised_groups
+from ssd_runtime.weights.native.library import library
+
+needs_native = pytest.mark.skipif(library() is None, reason="needs AVX-512 VNNI and a C compiler")
+ROWS = (1, 2, 3, 7, 8, 9, 16, 23)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def weight4(out: int, width: int, bias: bool = False) -> tuple[Vnni, Tensor]:
+    """A random 4-bit weight and its numbers."""
+    levels = torch.randint(0, 16, (out, width), dtype=torch.uint8)
+    scale = (torch.rand(out, width // GROUP) + 0.1).half().float()
+    least = torch.randn(out, width // GROUP).half().float()
+    numbers = torch.randn(out) if bias else None
+    dense = levels.unflatten(1, (-1, GROUP)) * scale[..., None] + least[..., None]
+    return Vnni(levels, scale, least + 8 * scale, numbers), dense.flatten(1)
+
+
+def weight8(out: int, width: int) -> tuple[Vnni, Tensor]:
+    """A random 8-bit weight and its numbers."""
+    levels, scale = quantised_groups(torch.randn(out, width))
+    return Vnni(levels, scale, None), (levels.unflatten(1, (-1, GROUP)) * scale[..., None]).flatten(1)
+
+
+def on_the_grid(rows: int, width: int) -> Tensor:
+    """Rows that 8 bits per group hold exactly."""
+    levels = torch.randint(-127, 128, (rows, width // GROUP, GROUP))
+    levels[..., 0] = 127
+    return (levels * 2.0 ** torch.randint(-6, 3, (rows, width // GROUP, 1))).flatten(1)
+
+
+@needs_native
+@pytest.mark.parametrize("make", [weight4, weight8])
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_product_is_exact_for_rows_on_the_grid(make: object, rows: int) -> None:
+    torch.manual_seed(rows)
+    kernel, dense = (weight4 if make is weight4 else weight8)(48, 96)
+    x = on_the_grid(rows, 96)
+    expected = x.double() @ dense.double().T
+    torch.testing.assert_close(kernel(x).double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@needs_native
+def test_bias_and_residual_are_added() -> None:
+    torch.manual_seed(0)
+    kernel, dense = weight4(32, 64, bias=True)
+    without, _ = weight4(32, 64)
+    x, residual = on_the_grid(3, 64), torch.randn(3, 32)
+    assert torch.equal(kernel.fused(x, None, residual), residual + kernel(x))
+    difference = kernel(x) - x @ dense.T
+    torch.testing.assert_close(difference, difference[:1].expand_as(difference), rtol=0, atol=1e-2)
+    assert difference.abs().max() > 0.1
+    assert without(torch.zeros(1, 64)).abs().max() == 0
+
+
+@needs_native
+@pytest.mark.parametrize("make", [weight4, weight8])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_rows_result_is_the_same_to_the_bit_whatever_stands_beside_it(make: object, count: int) -> None:
+    """Whatever the number of threads, too."""
+    torch.manual_seed(0)
+    make_weight = weight4 if make is weight4 else weight8
+    whole, down = make_weight(192, 64)[0], make_weight(64, 96)[0]
+    norm = RmsNorm(torch.rand(64), 1e-5)
+    x = torch.randn(24, 64) * torch.logspace(-3, 3, 24)[:, None]
+    torch.set_num_threads(1)
+    alone = torch.cat([whole.fused(row[None], norm, None) for row in x])
+    alone_mlp = torch.cat([whole.fused_mlp(down, row[None], norm) for row in x])
+    torch.set_num_threads(count)
+    for rows in ROWS:
+        assert torch.equal(whole.fused(x[:rows], norm, None), alone[:rows])
+        assert torch.equal(whole.fused_mlp(down, x[:rows], norm), alone_mlp[:rows])
+
+
+@needs_native
+@pytest.mark.parametrize("rows", [1, 5, 11])
+def test_the_norm_and_the_whole_mlp_are_the_modules(rows: int) -> None:
+    torch.manual_seed(1)
+    whole, dense = weight8(192, 64)
+    down, dense_down = weight8(64, 96)
+    x, weight = torch.randn(rows, 64), torch.rand(64) + 0.5
+    normed = rms_norm(x, (64,), weight, 1e-5)
+    got = whole.fused(x, RmsNorm(weight, 1e-5), None)
+    assert (got - normed @ dense.T).norm() < 0.02 * got.norm()
+    gate, up = (normed @ dense.T).chunk(2, -1)
+    inner = silu(gate) * up @ dense_down.T
+    assert (whole.fused_mlp(down, x, RmsNorm(weight, 1e-5)) - x - inner).norm() < 0.02 * inner.norm()
+
+
+@needs_native
+@pytest.mark.parametrize("value", [-1e4, -87.5, -20.0, -1.0, -1e-3, 0.0, 0.5, 3.0, 80.0, 1e4])
+def test_silu_holds_for_inputs_of_all_sizes(value: float) -> None:
+    """The gates are the first column and the ups the 33rd, which has a scale of its own."""
+    gates_and_ups = torch.zeros(64, 64, dtype=torch.int8)
+    gates_and_ups[:32, 0] = 1
+    gates_and_ups[32:, 32] = 1
+    whole = Vnni(gates_and_ups, torch.ones(64, 2), None)
+    down = Vnni(torch.eye(64, 32).to(torch.int8), torch.ones(64, 1), None)
+    x = torch.zeros(1, 64)
+    x[0, 0], x[0, 32] = value, 1.0
+    got = whole.fused_mlp(down, x, None)[0, :32] - x[0, :32]
+    expected = silu(torch.full((32,), value))
+    torch.testing.assert_close(got[1:], expected[1:], rtol=1e-5, atol=1e-30)
+
+
+def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", "false")
+    assert library.__wrapped__() is None
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSD_NATIVE", "0")
+    assert library.__wrapped__() is None
