@@ -55,6 +55,16 @@ def drafted(decoder: Decoder, drafter: Masked, sampling: SamplingParams = GREEDY
     return generate(Session(decoder, sampling), IDS, ConstantPlanner(Plan("test", drafter, length)), LIMITS)
 
 
+@pytest.fixture(params=[False, True], ids=["aten", "own"])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether our own code serves, where this processor can run it."""
+    if not request.param:
+        monkeypatch.setattr(Vnni, "can_serve", staticmethod(lambda out_features, in_features: False))
+    elif not Vnni.can_serve(16, 32):
+        pytest.skip("no AVX-512 VNNI")
+    return bool(request.param)
+
+
 def on_grid(out: int, columns: int) -> torch.Tensor:
     """A weight of 16 levels per group, with one at either end, and scales and zeros that bf16 holds."""
     levels = torch.randint(0, 16, (out, columns // GROUP, GROUP))
@@ -77,6 +87,22 @@ def test_every_family_with_light_drafts(variant: str, bits: DraftBits, dtype: to
     assert got.num_draft_tokens > 0
 
 
+@pytest.mark.parametrize("bits", ["8", "4"])
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen3-sliding", "phi3-longrope", "smollm3", "gemma3"])
+def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str, bits: DraftBits, own: bool) -> None:
+    """Sizes for which attention and MLP blocks run in one call each."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 96}
+    if variant == "phi3-longrope":
+        del sizes["head_dim"]
+        sizes["num_attention_heads"] = 8
+    decoder = lightened(variant, bits, **sizes)
+    assert decoder.light.startswith(f"{4 * LAYERS + 1} {'vnni' if own else 'int'}")
+    got = drafted(decoder, Masked(None, light=True))
+    plain = generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
+    assert compare(Session(decoder), IDS, plain, got.token_ids).kind is not Kind.ERROR
+    assert got.num_accepted_tokens > 0
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
 @pytest.mark.parametrize("branching", [(), ((0.6, 3),)])
 @pytest.mark.parametrize("mask", [None, SkipMask.of(LAYERS, {2, 5})])
@@ -88,16 +114,6 @@ def test_light_drafts_with_masks_trees_and_sampling(
     plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
     assert got.token_ids == plain.token_ids
     assert got.num_accepted_tokens > 0
-
-
-@pytest.fixture(params=[False, True], ids=["aten", "own"])
-def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether our own code serves, where this processor can run it."""
-    if not request.param:
-        monkeypatch.setattr(Vnni, "can_serve", staticmethod(lambda out_features, in_features: False))
-    elif not Vnni.can_serve(16, 32):
-        pytest.skip("no AVX-512 VNNI")
-    return bool(request.param)
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])
