@@ -19,7 +19,7 @@ from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.model.runner import Head, ModelRunner
+from ssd_runtime.model.runner import Forward, Head, ModelRunner
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS, DraftStats
 from ssd_runtime.planning.auto.light_drafts import AGREEMENT, LONGEST, LightDrafts
@@ -373,3 +373,23 @@ def test_auto_copies_no_weights_that_fit_the_processors_cache(
     engine = Engine(loaded)
     engine.planners("auto", AutoSettings(light=0))
     assert engine.decoder.light == ""
+
+
+def test_every_forward_of_a_light_draft_is_light() -> None:
+    """Its head too, which is a fifth of a small model's weights."""
+    decoder = lightened()
+    session, seen = Session(decoder), list[Forward | Head]()
+    answer: object = None
+    session.prefill(IDS)
+    work = Masked(None, light=True).drafting(session, 1, 3)
+    runner = ModelRunner(decoder)
+    while True:
+        try:
+            request = work.send(answer)
+        except StopIteration:
+            break
+        assert isinstance(request, Forward | Head)
+        seen.append(request)
+        [answer] = runner.answer([request])
+    assert len(seen) == 6
+    assert all(request.light for request in seen)
