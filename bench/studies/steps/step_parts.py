@@ -27,7 +27,9 @@ from ssd_runtime.loading.models import load_model
 from ssd_runtime.model import decoder as decoder_module
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.layer import Norm
+from ssd_runtime.model.native_attention import NativeAttention
 from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.weights.kernels.vnni import Vnni
 from ssd_runtime.weights.linear import Linear
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -38,6 +40,8 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (KVCache, "read", "attention"),
     (Norm, "__call__", "norms and rope"),
     (decoder_module, "rotate", "norms and rope"),
+    (NativeAttention, "__call__", "whole attention blocks"),
+    (Vnni, "fused_mlp", "whole MLP blocks"),
 )
 """Owners, their functions, and the part that these belong to."""
 

@@ -3,8 +3,8 @@
 `python -m bench.studies.weights.kernels --model demo@wheel --rounds 15`
 One figure is a pass through all projections of all layers and the head, with random weights of the model's sizes, since
 one layer in a loop would stay in the processor's cache. Kernels take turns within each round. Every kernel takes rows
-of the dtype that it multiplies, except int8, whose quantisation of each row is part of its time. bitsandbytes'
-4-bit kernel joins if that package is installed.
+of the dtype that it multiplies, except oneDNN's int8 and ours, whose quantisation of each row is part of their time.
+Ours join where they run, and bitsandbytes' 4-bit kernel if that package is installed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from ssd_runtime.command import run_guarded
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.device import device_identity
+from ssd_runtime.weights.kernels.vnni import Vnni, quantised_groups
+from ssd_runtime.weights.native.library import library
 
 ROWS = (1, 2, 4, 8, 16, 32)
 GROUP = 32
@@ -148,6 +150,21 @@ def aten_int4(weight: Tensor, dtype: torch.dtype) -> Multiply:
     return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
 
 
+def ours8(weight: Tensor) -> Multiply:
+    """Our own product of fp32 rows with 8-bit weights, a scale per group; it quantises rows."""
+    levels, scale = quantised_groups(weight)
+    return Vnni(levels, scale, None)
+
+
+def ours4(weight: Tensor) -> Multiply:
+    """Our own product of fp32 rows with 4-bit weights, a scale and a zero per group; it quantises rows."""
+    groups = weight.unflatten(1, (-1, GROUP))
+    scale = (groups.amax(-1) - groups.amin(-1)) / 15
+    zero = groups.amin(-1) + 8 * scale
+    levels = ((groups - zero[..., None]) / scale[..., None] + 8).round().clamp(0, 15).to(torch.uint8).flatten(1)
+    return Vnni(levels, scale, zero)
+
+
 def bitsandbytes_4bit(weight: Tensor) -> Multiply:
     """bitsandbytes' product of bf16 rows with NF4 weights of blocks of 64, which its own layout requires."""
     from bitsandbytes.functional import _convert_weight_packed_for_cpu, quantize_4bit
@@ -169,6 +186,8 @@ KERNELS: dict[str, tuple[torch.dtype, Callable[[Tensor], Multiply]]] = {
     "aten int4 bf16": (torch.bfloat16, partial(aten_int4, dtype=torch.bfloat16)),
 }
 """Name to the dtype of the rows and the function that packs a weight."""
+if library() is not None:
+    KERNELS |= {"ours 8 bits": (torch.float32, ours8), "ours 4 bits": (torch.float32, ours4)}
 if find_spec("bitsandbytes"):
     KERNELS["bitsandbytes 4-bit"] = (torch.bfloat16, bitsandbytes_4bit)
 

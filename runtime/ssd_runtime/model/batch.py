@@ -90,23 +90,25 @@ class Batch:
     segments: tuple[Segment | Variants, ...]
     rotations: tuple[Rotation | None, ...]
     """One rotation of all rows per layer kind."""
+    sequences: tuple[Segment, ...] | None
+    """The segments, if all are rows of sequences; None if there are variants among them."""
     _copies: dict[torch.device, Batch] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, segments: Sequence[Segment | Variants]) -> Batch:
         """The batch of the segments' rows, one segment after the other."""
         kinds = zip(*(segment.views for segment in segments), strict=True)
-        return cls(tuple(segments), tuple(joined([view.rotation for view in views]) for views in kinds))
+        sequences = tuple(segment for segment in segments if isinstance(segment, Segment))
+        return cls(
+            segments=tuple(segments),
+            rotations=tuple(joined([view.rotation for view in views]) for views in kinds),
+            sequences=sequences if len(sequences) == len(segments) else None,
+        )
 
     @property
     def rows(self) -> int:
         """Number of rows of all segments."""
         return sum(segment.rows for segment in self.segments)
-
-    @property
-    def sequences(self) -> tuple[Segment, ...] | None:
-        """The segments, if all are rows of sequences; None if there are variants among them."""
-        return None if any(isinstance(each, Variants) for each in self.segments) else self.segments  # type: ignore
 
     def on(self, device: torch.device) -> Batch:
         """A copy of the batch for layers on `device`, made once."""

@@ -281,8 +281,8 @@ class Decoder:
         with self.lock.inner:
             parts = (self._light_layers if light else self.layers)[layer]
             native = (self._light_native if light else self._native)[layer]
-            if native is not None and (segments := batch.sequences) is not None:
-                return native(layer, parts.kind, x, segments, batch.rotations[parts.kind])
+            if native is not None and batch.sequences is not None:
+                return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
             if self._spread:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)

@@ -11,15 +11,20 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch  # noqa: F401  -- its OpenMP library is the one that the code finds
+
 from ssd_artifacts.files import cache_folder
 from ssd_runtime.profiling.device import processor_flags
 
 FOLDER = Path(__file__).parent
 SOURCES = ("sublayers.c", "attention.h", "exponential.h", "products.h")
 """The file that is compiled, and those that it includes."""
-COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
+COMPILERS = ("gcc", "cc")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-c")
 """-ffp-contract=off: sums must not depend on where a compiler finds it convenient to fuse two operations."""
+LINK_FLAGS = ("-shared",)
+"""No -fopenmp: the threads are those of torch's own OpenMP library, which it makes visible to all. A second library
+would have threads of its own, which wait on the same processors."""
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
 """Instruction sets that the code uses, as Linux names them."""
 SECONDS = 120.0
@@ -53,7 +58,7 @@ def library() -> Library | None:
     if os.environ.get("SSD_NATIVE") == "0" or not flags >= NEEDED:
         return None
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SOURCES]
-    about = hashlib.sha256("\n".join([*texts, *FLAGS, *sorted(flags)]).encode())
+    about = hashlib.sha256("\n".join([*texts, *FLAGS, *LINK_FLAGS, *sorted(flags)]).encode())
     path = cache_folder() / "native" / f"sublayers-{about.hexdigest()[:16]}.so"
     try:
         if not path.exists():
@@ -70,7 +75,10 @@ def _compile(path: Path) -> None:
         raise FileNotFoundError("no C compiler")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        command = [compiler, *FLAGS, "-o", str(made), str(FOLDER / SOURCES[0])]
-        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
-        os.replace(made, path)
+        compiled, linked = Path(folder) / "compiled.o", Path(folder) / path.name
+        for command in (
+            [compiler, *FLAGS, "-o", str(compiled), str(FOLDER / SOURCES[0])],
+            [compiler, *LINK_FLAGS, "-o", str(linked), str(compiled)],
+        ):
+            subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+        os.replace(linked, path)
