@@ -127,7 +127,7 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
-        self._follow_layers()
+        self.follow_layers()
         self._by_row = bitwise and None in self._native
         """Whether attention runs row by row, and a lone row as two equal ones: our own code needs neither."""
         key_multiple = KEY_MULTIPLE if self.rounding != self.dtype and None in self._native else 1
@@ -173,6 +173,11 @@ class Decoder:
         return all(linear.packed or linear.formats for linear in self._linears()) and all(self._serves)
 
     @property
+    def head_projection(self) -> Linear:
+        """The head's projection."""
+        return self._head
+
+    @property
     def is_spread(self) -> bool:
         """Whether layers run on several devices."""
         return self._spread
@@ -216,7 +221,7 @@ class Decoder:
         with self.lock, torch.inference_mode():
             for linear in self._linears():
                 linear.lighten(bits)
-            self._follow_layers()
+            self.follow_layers()
 
     def light_bytes(self, bits: DraftBits) -> int:
         """Bytes that all lighter copies would take at most; 0 if there can be none."""
@@ -229,7 +234,7 @@ class Decoder:
         names = Counter(each.kernel.name for each in lighter if isinstance(each, LightLinear))
         return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
 
-    def _follow_layers(self) -> None:
+    def follow_layers(self) -> None:
         """Put together what is made of the layers' projections: their lighter forms, and calls of our own code."""
         self._light_layers = [layer.lighter() for layer in self.layers]
         self._native = [self._native_attention(layer) for layer in self.layers]
@@ -246,7 +251,7 @@ class Decoder:
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
         if any(changed):
-            self._follow_layers()
+            self.follow_layers()
         if any(changed) or embedding != self._embedding_stamp:
             self.version += 1
             self._embedding_stamp = embedding
