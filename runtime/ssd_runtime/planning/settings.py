@@ -124,7 +124,7 @@ class LookupSettings:
 class LightSettings:
     """Parameters of drafts on lighter copies of the weights."""
 
-    max_draft: int = field(default=4, metadata=POSITIVE)
+    max_draft: int = field(default=5, metadata=POSITIVE)
     """Longest draft."""
     confidence: float = 0.0
     """Drafting ends after a token less probable than this; 0 to draft to the end."""
