@@ -5,6 +5,8 @@ from __future__ import annotations
 from threading import Event, Thread
 from time import sleep
 
+import torch
+
 from ssd_runtime.engine.loop import Generation, Limits, decode
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
@@ -19,7 +21,7 @@ def test_a_lap_leaves_out_what_its_thread_waited() -> None:
     lock, held, laps = WaitedLock(), Event(), list[float]()
 
     def work() -> None:
-        watch = Stopwatch(lock)
+        watch = Stopwatch(lock, torch.device("cpu"))
         held.wait()
         watch.lap()
         with lock, lock:

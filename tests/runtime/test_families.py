@@ -64,7 +64,7 @@ def test_a_draft_that_skips_sees_the_same_window(variant: str, size: int) -> Non
     expected = session.forward(rows)
     position = torch.arange(40, 40 + size)
     keys = torch.arange(40 + size)
-    segment = decoder.batches.tree(session.cache, position, 40, keys <= position[:, None], keys)
+    segment = decoder.batches.tree(session.cache, position, range(40, 40 + size), 40, keys <= position[:, None], keys)
     got = decoder.run(decoder.embed(rows), Batch.of([segment]))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 

@@ -123,7 +123,7 @@ def test_what_pays_follows_the_verification_curve() -> None:
 
 def test_candidates_are_those_of_the_last_time_and_the_longest_context() -> None:
     successors = Successors()
-    successors.update(5, [[6], [6, 7]], [0, 1], torch.eye(10)[[1, 2]])
+    successors.update(5, paths=[[6], [6, 7]], rows=[0, 1], candidates=[[1], [2]])
     assert successors.of(5, 6)[0][0] == 1
     assert successors.of(6, 7)[1]
     assert successors.of(6, 7)[0][0] == 2

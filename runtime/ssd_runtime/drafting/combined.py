@@ -9,7 +9,7 @@ from ssd_runtime.drafting.lookup import Lookup, Node, as_draft
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.sequence.session import Session
-from ssd_runtime.model.runner import Work
+from ssd_runtime.model.runner import Read, Work
 
 MOST_GUESSES = 12
 DEEPEST = 12
@@ -45,6 +45,8 @@ class Extended:
         """Draft the chain, and guesses at most `length` tokens after `pending`."""
         wanted = min(length, self.chain)
         drafted = yield from self.masked.drafting(session, pending, wanted)
+        if drafted.unread is not None:  # guesses and siblings follow tokens that the host knows
+            drafted = drafted.read((yield Read(drafted.unread)))
         steps = drafted.steps
         rows = self._siblings(drafted)
         # A chain that ended early ended in doubt, so nothing is built on it.

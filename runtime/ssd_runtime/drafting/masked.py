@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.on_device import DeviceChain
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.sampling.argmax import candidates
-from ssd_runtime.sampling.sampler import Proposal
 
 Branching = tuple[tuple[float, int], ...]
 """Pairs (p, k) with ascending p: a place whose token has a probability of at most p has k candidates in all."""
@@ -37,13 +38,14 @@ class Masked:
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
         """Draft up to `length` tokens, with one step of the masked model each."""
+        if session.reads_late and self.mask is not None and not self.light:
+            return (yield from self._drafting_on_device(self.mask, session, pending, length))
         tokens = list[int]()
         siblings = list[list[int]]()
         probs = list[Tensor]()
-        room = MOST_SIBLINGS
         # The confidence takes time, so it is computed only if it is used.
-        temperature = 1.0 if self.threshold > 0.0 or self.branching else None
-        most_nll = -math.log(self.threshold) if self.threshold > 0.0 else math.inf
+        temperature = 1.0 if self._judges else None
+        most_nll = self._most_nll
         while len(tokens) < length:
             rows = [tokens[-1] if tokens else pending]
             x = yield session.request(rows, len(tokens), self.mask, light=self.light)
@@ -53,18 +55,50 @@ class Masked:
             if proposal.probs is not None:
                 probs.append(proposal.probs)
             if self.branching:
-                others = self._siblings(proposal)
-                siblings.append(others[: max(0, room)])
-                room -= len(others)
+                count = self._count(proposal.nll)
+                best = candidates(proposal.scores[None], [0], count)[0] if count > 1 else []
+                siblings.append(_others(best, proposal.token, count))
             if proposal.nll > most_nll:
                 break
-        return Draft.branching(tokens, siblings, probs)
+        return Draft.branching(tokens, _within_room(siblings), probs)
 
-    def _siblings(self, proposal: Proposal) -> list[int]:
-        """The best other tokens, as many as the probability of the proposed one asks for (SWIFT §4.2)."""
-        probability = math.exp(-proposal.nll)
-        count = next((k for bound, k in self.branching if probability <= bound), 1)
-        if count < 2:
-            return []
-        best = candidates(proposal.scores[None], [0], count)[0]
-        return [other for other in best if other != proposal.token][: count - 1]
+    def _drafting_on_device(self, mask: SkipMask, session: Session, pending: int, length: int) -> Work[Draft]:
+        """Draft the same tokens, or some more after an unsure one, with few reads by the host."""
+        most = max((count for _, count in self.branching), default=0)
+        chain = DeviceChain(session=session, mask=mask, judges=self._judges, candidates=most)
+        yield from chain.growing(pending, length, self._most_nll)
+        if not self.branching and len(chain.read) < len(chain.steps):
+            return Draft([], steps=len(chain.steps), unread=chain.tokens)
+        yield from chain.reading(self._most_nll)
+        siblings = [_others(step.best, step.token, self._count(step.nll)) for step in chain.read]
+        return Draft.branching([step.token for step in chain.read], _within_room(siblings))
+
+    def _count(self, nll: float) -> int:
+        """Number of candidates that the probability of a proposed token asks for, its own included (SWIFT §4.2)."""
+        probability = math.exp(-nll)
+        return next((count for bound, count in self.branching if probability <= bound), 1)
+
+    @property
+    def _judges(self) -> bool:
+        """Whether anything depends on the confidence in a token."""
+        return self.threshold > 0.0 or bool(self.branching)
+
+    @property
+    def _most_nll(self) -> float:
+        """The largest nll of a token after which drafting goes on."""
+        return -math.log(self.threshold) if self.threshold > 0.0 else math.inf
+
+
+def _others(best: Sequence[int], token: int, count: int) -> list[int]:
+    """The first `count` - 1 tokens other than `token` among the `count` most probable ones."""
+    return [other for other in best[:count] if other != token][: count - 1]
+
+
+def _within_room(siblings: Sequence[list[int]]) -> list[list[int]]:
+    """The siblings per token, without those beyond `MOST_SIBLINGS` in all."""
+    room = MOST_SIBLINGS
+    kept = list[list[int]]()
+    for others in siblings:
+        kept.append(others[: max(0, room)])
+        room -= len(others)
+    return kept

@@ -6,10 +6,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from torch import Tensor
-
-from ssd_runtime.sampling.argmax import candidates
-
 RANKS = 4
 """Candidates kept per entry."""
 MOST = 1 << 16
@@ -33,12 +29,15 @@ class Successors:
         for before, token, *best in rows:
             self.put(before, token, best[:RANKS])
 
-    def update(self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], logits: Tensor) -> None:
-        """Update the table from the accepted `rows` of a verification's `logits` [n, vocabulary].
+    def update(
+        self, before: int, paths: Sequence[Sequence[int]], rows: Sequence[int], candidates: Sequence[list[int]]
+    ) -> None:
+        """Update the table with the target's candidates after the accepted `rows` of a verification.
 
-        paths[row] are the tokens up to that row, after the token `before`.
+        paths[row] are the tokens up to that row, after the token `before`. There are candidates per accepted row, best
+        first.
         """
-        for row, best in zip(rows, candidates(logits, rows, RANKS), strict=True):
+        for row, best in zip(rows, candidates, strict=True):
             path = paths[row]
             if best:  # logits that are NaN have no candidates
                 self.put(path[-2] if len(path) > 1 else before, path[-1], best)

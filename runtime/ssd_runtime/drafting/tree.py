@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -38,6 +38,8 @@ class Draft:
     """draft_probs [vocabulary] that the main path's tokens were drawn from; empty without tests by rejection."""
     steps: int = 0
     """Draft steps of the model."""
+    unread: Tensor | None = None
+    """Tokens [n] of a chain that are on the device only; `tokens` is empty until they are `read`."""
 
     @classmethod
     def branching(cls, chain: list[int], siblings: Sequence[Sequence[int]], probs: Sequence[Tensor] = ()) -> Draft:
@@ -51,6 +53,10 @@ class Draft:
             probs=probs,
             steps=len(chain),
         )
+
+    def read(self, tokens: list[int]) -> Draft:
+        """The same draft once the host has read the `unread` tokens."""
+        return replace(self, tokens=tokens, unread=None)
 
     @property
     def main_path(self) -> int:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from ssd_profiles.errors import UserError
+from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.sequence.accept import Accepted, accept
+from ssd_runtime.engine.sequence.accept import accept
+from ssd_runtime.engine.sequence.choices import choosing
 from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.engine.sequence.verification import verification
 from ssd_runtime.model.runner import Head, ModelRunner, Work
+from ssd_runtime.model.transfer import take_rows
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.profiling.clock import Stopwatch
 
@@ -164,7 +164,7 @@ def decoding(
         first = output.append([session.choose(logits, lambda: [[]])(0)])
         result.first_token_seconds = result.prefill_seconds + perf_counter() - began
         _deliver(first, on_tokens)
-        watch = Stopwatch(session.decoder.lock)
+        watch = Stopwatch(session.decoder.lock, session.decoder.device)
         observing = 0.0
         while not output.done:
             cycle, observing = yield from _cycle(
@@ -195,19 +195,26 @@ def _cycle(
     plan = planner.plan(context, pending)
     planning = observed + watch.lap()
 
+    began = watch.mark()
     draft = yield from _drafting(session=session, pending=pending, plan=plan, most=output.remaining - 1)
-    drafting = watch.lap()
+    drafted = watch.mark()
 
     keep_states = planner.wants_states
     answer = yield verification(session=session, pending=pending, draft=draft, keep_states=keep_states)
     states = answer[-1] if keep_states else answer
     logits = yield Head(states)
 
-    accepted = _accepted(session=session, pending=pending, draft=draft, logits=logits)
+    successors = planner.successors
+    ranks = RANKS if successors is not None else 0
+    choices = yield from choosing(session=session, pending=pending, draft=draft, logits=logits, ranks=ranks)
+    draft = choices.draft
+    accepted = accept(draft, choices.choose)
     before = session.ids[-1]
     rows = draft.rows(pending)
     session.commit([rows[row] for row in accepted.rows], accepted.rows, states)
-    verifying = watch.lap()
+    # The host has read the choices, so the work before both marks is done.
+    drafting = watch.between(began, drafted)
+    verifying = watch.lap() - drafting
 
     new = [rows[row] for row in accepted.rows[1:]] + [accepted.next_token]
     cycle = Cycle(
@@ -225,10 +232,11 @@ def _cycle(
         begun=draft.begun is not None,
     )
     watch.lap()  # drops the time of the report, which plain decoding has as well
-    planner.observe(cycle, _rows(answer, accepted.rows) if keep_states else None)
+    planner.observe(cycle, [take_rows(x, accepted.rows) for x in answer] if keep_states else None)
     # The planner judges guesses by the table as it was when they were made, so the table is updated after it.
-    if planner.successors is not None:
-        planner.successors.update(before, paths=draft.paths(pending), rows=accepted.rows, logits=logits)
+    if successors is not None:
+        best = choices.candidates(accepted.rows)
+        successors.update(before, paths=draft.paths(pending), rows=accepted.rows, candidates=best)
     return cycle, watch.lap()
 
 
@@ -240,18 +248,6 @@ def _drafting(session: Session, pending: int, plan: Plan, most: int) -> Work[Dra
     draft = yield from plan.drafter.drafting(session, pending, length)
     # A sibling's keys stand in other slots than in a plain step, which changes the order of sums.
     return draft.chain if session.decoder.bitwise else draft
-
-
-def _accepted(session: Session, pending: int, draft: Draft, logits: Tensor) -> Accepted:
-    """Accept the draft's tokens that the full model's `logits` [rows, vocabulary] choose."""
-    drawn = list(zip(draft.tokens, draft.probs, strict=False))
-    return accept(draft, session.choose(logits, lambda: draft.paths(pending), drawn))
-
-
-def _rows(states: list[Tensor], rows: list[int]) -> list[Tensor]:
-    """The states [n, hidden] of those rows."""
-    kept = torch.tensor(rows, device=states[0].device)
-    return [x[kept] for x in states]
 
 
 def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -> None:

@@ -199,7 +199,11 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
         family_of(AutoConfig.from_pretrained(source.folder))
         require_room(spec, weight_bytes(weight_files(source.folder), stored), target)
         tokenizer = AutoTokenizer.from_pretrained(source.folder)
-        model, report = AutoModelForCausalLM.from_pretrained(source.folder, dtype=chosen, output_loading_info=True)
+        # With a map, every tensor goes to its device as it is read, so that the host never holds all of them.
+        placed = {} if target.type == "cpu" else {"device_map": {"": target}}
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.folder, dtype=chosen, output_loading_info=True, **placed
+        )
     except LOAD_ERRORS as error:
         raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
     # transformers only reports missing weights and fills them with random numbers.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 GROUPED_ROWS = 31
 """Most rows for which the query heads that share a key-value head run as rows of one head. Its keys are then read once,
 which takes up to a third less time. With more rows, heads stay apart and share one bias, which takes less memory."""
+CAUSAL_TOLERANCE = 1e-2
+"""Largest difference between two kernels in half precision; a mask that is off by one key differs by more."""
 
 LEAST_QUERIES = 4
 """Queries of a product with the keys of one head, so that the order of sums does not depend on anything else. Fewer
@@ -16,14 +20,26 @@ differ in their last bits even between two equal rows; heads with fewer are repe
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, cap: float | None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    cap: float | None,
+    causal: bool = False,
 ) -> Tensor:
     """The attention output [heads, n, head_dim] of queries [heads, n, head_dim].
 
-    Keys and values are [1, kv_heads, length, head_dim]. `bias` (`bias_of`) is added to the scores.
+    Keys and values are [1, kv_heads, length, head_dim]. `bias` (`bias_of`) is added to the scores. With `causal`, and
+    neither bias nor cap, the queries are the last n of the keys' positions and see no later ones; no mask is made.
     """
     heads, n, width = queries.shape
     kv_heads = keys.shape[1]
+    if causal:
+        mask = causal_lower_right(n, keys.shape[2])
+        return scaled_dot_product_attention(
+            queries[None], keys, values, attn_mask=mask, scale=scale, enable_gqa=heads > kv_heads
+        )[0]
     if cap is None and n > GROUPED_ROWS:
         apart = (kv_heads, heads // kv_heads, -1, width)
         shared_keys, shared_values = (each.transpose(0, 1).expand(apart) for each in (keys, values))
@@ -87,6 +103,32 @@ def bias_of(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """
     bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
     return bias if visible.shape[0] > GROUPED_ROWS else bias.repeat(groups, 1)
+
+
+@torch.inference_mode()
+def has_causal_kernel(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Whether `causal` attention has a fused kernel on a device, which agrees with attention under a bias.
+
+    Without one, torch would make a mask in every layer.
+    """
+    n = 3
+    length = 8
+    queries, new = (
+        torch.linspace(-1, 1, count * head_dim, dtype=dtype) for count in (heads * n, 2 * kv_heads * length)
+    )
+    queries = queries.view(heads, n, head_dim).to(device)
+    keys, values = new.view(2, 1, kv_heads, length, head_dim).to(device)
+    parameters = SDPAParams(
+        queries[None], keys, values, None, 0.0, False, heads > kv_heads
+    )  # as torch asks for this mask
+    if not can_use_flash_attention(parameters):
+        return False
+    visible = torch.ones(n, length, dtype=torch.bool, device=device).tril(length - n)
+    scale = head_dim**-0.5
+    bias = bias_of(visible, heads // kv_heads, dtype)
+    expected = attend(queries, keys, values, bias=bias, scale=scale, cap=None)
+    got = attend(queries, keys, values, bias=None, scale=scale, cap=None, causal=True)
+    return torch.allclose(got.float(), expected.float(), atol=CAUSAL_TOLERANCE, rtol=CAUSAL_TOLERANCE)
 
 
 def capped(scores: Tensor, cap: float | None) -> Tensor:

@@ -16,8 +16,8 @@ from ssd_runtime.model.rotary import RotaryTable, Rotation, joined, repeated
 
 MOST_BY_ROW = 32
 """Most rows of a verification whose attention runs row by row; chunks of a prompt have more."""
-_Seen = tuple[int, int, Tensor | None]
-"""The first slot seen, the one after the last, and the bias."""
+_Seen = tuple[int, int, Tensor | None, bool]
+"""The first slot seen, the one after the last, the bias, and whether rows see the keys causally without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class LayerView:
     begin: int
     end: int
     bias: Tensor | None
+    causal: bool = False
+    """Whether the rows are the last of these keys' positions and see no later ones; attention then needs no bias."""
 
     def on(self, device: torch.device) -> LayerView:
         """A copy of the view on `device`."""
@@ -46,7 +48,8 @@ class Segment:
     """Rows of one sequence, whose keys and values are written to slots `slot`, `slot` + 1, … of its cache."""
 
     cache: KVCache
-    slot: int
+    slot: int | Tensor
+    """The first slot, or on the device the slot of every row [rows]."""
     rows: int
     """Number of rows."""
     views: tuple[LayerView, ...]
@@ -91,14 +94,14 @@ class Batch:
     rotations: tuple[Rotation | None, ...]
     """One rotation of all rows per layer kind."""
     sequences: tuple[Segment, ...] | None
-    """The segments, if all are rows of sequences; None if there are variants among them."""
+    """The segments, if all are rows of sequences in slots that the host knows; None otherwise."""
     _copies: dict[torch.device, Batch] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, segments: Sequence[Segment | Variants]) -> Batch:
         """The batch of the segments' rows, one segment after the other."""
         kinds = zip(*(segment.views for segment in segments), strict=True)
-        sequences = tuple(segment for segment in segments if isinstance(segment, Segment))
+        sequences = tuple(each for each in segments if isinstance(each, Segment) and isinstance(each.slot, int))
         return cls(
             segments=tuple(segments),
             rotations=tuple(joined([view.rotation for view in views]) for views in kinds),
@@ -134,6 +137,8 @@ class BatchBuilder:
     key_multiple: int = 1
     """Segments see keys in multiples of so many; those after the last row's are hidden. If it is not 1, attention runs
     a lone row as two equal ones, unless it runs `by_row`."""
+    causal: bool = False
+    """Whether attention of consecutive rows without a window needs no bias; only with a `key_multiple` of 1."""
     by_row: bool = False
     """Whether the attention of up to `MOST_BY_ROW` rows runs row by row (`attention.attend_by_row`)."""
 
@@ -145,32 +150,43 @@ class BatchBuilder:
             begin = max(0, start - window + 1) if window else 0
             last = self._last_key(begin, end)
             bias: Tensor | None = None
-            if n > 1 or self.key_multiple > 1:
+            causal = self.causal and window is None and n > 1
+            if not causal and (n > 1 or self.key_multiple > 1):
                 visible = self._causal(start=start, end=end, begin=begin, window=window)
                 visible = pad(visible, (0, last - end))
                 if self.by_row and n <= MOST_BY_ROW:
                     bias = bias_of(visible.to(self.device), 1, self.dtype)[:, None, None]
                 else:
                     bias = self._bias(visible if n > 1 else visible.expand(2, -1))
-            seen[window] = begin, last, bias
+            seen[window] = begin, last, bias, causal
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
         return Segment(cache=cache, slot=start, rows=n, views=views)
 
-    def tree(self, cache: KVCache, positions: Tensor, slot: int, visible: Tensor, key_positions: Tensor) -> Segment:
-        """Rows at any `positions` [n], written to `slot`, `slot` + 1, …
+    def tree(
+        self,
+        cache: KVCache,
+        positions: Tensor,
+        span: range,
+        slot: int | Tensor,
+        visible: Tensor,
+        key_positions: Tensor,
+    ) -> Segment:
+        """Rows at any `positions` [n] within `span`, written to `slot`, `slot` + 1, … or to every row's own slot [n].
 
         They see the slots where `visible` [n, slots] is true; in sliding layers only those whose `key_positions`
-        [slots] lie in the window.
+        [slots] lie in the window. `span` spares the host a read of the positions.
         """
         seen: dict[int | None, _Seen] = {}
-        first = int(positions.min())
         for window in self._windows():
             inside = visible & (key_positions > positions[:, None] - window) if window else visible
             # Up to `slot`, slot i holds position i, so slots before the window's first can be left out.
-            begin = min(slot, max(0, first - window + 1)) if window else 0
+            begin = max(0, span.start - window + 1) if window else 0
+            if isinstance(slot, int):
+                begin = min(slot, begin)
             last = self._last_key(begin, visible.shape[1])
-            seen[window] = begin, last, self._bias(pad(inside[:, begin:], (0, last - visible.shape[1])))
-        rotations = self._rotations(positions, int(positions.max()) + 1, cache.long)
+            bias = self._bias(pad(inside[:, begin:], (0, last - visible.shape[1])))
+            seen[window] = begin, last, bias, False
+        rotations = self._rotations(positions, span.stop, cache.long)
         return Segment(cache=cache, slot=slot, rows=len(positions), views=self._views(rotations, seen))
 
     def variants(self, cache: KVCache, start: int, n: int) -> Variants:
@@ -181,7 +197,7 @@ class BatchBuilder:
             begin = max(0, start - window + 1) if window else 0
             visible = self._causal(start=start, end=end, begin=begin, window=window)
             before = visible[:, :-1].tril(start - begin - 1)
-            seen[window] = begin, end - 1, bias_of(before, 1, self.dtype) if n > 1 else None
+            seen[window] = begin, end - 1, bias_of(before, 1, self.dtype) if n > 1 else None, False
         return Variants(cache, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
 
     def _last_key(self, begin: int, end: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.model.attention import attend, attend_apart, attend_by_row, capped
+from ssd_runtime.model.attention import attend, attend_apart, attend_by_row, capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder, Segment, Variants
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.kv_cache import KVCache
@@ -21,7 +21,8 @@ from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention
 from ssd_runtime.model.placement import device_of
 from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
-from ssd_runtime.profiling.clock import WaitedLock, synchronize
+from ssd_runtime.model.transfer import to_device
+from ssd_runtime.profiling.clock import WaitedLock, queues_work, synchronize
 from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
@@ -152,7 +153,18 @@ class Decoder:
             dtype=self.dtype,
             device=self.device,
             key_multiple=key_multiple,
+            causal=self._attends_causally(),
             by_row=self._by_row,
+        )
+
+    def _attends_causally(self) -> bool:
+        """Whether the kernels of all devices attend causally without a bias."""
+        shape = self.shape
+        if self._cap is not None or self.rounding != self.dtype:
+            return False
+        return all(
+            queues_work(device) and has_causal_kernel(device, self.dtype, shape.heads, shape.kv_heads, shape.head_dim)
+            for device in {layer.device for layer in self.layers}
         )
 
     @property
@@ -272,10 +284,11 @@ class Decoder:
         """Make memory for the keys and values of sequences (`KVPool`)."""
         return KVPool(self.kv_layout, max_bytes, sequences)
 
-    def embed(self, ids: list[int]) -> Tensor:
-        """Embeddings [n, hidden] of token ids."""
+    def embed(self, *ids: Sequence[int] | Tensor) -> Tensor:
+        """Embeddings [n, hidden] of token ids, some on the host and some on the device, one after the other."""
+        tokens = [each if isinstance(each, Tensor) else to_device(each, self.device) for each in ids]
         with self.lock:
-            x = self.model.model.embed_tokens(torch.tensor(ids, device=self.device))
+            x = self.model.model.embed_tokens(tokens[0] if len(tokens) == 1 else torch.cat(tokens))
         return x if self._embedding_scale is None else x * self._embedding_scale
 
     def attention(self, layer: int, x: Tensor, batch: Batch, light: bool = False) -> Tensor:
@@ -327,6 +340,7 @@ class Decoder:
             bias=view.bias,
             scale=parts.scale,
             cap=self._cap,
+            causal=view.causal,
         )
         if paired:
             mixed = mixed[:, :1]

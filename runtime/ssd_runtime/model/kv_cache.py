@@ -173,10 +173,17 @@ class KVCache:
         for layer, part in enumerate(saved):
             self._part(layer, begin, part.shape[3]).copy_(part)
 
-    def write(self, layer: int, slot: int, new: Tensor) -> None:
-        """Put keys and values `new` [n, 2 * kv_heads, head_dim], keys first, into slots `slot`, …, `slot` + n - 1."""
+    def write(self, layer: int, slot: int | Tensor, new: Tensor) -> None:
+        """Put keys and values `new` [n, 2 * kv_heads, head_dim], keys first, into slots `slot`, …, `slot` + n - 1.
+
+        `slot` may be the slots of all rows [n] on the device instead.
+        """
         at = slot + self._shift[layer]
-        self.pool.storage[layer].flatten(0, 2)[:, at : at + new.shape[0]] = new.transpose(0, 1)
+        slots = self.pool.storage[layer].flatten(0, 2)
+        if isinstance(at, int):
+            slots[:, at : at + new.shape[0]] = new.transpose(0, 1)
+        else:
+            slots.index_copy_(1, at, new.transpose(0, 1))
 
     def move(self, source: int, target: int) -> None:
         """Put a copy of slot `source` of every layer into slot `target`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +33,7 @@ class Forward:
 
     segments: Sequence[Segment | Variants]
     rows: Sequence[int] | Tensor
-    """Tokens to embed, or states [rows, hidden] before sub-layer `first`."""
+    """Tokens to embed, on the host or on the device [rows], or states [rows, hidden] before sub-layer `first`."""
     mask: SkipMask | None = None
     first: int = 0
     last: int | None = None
@@ -52,8 +53,12 @@ class Forward:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one forward."""
-        embeds = not isinstance(self.rows, Tensor)
-        return Forward, embeds, self.mask, self.first, self.last, self.keep_states, self.light
+        return Forward, self.embeds, self.mask, self.first, self.last, self.keep_states, self.light
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the rows are tokens."""
+        return not isinstance(self.rows, Tensor) or self.rows.ndim == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,25 @@ class Norm:
         return Norm
 
 
-Request = Forward | Head | Norm
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A request for the numbers of `x` [n] as a list; all requests together make the host wait for a device once."""
+
+    x: Tensor
+    is_full = False
+
+    @property
+    def size(self) -> int:
+        """Number of numbers."""
+        return self.x.shape[0]
+
+    @property
+    def key(self) -> Hashable:
+        """Requests of equal keys run as one."""
+        return Read, self.x.dtype
+
+
+Request = Forward | Head | Norm | Read
 Work = Generator[Request, Any, T]
 """The work of one sequence, which yields requests, receives their answers and returns its result."""
 
@@ -140,6 +163,9 @@ class ModelRunner:
         if isinstance(requests[0], Norm):
             normed = self.decoder.norm(_packed([request.x for request in requests]))
             return _unpacked(normed, [request.size for request in requests])
+        if isinstance(requests[0], Read):
+            numbers = iter(_packed([request.x for request in requests]).tolist())
+            return [list(islice(numbers, request.size)) for request in requests]
         return self._forward(requests)
 
     def _heads(self, requests: Sequence[Head]) -> Sequence[Any]:
@@ -156,10 +182,10 @@ class ModelRunner:
     def _forward(self, requests: Sequence[Forward]) -> Sequence[Any]:
         one = requests[0]
         decoder = self.decoder
-        if isinstance(one.rows, Tensor):
-            x = _packed([request.rows for request in requests if isinstance(request.rows, Tensor)])
+        if one.embeds:
+            x = decoder.embed(*_tokens([request.rows for request in requests]))
         else:
-            x = decoder.embed([token for request in requests for token in request.rows])
+            x = _packed([request.rows for request in requests if isinstance(request.rows, Tensor)])
         batch = Batch.of([segment for request in requests for segment in request.segments])
         sizes = [request.size for request in requests]
         if not one.keep_states:
@@ -175,6 +201,20 @@ def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
     wide = logits.float()
     tokens, top = argmax_with_logit(wide)
     return tokens, (top - wide.logsumexp(-1)).exp()
+
+
+def _tokens(rows: Sequence[Sequence[int] | Tensor]) -> list[list[int] | Tensor]:
+    """The tokens of all requests in order, with those on the host joined where they are next to each other."""
+    joined = list[list[int] | Tensor]()
+    for each in rows:
+        last = joined[-1] if joined else None
+        if isinstance(each, Tensor):
+            joined.append(each)
+        elif isinstance(last, list):
+            last += each
+        else:
+            joined.append(list(each))
+    return joined
 
 
 def _packed(rows: Sequence[Tensor]) -> Tensor:

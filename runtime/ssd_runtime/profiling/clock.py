@@ -6,14 +6,26 @@ from collections.abc import Callable
 from threading import RLock, local
 from time import perf_counter
 from types import TracebackType
+from typing import Any
 
 import torch
+
+Mark = Any
+"""A point in the work of a device: an event of its module, or on a CPU a time in seconds."""
+
+
+def queues_work(device: torch.device) -> bool:
+    """Whether the host runs ahead of `device`, so that a read of a result makes it wait for all work queued before.
+
+    mps does too, but its module has other signatures, so it is treated like a CPU.
+    """
+    return device.type not in ("cpu", "mps")
 
 
 def synchronize(device: torch.device) -> None:
     """Wait for work queued on `device`; returns at once for a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if queues_work(device):
+        torch.get_device_module(device).synchronize(device)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -50,17 +62,41 @@ class WaitedLock:
 
 
 class Stopwatch:
-    """Laps of this thread's own work, without the time that it waits for other threads with the same model."""
+    """Laps of this thread's own work, without the time that it waits for other threads with the same model.
 
-    __slots__ = ("_last", "_lock")
+    A lap ends when the host has read a result, so that the work queued on `device` is done. Marks time parts of a lap
+    without waiting for the device.
+    """
 
-    def __init__(self, lock: WaitedLock) -> None:
+    __slots__ = ("_device", "_last", "_lock")
+
+    def __init__(self, lock: WaitedLock, device: torch.device) -> None:
         self._lock = lock
-        self._last = perf_counter() - lock.waited
+        self._device = device
+        self._last = self._now()
 
     def lap(self) -> float:
         """Seconds since the last lap, or since the beginning."""
-        now = perf_counter() - self._lock.waited
+        now = self._now()
         seconds = now - self._last
         self._last = now
         return seconds
+
+    def mark(self) -> Mark:
+        """The time at which the work so far is done, on a device that queues it; else the present time."""
+        if not queues_work(self._device):
+            return self._now()
+        module = torch.get_device_module(self._device)
+        event = module.Event(enable_timing=True)
+        event.record(module.current_stream(self._device))  # by default it is that of another card
+        return event
+
+    @staticmethod
+    def between(begin: Mark, end: Mark) -> float:
+        """Seconds between two marks, whose work must be done."""
+        if isinstance(begin, float):
+            return end - begin
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def _now(self) -> float:
+        return perf_counter() - self._lock.waited

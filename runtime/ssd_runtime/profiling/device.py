@@ -18,8 +18,8 @@ IDENTIFYING = X86_KEYS + ARM_KEYS
 
 def device_name(device: torch.device) -> str:
     """The system's name of the card or processor."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type != "cpu" and hasattr(module := torch.get_device_module(device), "get_device_name"):
+        return str(module.get_device_name(device))
     return _cpu_name(_cpu_info())
 
 
@@ -28,7 +28,7 @@ def device_identity(device: torch.device) -> str:
 
     Virtual machines have names such as `AMD EPYC`, whatever generation they run on, and Arm systems have `aarch64`.
     """
-    if device.type == "cuda":
+    if device.type != "cpu":
         return device_name(device)
     info = _cpu_info()
     told = "\n".join(info.get(key, "") for key in IDENTIFYING)

@@ -26,8 +26,8 @@ DECODING_REMEDY = "give a shorter prompt, fewer new tokens, --weight-memory 0 or
 
 def available_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`, within the limit of a container."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu" and hasattr(module := torch.get_device_module(device), "mem_get_info"):
+        return int(module.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
     try:
         # Pages of files count as used, but the system drops them when memory is needed.

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_runtime.model.transfer import take_rows
+
 
 def argmax(logits: Tensor) -> Tensor:
     """Argmax [n] of `logits` [n, vocabulary]; the first of equal values wins.
@@ -33,7 +35,7 @@ def candidates(logits: Tensor, rows: Sequence[int], count: int) -> list[list[int
     Tokens at minus infinity, which a filter has removed, are left out.
     """
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
-        values, tokens = logits[list(rows)].topk(min(count, logits.shape[-1]))
+        values, tokens = take_rows(logits, rows).topk(min(count, logits.shape[-1]))
         both = zip(tokens.tolist(), values.tolist(), strict=True)
         return [[token for token, value in zip(*row, strict=True) if value > -np.inf] for row in both]
     every = logits.numpy()

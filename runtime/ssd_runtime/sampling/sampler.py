@@ -16,6 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from ssd_runtime.model.transfer import to_device
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.seen_tokens import SeenTokens
@@ -65,6 +66,11 @@ class Sampler:
         self._generator = torch.Generator(device if torch.device(device).type == "cuda" else "cpu")
         self.restart(0)
 
+    @property
+    def is_argmax(self) -> bool:
+        """Whether every choice is the argmax of the logits as they are."""
+        return not self._random and self._seen is None and self._processors is None
+
     def restart(self, prompt_tokens: int) -> None:
         """Restart after a prompt of `prompt_tokens` tokens, with the first random numbers of the seed."""
         self._generator.manual_seed(self._seed)
@@ -97,7 +103,7 @@ class Sampler:
             if row >= len(drawn):
                 return int(draw(target_probs, self._generator))
             drafted, draft_probs = drawn[row]
-            asked = torch.tensor([drafted], device=logits.device)
+            asked = to_device([drafted], logits.device)
             return int(rejection_sample(target_probs, draft_probs[None], asked, self._generator))
 
         return token
@@ -111,9 +117,15 @@ class Sampler:
         is therefore computed from the choice's lead in logits over every other token. Near temperature 0, or where a
         filter leaves one token, drafts end where greedy drafts do.
         """
-        if not self._random and self._seen is None and self._processors is None:
-            best = int(argmax(logits[None]))
-            return Proposal(best, logits, _nll(lambda: logits[best].float() - logits.float(), annealed))
+        if self.is_argmax:
+            chosen = argmax(logits[None])
+            if annealed is None:
+                return Proposal(int(chosen), logits, 0.0)
+            wide = logits.float()
+            negative_log = ((wide - wide[chosen]) / annealed).logsumexp(-1, keepdim=True)
+            # Both are read at once; fp32 holds token ids up to 16 million.
+            token, nll = torch.cat([chosen.float(), negative_log]).tolist()
+            return Proposal(int(token), logits, nll)
         tail = path()
         plain, scores = self._processed(logits, known, tail, drafting=True)
         if self._tests:
@@ -185,7 +197,7 @@ class Sampler:
         if not self._random:
             return torch.zeros_like(like)
         while self._first + len(self._noise) <= known + ahead:
-            noise = gumbel(like.shape[-1:], self._generator).to(like.device)
+            noise = to_device(gumbel(like.shape[-1:], self._generator), like.device)
             if self._first + len(self._noise) < known:
                 self._first += 1
             else:
@@ -212,7 +224,7 @@ def gumbel(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
     """Draw one token per row [n] from `probs` [n, vocabulary], which need not be normalised."""
-    return (probs.log() + gumbel(probs.shape, generator).to(probs.device)).argmax(-1)
+    return (probs.log() + to_device(gumbel(probs.shape, generator), probs.device)).argmax(-1)
 
 
 def rejection_sample(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
@@ -223,7 +235,8 @@ def rejection_sample(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, 
     """
     asked = tokens[:, None]
     share = target_probs.gather(1, asked) / draft_probs.gather(1, asked)
-    stands = torch.rand(share.shape, generator=generator, device=generator.device).to(share.device) < share
+    uniform = torch.rand(share.shape, generator=generator, device=generator.device)
+    stands = to_device(uniform, share.device) < share
     if bool(stands.all()):
         return tokens
     beyond = (target_probs - draft_probs).clamp(min=0.0)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ssd_runtime.model.transfer import to_device
+
 
 class SeenTokens:
     """The distinct tokens of one sequence, kept between steps, and the penalty on their logits.
@@ -36,7 +38,7 @@ class SeenTokens:
         scores[:, self._ids] = self._lowered(scores[:, self._ids])
         fresh = [(row, token) for row, path in enumerate(paths) for token in set(path) - self._known]
         if fresh:
-            rows, tokens = torch.tensor(fresh, device=logits.device).unbind(1)
+            rows, tokens = to_device(fresh, logits.device).unbind(1)
             scores[rows, tokens] = self._lowered(scores[rows, tokens])
         return scores
 
@@ -47,7 +49,7 @@ class SeenTokens:
         self._read = len(known)
         if fresh:
             self._known |= fresh
-            self._ids = torch.cat([self._ids, torch.tensor(sorted(fresh), device=self._device)])
+            self._ids = torch.cat([self._ids, to_device(sorted(fresh), self._device)])
 
     def _lowered(self, logits: Tensor) -> Tensor:
         return torch.where(logits < 0, logits * self.penalty, logits / self.penalty)

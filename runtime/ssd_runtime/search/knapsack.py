@@ -14,6 +14,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
+from ssd_runtime.model.transfer import to_device
 from ssd_runtime.search.replay import ReferenceStates
 
 
@@ -110,7 +111,7 @@ class _Level:
         kept = [place for place, weight in enumerate(self.weights) if least <= weight <= most]
         if len(kept) == len(self.weights):
             return self
-        return _Level([self.weights[place] for place in kept], self.x[:, kept])
+        return _Level([self.weights[place] for place in kept], self.x[:, to_device(kept, self.x.device)])
 
 
 def _better(executed: _Level, skipped: _Level, target: Tensor, threshold: float) -> tuple[_Level, dict[int, bool]]:
@@ -123,7 +124,7 @@ def _better(executed: _Level, skipped: _Level, target: Tensor, threshold: float)
             ways[weight] = cosines[place], place
     kept = {weight: place for weight, (cosine, place) in sorted(ways.items()) if weight == 0 or cosine > threshold}
     choice = {weight: place >= len(executed.weights) for weight, place in kept.items()}
-    return _Level(list(kept), both[:, list(kept.values())]), choice
+    return _Level(list(kept), both[:, to_device(list(kept.values()), both.device)]), choice
 
 
 def _executing(groups: Sequence[Variants], level: _Level, full: Tensor, first: int, last: int) -> Work[_Level]:
@@ -144,10 +145,10 @@ def _rating(
     """Rate the masks of the last level, whose states run through the head together."""
     tokens, _ = yield Head(level.x.flatten(0, 1), best=True)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
-    agreements: list[float] = matches.float().mean(0).tolist()
     final = decoder.norm(level.x)
     target = decoder.norm(reference.states[-1])[:, None]
-    cosines: list[float] = torch.cosine_similarity(final.float(), target.float(), -1).mean(0).tolist()
+    cosine_rows = torch.cosine_similarity(final.float(), target.float(), -1)
+    agreements, cosines = torch.stack([matches.float().mean(0), cosine_rows.mean(0)]).tolist()
     return [
         Candidate(
             mask=_mask(num_layers=decoder.shape.num_layers, weights=weights, choices=choices, skipped_weight=weight),

@@ -14,6 +14,7 @@ from ssd_runtime.model.batch import BatchBuilder, Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
+from ssd_runtime.model.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class ReferenceStates:
     def every(self, step: int) -> ReferenceStates:
         """The states of every `step`-th row, each as a group of its own: fewer tokens, from all sequences."""
         picked = [(group, row) for group in self.groups for row in range(group.begin + step // 2, group.end, step)]
-        rows = torch.tensor([row for _, row in picked], device=self.targets.device)
+        rows = to_device([row for _, row in picked], self.targets.device)
         groups = [
             RowGroup(cache=group.cache, start=group.start + row - group.begin, begin=place, end=place + 1)
             for place, (group, row) in enumerate(picked)
@@ -88,8 +89,9 @@ def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SkipMask,
     segments = [_block_segment(batches, group, block) for group in reference.groups]
     x = yield Forward(segments, rows=reference.states[first], mask=mask, first=first)
     tokens, probabilities = yield Head(x, best=True)
-    matches = (tokens == reference.targets).cpu()
-    confidence = probabilities.double().cpu()
+    both = torch.stack([(tokens == reference.targets).float(), probabilities]).cpu()  # one wait for a device
+    matches = both[0].bool()
+    confidence = both[1].double()
     return [Trace(matches[group.rows].numpy(), confidence[group.rows].numpy()) for group in reference.groups]
 
 
@@ -108,6 +110,7 @@ def _block_segment(batches: BatchBuilder, group: RowGroup, block: int) -> Segmen
     return batches.tree(
         cache=group.cache,
         positions=group.start + row[:, 0],
+        span=range(group.start, group.start + n),
         slot=slot,
         visible=torch.cat([full, drafted], 1),
         key_positions=key_positions,

@@ -16,6 +16,8 @@ from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import FORWARD_ROWS
 from ssd_runtime.model.runner import Forward, ModelRunner, Work
+from ssd_runtime.model.transfer import take_rows, to_device
+from ssd_runtime.profiling.clock import queues_work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler
 
@@ -236,20 +238,26 @@ class Session:
             light=light,
         )
 
-    def tree_request(self, ids: list[int], depths: Tensor, visible: Tensor, keep_states: bool = False) -> Forward:
-        """A request to run the full model on `ids`, each `depths` [n] positions after the committed tokens.
+    def tree_request(
+        self, ids: list[int], depths: Sequence[int], visible: Tensor, keep_states: bool = False
+    ) -> Forward:
+        """A request to run the full model on `ids`, each `depths[i]` positions after the committed tokens.
 
-        Every row sees the committed tokens, and the rows where `visible` [n, n] is true. Keys and values of row i go
-        to the i-th slot after the committed ones, whatever its position.
+        Every row sees the committed tokens, and the rows where `visible` [n, n], on the host, is true. Keys and values
+        of row i go to the i-th slot after the committed ones, whatever its position.
         """
         n = len(ids)
         start = self.committed
-        positions = start + depths
-        self._make_room(start + n, int(positions.max()) + 1)
-        known = torch.arange(start, device=positions.device)
+        span = range(start, start + max(depths) + 1)
+        self._make_room(start + n, span.stop)
+        device = self.decoder.device
+        positions = to_device([start + depth for depth in depths], device)
+        known = torch.arange(start, device=device)
+        visible = to_device(visible, device)
         segment = self.decoder.batches.tree(
             cache=self.cache,
             positions=positions,
+            span=span,
             slot=start,
             visible=torch.cat([visible.new_ones(n, start), visible], 1),
             key_positions=torch.cat([known, positions]),
@@ -307,7 +315,7 @@ class Session:
         self.ids.extend(ids)
         if states is not None and self._prefixes is not None:
             # A view would keep the rows of all sequences of the forward in memory.
-            self._states.add(states[rows] if rows is not None else states[: len(ids)].clone())
+            self._states.add(take_rows(states, rows) if rows is not None else states[: len(ids)].clone())
 
     def choose(self, logits: Tensor, paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()) -> Callable[[int], int]:
         """Return a function from a row of `logits` to the target's token after it (`Sampler.choose`).
@@ -327,6 +335,14 @@ class Session:
         """
         self._sampler.restart(prompt)
         return self._sampler.gap(logits, known=self.ids, token=token, within=within)
+
+    @property
+    def reads_late(self) -> bool:
+        """Whether tokens stay on the device as long as possible, because every read by the host waits for it.
+
+        Only greedy choices without processors can be made there.
+        """
+        return queues_work(self.decoder.device) and self._sampler.is_argmax
 
     def draft_room(self, most: int) -> int:
         """Most drafts, up to `most`, of one verification: a forward rotates all rows by the same angles."""

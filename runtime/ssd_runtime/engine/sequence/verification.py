@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Forward
+from ssd_runtime.model.transfer import to_device
 
 
 def verification(session: Session, pending: int, draft: Draft, keep_states: bool = False) -> Forward:
@@ -18,22 +21,19 @@ def verification(session: Session, pending: int, draft: Draft, keep_states: bool
     if draft.begun is not None and not keep_states:
         return session.request(draft.begun.states, first=draft.begun.first)
     if draft.main_path == len(draft.tokens):
-        return session.request(draft.rows(pending), keep_states=keep_states)
+        rows: Sequence[int] | Tensor = draft.rows(pending)
+        if draft.unread is not None:
+            rows = torch.cat([to_device([pending], draft.unread.device), draft.unread])
+        return session.request(rows, keep_states=keep_states)
     depths, visible = _tree(draft)
-    device = session.decoder.device
-    return session.tree_request(
-        ids=draft.rows(pending),
-        depths=depths.to(device),
-        visible=visible.to(device),
-        keep_states=keep_states,
-    )
+    return session.tree_request(ids=draft.rows(pending), depths=depths, visible=visible, keep_states=keep_states)
 
 
-def _tree(draft: Draft) -> tuple[Tensor, Tensor]:
-    """Each row's distance from the pending token [rows], and whether it sees a row, one of its path [rows, rows]."""
+def _tree(draft: Draft) -> tuple[list[int], Tensor]:
+    """Each row's distance from the pending token, and whether it sees a row, one of its path [rows, rows]."""
     assert draft.parents is not None, "a tree that is no chain has parents"
     rows = 1 + len(draft.tokens)
     visible = torch.eye(rows, dtype=torch.bool)
     for row, parent in enumerate(draft.parents, start=1):
         visible[row] |= visible[parent]
-    return visible.sum(1) - 1, visible
+    return (visible.sum(1) - 1).tolist(), visible

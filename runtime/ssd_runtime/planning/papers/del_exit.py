@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ssd_profiles.formulas import tokens_per_layer
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.model.runner import Head, Work
+from ssd_runtime.model.runner import Head, Read, Work
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import DelSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
@@ -45,15 +46,19 @@ class DelPlanner(BasePlanner):
 
     def searching(self, context: int) -> Work[None]:
         """Evaluate the exits' predictions if states were kept for that."""
-        if self._states is None:
+        if self._states is None or not self._seen:
             return
         keep = self._settings.memory
         states = self._states
         self._states = None
         targets, _ = yield Head(self._heads.carried(self._layers, states[-1]), normed=True, best=True)
-        for layer, (looked, right) in self._seen.items():
+        matches = list[Tensor]()
+        for layer in self._seen:
             tokens, _ = yield Head(self._heads.carried(layer, states[2 * layer]), normed=True, best=True)
-            self._seen[layer] = keep * looked + len(targets), keep * right + int((tokens == targets).sum())
+            matches.append((tokens == targets).sum())
+        counts = yield Read(torch.stack(matches))
+        for (layer, (looked, right)), count in zip(list(self._seen.items()), counts, strict=True):
+            self._seen[layer] = keep * looked + len(targets), keep * right + count
 
     def plan(self, context: int, pending: int) -> Plan:
         """Draft from the best exit; a plain step until `FIRST_TOKENS` tokens were evaluated."""

@@ -1,0 +1,58 @@
+"""The target's choices after a verification: read row by row, or all at once where a read waits for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.model.runner import Read, Work
+from ssd_runtime.sampling.argmax import argmax, candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A verified draft, and what the target chooses after its rows."""
+
+    draft: Draft
+    """The draft with all tokens on the host."""
+    choose: Callable[[int], int]
+    """The target's token after a row; called in order and at most once per row."""
+    candidates: Callable[[Sequence[int]], list[list[int]]]
+    """The most probable tokens after some rows, best first."""
+
+
+def choosing(session: Session, pending: int, draft: Draft, logits: Tensor, ranks: int) -> Work[Choices]:
+    """The choices of a verification with these `logits` [rows, vocabulary], and `ranks` candidates per row.
+
+    Where reads wait for a device, there is one for the draft's tokens, the choices and the candidates together.
+    """
+    if session.reads_late:
+        return (yield from _reading(draft, logits, ranks))
+    drawn = list(zip(draft.tokens, draft.probs, strict=False))
+    return Choices(
+        draft=draft,
+        choose=session.choose(logits, lambda: draft.paths(pending), drawn),
+        candidates=lambda rows: candidates(logits, rows, ranks),
+    )
+
+
+def _reading(draft: Draft, logits: Tensor, ranks: int) -> Work[Choices]:
+    rows, vocabulary = logits.shape
+    ranks = min(ranks, vocabulary)
+    parts = [argmax(logits)]
+    if ranks:
+        parts.append(logits.topk(ranks).indices.flatten())
+    if draft.unread is not None:
+        parts.append(draft.unread)
+    numbers = yield Read(torch.cat(parts))
+    best = numbers[rows : rows + rows * ranks]
+    return Choices(
+        draft=draft if draft.unread is None else draft.read(numbers[rows + rows * ranks :]),
+        choose=lambda row: numbers[row],
+        candidates=lambda kept: [best[row * ranks : (row + 1) * ranks] for row in kept],
+    )
