@@ -22,7 +22,7 @@ from rich.progress import track
 from bench.fixtures.prompt_files import stratified
 from bench.harness.chart import draw
 from bench.harness.contenders import Decode, Unavailable, ours
-from bench.harness.ledger import NOT_COMPARED, Ledger, Row
+from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.peers import PEERS
 from bench.harness.provenance import Watch, disturbance
 from bench.harness.standings import standings
@@ -75,7 +75,7 @@ def main() -> None:
         raise UserError(f"{arguments.prompts}: two prompts of one id; make them differ, rows are told apart by it")
     limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
     settings = {
-        "prompts": [str(arguments.prompts.name), len(prompts), _digest(prompts)],
+        "prompts": [str(arguments.prompts.name), len(prompts), digest(prompts)],
         "max_new_tokens": limits.max_new_tokens,
         "contenders": list(contenders),
         "model": fingerprint.weights_sample_sha256,
@@ -86,7 +86,7 @@ def main() -> None:
         "sampling": dataclasses.asdict(sampling),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(arguments.out / "rows.jsonl", settings)
+    ledger = Ledger(arguments.out / NAME, settings)
     _measure(ledger, prompts, contenders, loaded, Session(decoder, sampling), limits, arguments.repeats, console)
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
     summary = {"settings": settings, "commit": ledger.commits, "stolen": ledger.stolen, "standings": found}
@@ -199,7 +199,7 @@ def _measure(
         )
 
 
-def _digest(prompts: Sequence[Prompt]) -> str:
+def digest(prompts: Sequence[Prompt]) -> str:
     """Hash of the decoded prompts, which tells apart files of the same name and length."""
     texts = [[prompt.id, *conversation(prompt)] for prompt in prompts]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()

@@ -13,9 +13,13 @@ from typing import Any
 from bench.fixtures.bundles import MadeBundle
 from bench.fixtures.prompt_files import POOLS, SPEC_BENCH
 from bench.fixtures.streams import mixed_stream, read_pool, write_stream
+from bench.harness.ledger import NAME, read_rows, write_rows
+from bench.harness.outcomes import Outcome
 from bench.harness.picture import Picture
-from bench.harness.provenance import disturbance
-from bench.harness.tables import interval, sameness
+from bench.harness.tables import interval, sameness, with_interval
+
+FULL = "-full"
+"""End of the name of a part's outcome in the full mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,54 +40,104 @@ class Comparison:
     """New tokens per prompt in the quick mode."""
     categories: bool = False
     """Whether there are enough prompts for a table by category."""
+    priced: bool = False
+    """Whether time is priced by the latency table (`bench.priced`) in place of the clock."""
+    stream: str | None = None
+    """A file of prompts to decode in its order, in place of Spec-Bench's or a mixed stream."""
+    paired: Sequence[tuple[str, str]] = ()
+    """Pairs of contenders whose speeds are compared prompt by prompt."""
+    without_bundle: bool = False
+    """Whether the contenders get the bundle's model alone."""
     pictures: Sequence[Picture] = ()
+    derived = False
 
-    def run(self, folder: Path, full: bool) -> None:
-        """Decode whatever `folder`/NAME does not hold yet."""
-        contenders = ",".join(name.format(first=self.bundle.first) for name in self.contenders)
-        options = ["--artifact", self.bundle.path, "--contenders", contenders, "--out", str(folder / self.name)]
+    def measure(self, folder: Path, full: bool, packages: str) -> Outcome:
+        """Decode whatever `folder`/NAME does not hold yet. Exits where the comparison fails."""
+        own = folder / self.outcome_name(full)
+        contenders = ",".join(self._names())
+        given = ["--model", self.bundle.model] if self.without_bundle else ["--artifact", self.bundle.path]
+        options = [*given, "--contenders", contenders, "--out", str(own)]
         if self.ratio is None:
-            options += ["--prompts", str(SPEC_BENCH)]
-            options += ["--full"] if full else ["--count", str(self.count)]
+            options += ["--prompts", self.stream or str(SPEC_BENCH)]
+            whole = full or self.stream is not None
+            options += ([] if self.priced else ["--full"]) if whole else ["--count", str(self.count)]
             options += ["--max-new-tokens", str(max(self.tokens, 128) if full else self.tokens)]
         else:
             stream = folder / f"stream-{self.ratio:g}.jsonl"
             count = 40 if full else self.count // 2
             pools = {name: read_pool(path)[-count:] for name, path in POOLS.items()}
             write_stream(mixed_stream(pools, self.ratio, seed=1), stream)
-            options += ["--prompts", str(stream), "--full", "--max-new-tokens", "64" if full else str(self.tokens)]
-        if code := subprocess.run([sys.executable, "-m", "bench.compare", *options], check=False).returncode:
+            options += ["--prompts", str(stream)] + ([] if self.priced else ["--full"])
+            options += ["--max-new-tokens", "64" if full else str(self.tokens)]
+        tool = "bench.priced" if self.priced else "bench.compare"
+        if code := subprocess.run([sys.executable, "-m", tool, *options], check=False).returncode:
             sys.exit(code)
+        return self.outcome(own, full, packages)
 
-    def section(self, folder: Path) -> str | None:
-        """Its section of the page; None if it has not been run."""
-        path = folder / self.name / "summary.json"
-        if not path.is_file():
-            return None
-        summary = json.loads(path.read_text(encoding="utf-8"))
+    def outcome(self, folder: Path, full: bool, packages: str) -> Outcome:
+        """The outcome of a comparison that `folder` holds."""
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         settings = summary["settings"]
-        standings = summary["standings"]
         device = settings["device"]
-        commit = summary.get("commit")
-        parts = [
-            f"## {self.title}\n",
-            f"{device['device']}, {device['threads']} threads, torch {device['torch']}, {device['dtype']}; "
-            f"{settings['prompts'][1]} prompts of {settings['prompts'][0]}, {settings['max_new_tokens']} new tokens. "
-            f"Bundle {settings['bundle'][:8]}: {self.bundle.origin}."
-            + (f" Commit {commit}." if commit else "")
-            + (f" {said}" if (said := disturbance(summary.get("stolen"))) else "")
-            + "\n",
-            _table(standings),
-        ]
+        return Outcome(
+            part=self.outcome_name(full),
+            processor=device["device"],
+            origin=f"{device['device']}, {device['threads']} threads, torch {device['torch']}, {device['dtype']}; "
+            f"{settings['prompts'][1]} prompts of {settings['prompts'][0]}, {settings['max_new_tokens']} new tokens"
+            + (", priced by the latency table" if self.priced else "")
+            + (
+                f". Model {self.bundle.model}."
+                if self.without_bundle
+                else f". Bundle {settings['bundle'][:8]}: {self.bundle.origin}."
+            ),
+            packages=packages,
+            commit=summary.get("commit"),
+            settings=settings,
+            rows=tuple(read_rows(folder / NAME)),
+        )
+
+    def restore(self, outcome: Outcome, folder: Path) -> None:
+        """Write the rows where other tools read them, unless they are there."""
+        path = folder / outcome.part / NAME
+        if outcome.rows and outcome.settings is not None and not path.is_file():
+            write_rows(path, outcome.settings, outcome.rows)
+
+    def is_current(self, outcome: Outcome) -> bool:
+        """Whether an outcome is of these contenders and this bundle."""
+        settings = outcome.settings or {}
+        named = [name for name in settings.get("contenders", []) if not name.startswith("plain")]
+        bundle = None if self.without_bundle else self.bundle.digest()
+        return named == self._names() and settings.get("bundle") == bundle
+
+    def section(self, outcome: Outcome) -> str:
+        """The body of its section of the page."""
+        if not outcome.rows:
+            return outcome.printed
+        parts = [_table(outcome.standings)]
+        ratios = [(f"`{first}` ÷ `{second}`", outcome.against(second, first)) for first, second in self._pairs()]
+        if told := [f"{name}: {with_interval(ratio)}" for name, ratio in ratios if ratio]:
+            parts.append(f"Paired by prompt: {'; '.join(told)}.\n")
         if self.categories:
-            parts.append(_by_category(standings))
+            parts.append(_by_category(outcome.standings))
         return "\n".join(parts)
+
+    def outcome_name(self, full: bool) -> str:
+        """The name of its outcome: the full mode has one of its own."""
+        return self.name + FULL * full
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        first = self.bundle.first
+        return [(one.format(first=first), other.format(first=first)) for one, other in self.paired]
+
+    def _names(self) -> list[str]:
+        return [name.format(first=self.bundle.first) for name in self.contenders]
 
 
 def _table(standings: dict[str, Any]) -> str:
     lines = [
-        "| strategy | ÷ plain | M | α | c | v | E(Spd) | with v | skipped | drafted | planning | identical |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| strategy | ÷ plain | slowest prompt | below 1 | M | α | c | v | E(Spd) | with v | skipped | drafted "
+        "| planning | identical |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, figures in standings.items():
         each = figures["overall"]
@@ -103,6 +157,8 @@ def _table(standings: dict[str, Any]) -> str:
         cells = [
             f"`{name}`",
             f"**{ratio['speedup']:.2f}**{interval(ratio)}",
+            f"{ratio['minimum']:.2f}",
+            f"{ratio['share_below_1']:.0%}",
             *drafting,
             f"{each.get('share_planning', 0.0):.1%}",
             sameness(each),

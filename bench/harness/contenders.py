@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.plan import Cycle
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
@@ -25,7 +26,7 @@ class Timed:
     counted: int
     """Number of tokens decoded in `seconds`."""
     cycles: dict[str, float] = field(default_factory=dict)
-    """Totals over the draft-verify cycles, under the names of `_cycles`; empty for peers."""
+    """Totals over the draft-verify cycles, under the names of `cycle_totals`; empty for peers."""
 
 
 Decode = Callable[[list[int], Limits], Timed]
@@ -69,16 +70,17 @@ def ours(decoder: Decoder, make_planner: MakePlanner, sampling: SamplingParams =
         session = Session(decoder, sampling)
         stamps = Stamps()
         done = generate(session, ids, make_planner(), limits, lambda tokens: stamps.add(len(tokens)))
-        return stamps.timed(done.token_ids, _cycles(done))
+        return stamps.timed(done.token_ids, cycle_totals(done.cycles))
 
     return decode
 
 
-def _cycles(done: Generation) -> dict[str, float]:
-    drafting = [cycle for cycle in done.cycles if cycle.drafted]
-    plain = [cycle for cycle in done.cycles if not cycle.drafted]
+def cycle_totals(cycles: Sequence[Cycle]) -> dict[str, float]:
+    """Sum counts and seconds over draft-verify cycles, plain steps apart."""
+    drafting = [cycle for cycle in cycles if cycle.drafted]
+    plain = [cycle for cycle in cycles if not cycle.drafted]
     return {
-        "forwards": len(done.cycles),
+        "forwards": len(cycles),
         "drafts": len(drafting),
         "drafted": sum(cycle.drafted for cycle in drafting),
         "accepted": sum(cycle.accepted for cycle in drafting),
@@ -87,7 +89,7 @@ def _cycles(done: Generation) -> dict[str, float]:
         "verify_seconds": sum(cycle.verify_seconds for cycle in drafting),
         "skipped_attention": sum(cycle.plan.mask.attention_skipped for cycle in drafting if cycle.plan.mask),
         "skipped_mlp": sum(cycle.plan.mask.mlp_skipped for cycle in drafting if cycle.plan.mask),
-        "plan_seconds": sum(cycle.plan_seconds for cycle in done.cycles),
+        "plan_seconds": sum(cycle.plan_seconds for cycle in cycles),
         "plain_steps": len(plain),
         "plain_seconds": sum(cycle.seconds for cycle in plain),
     }

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.harness.contenders import Timed
 from bench.harness.provenance import commit
+from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError
 
 NOT_COMPARED = "not compared"
+NAME = "rows.jsonl"
+"""File name of a comparison's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,13 @@ def read_rows(path: Path) -> list[Row]:
         raise UserError(f"{path}: no rows of bench.compare ({error})") from None
 
 
+def write_rows(path: Path, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Write a whole comparison, as `Ledger` and `read_rows` read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(settings), *(json.dumps(asdict(row)) for row in rows)]
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
 class Ledger:
     """Rows of one comparison, all measured with the same settings."""
 
@@ -80,8 +91,7 @@ class Ledger:
             found = Counter((row.prompt, row.repeat) for row in rows)
             whole = len(settings["contenders"])
             self.rows = [row for row in rows if found[row.prompt, row.repeat] == whole]
-            kept = [json.dumps(asdict(row)) for row in self.rows]
-            path.write_text("\n".join([first, *kept]) + "\n", encoding="utf-8")
+            write_rows(path, settings, self.rows)
         else:
             path.write_text(json.dumps(settings) + "\n", encoding="utf-8")
 

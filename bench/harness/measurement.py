@@ -11,10 +11,13 @@ from pathlib import Path
 import torch
 
 from bench.fixtures.bundles import MadeBundle
+from bench.harness.outcomes import Outcome
 from bench.harness.picture import Picture
 from bench.harness.provenance import commit
-from ssd_artifacts.files import write_atomically
-from ssd_runtime.profiling.device import device_name
+from ssd_runtime.profiling.device import device_identity
+
+SHOWN = Path("build/papers")
+"""Folder of results in the commands that the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,46 +35,59 @@ class Measurement:
     """Whether the quick mode leaves it out."""
     derived: bool = False
     """Whether it only evaluates other parts' results, so that it runs every time."""
+    without_bundle: bool = False
+    """Whether it needs the bundle's model alone."""
     pictures: Sequence[Picture] = ()
 
     def command(self, folder: Path) -> str:
-        """The command as a user would type it."""
+        """The command as a user would type it, with outcomes under `folder`."""
         return " ".join(("python -m", self.tool, *self._arguments(folder)))
 
-    def run(self, folder: Path, full: bool) -> None:
-        """Run the tool and keep its output in `folder`/NAME.txt, unless that exists for this bundle."""
-        section = self.section(folder)
-        origin = self._origin()
-        if section is not None and origin in section and not self.derived:
-            return
+    def measure(self, folder: Path, full: bool, packages: str) -> Outcome:
+        """Run the tool; its output is the outcome. Exits where the tool fails."""
+        folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", self.tool, *self._arguments(folder)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             print(done.stdout, end="")
             sys.exit(done.returncode)
-        device = device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        machine = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        measured = "" if self.derived else f"{machine}; commit {commit()}. "
-        head = f"{measured}{origin}Command: `{self.command(folder)}`."
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(folder), f"{head}\n{done.stdout}")
+        machine = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. "
+        bundle = f"Bundle {self.bundle.digest()[:8]}. " if self.bundle.path in self.arguments else ""
+        return Outcome(
+            part=self.outcome_name(full),
+            processor=processor(),
+            origin=f"{'' if self.derived else machine}{bundle}Command: `{self.command(SHOWN)}`.",
+            packages=packages,
+            commit=commit(),
+            settings=self._settings(),
+            printed=done.stdout.rstrip(),
+        )
 
-    def section(self, folder: Path) -> str | None:
-        """Its section of the page; None if it has not been run with these arguments."""
-        if not self._path(folder).is_file():
-            return None
-        head, _, printed = self._path(folder).read_text(encoding="utf-8").partition("\n")
-        if not head.endswith(f"`{self.command(folder)}`."):
-            return None
-        said = f"\n```text\n{printed.rstrip()}\n```\n" if printed.strip() else ""
-        return f"## {self.title}\n\n{head}\n{said}"
+    def restore(self, outcome: Outcome, folder: Path) -> None:
+        """Do nothing: no other tool reads what this one prints."""
 
-    def _origin(self) -> str:
-        """A sentence that identifies the bundle, if the tool reads one."""
-        return f"Bundle {self.bundle.digest()[:8]}. " if self.bundle.path in self.arguments else ""
+    def is_current(self, outcome: Outcome) -> bool:
+        """Whether an outcome is of these arguments and this bundle."""
+        return not self.derived and outcome.settings == self._settings()
+
+    def section(self, outcome: Outcome) -> str:
+        """The body of its section of the page."""
+        if outcome.packages is None or not outcome.printed:
+            return outcome.printed
+        return f"```text\n{outcome.printed}\n```\n"
+
+    def outcome_name(self, full: bool) -> str:
+        """The name of its outcome, the same in both modes."""
+        return self.name
+
+    def _settings(self) -> dict[str, object]:
+        bundle = self.bundle.digest() if self.bundle.path in self.arguments else None
+        return {"tool": self.tool, "arguments": list(self.arguments), "bundle": bundle}
 
     def _arguments(self, folder: Path) -> list[str]:
         return [argument.format(out=folder) for argument in self.arguments]
 
-    def _path(self, folder: Path) -> Path:
-        return folder / f"{self.name}.txt"
+
+def processor() -> str:
+    """The name of the device that measurements run on."""
+    return device_identity(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

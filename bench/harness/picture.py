@@ -26,9 +26,10 @@ class Picture:
             (page.parent / SHOWN).mkdir(exist_ok=True)
             shutil.copyfile(self._source(folder), page.parent / SHOWN / f"{self.name}.png")
 
-    def markdown(self, folder: Path) -> str | None:
-        """Markdown that shows the picture; None if it was not drawn."""
-        return f"![{self.shows}]({SHOWN}/{self.name}.png)\n" if self._source(folder).is_file() else None
+    def markdown(self, page: Path) -> str | None:
+        """Markdown that shows the picture beside `page`; None if it was never drawn."""
+        shown = f"{SHOWN}/{self.name}.png"
+        return f"![{self.shows}]({shown})\n" if (page.parent / shown).is_file() else None
 
     def _source(self, folder: Path) -> Path:
         return folder / f"{self.drawn}.png"

@@ -55,7 +55,8 @@ def _figures(rows: Sequence[Row], name: str, baselines: Sequence[str]) -> dict[s
 def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | None:
     """Speed of `name` ÷ speed of `base`, as each prompt's time per token weighted by the base's tokens.
 
-    The interval `low`, `high` is included from `FEWEST` prompts on.
+    The interval `low`, `high` is included from `FEWEST` prompts on. `minimum` is the slowest prompt's ratio, and
+    `share_below_1` the share of prompts that became slower.
     """
     base_seconds = defaultdict[str, float](float)
     seconds = defaultdict[str, float](float)
@@ -69,7 +70,13 @@ def against(rows: Sequence[Row], base: str, name: str) -> dict[str, float] | Non
     plain = list(base_seconds.values())
     ours = list(seconds.values())
     interval = speedup_interval(plain, ours) if len(plain) >= FEWEST else None
-    return {"speedup": speedup(plain, ours)} | (dict(zip(("low", "high"), interval, strict=True)) if interval else {})
+    ratios = [one / other for one, other in zip(plain, ours, strict=True)]
+    return {
+        "speedup": speedup(plain, ours),
+        **(dict(zip(("low", "high"), interval, strict=True)) if interval else {}),
+        "minimum": min(ratios),
+        "share_below_1": sum(ratio < 1.0 for ratio in ratios) / len(ratios),
+    }
 
 
 def paired(rows: Sequence[Row], base: str, name: str) -> list[tuple[Row, Row]]:

@@ -1,12 +1,16 @@
-"""Runs every strategy on every model and stream, and writes docs/papers.md: the five papers side by side.
+"""Measures every strategy on every model and stream, and writes docs/papers.md: the five papers side by side.
 
 `python -m bench.papers` is the quick mode, an hour on two cores. It decodes 48 new tokens for 26 prompts of Spec-Bench,
 two per category, on one planted model and one mixed stream, and derives what follows from these. `--only` selects
 parts; `all` of them take some four hours. `--full` runs all parts with all prompts and 128 tokens, and in streams 40
-prompts per domain and 64 tokens; give it another --out.
+prompts per domain and 64 tokens.
 
-A killed run resumes. `build/bundle05`, `build/bundle02` and `build/bundle-domains` are required, and the commands that
-build them are printed where they are missing.
+Every part's outcome is kept in bench/papers/outcomes, by processor, and the page shows all of them. A part whose
+outcome was measured with the same code, bundle and arguments is not measured again; a killed part resumes. Parts may
+so be measured on several days, one at a time. `--page` measures nothing.
+
+`build/bundle05`, `build/bundle02` and `build/bundle-domains` are required by most parts, and the commands that build
+them are printed where they are missing.
 """
 
 from __future__ import annotations
@@ -15,18 +19,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench.harness.measurement import processor
+from bench.harness.outcomes import outcome_of, packages_digest, read_outcomes
+from bench.papers.page import PAGE, page
 from bench.papers.parts import COMPARISONS, MEASUREMENTS
+from ssd_artifacts.files import write_atomically
 from ssd_runtime.command import run_guarded
-
-PAGE = Path("docs/papers.md")
-HEAD = """# The five papers, side by side
-
-Written by `python -m bench.papers`; what follows from it stands in [results.md](results.md#the-five-papers). One
-engine, one process a table, everything in turn; speed is decoding only, ÷ plain decoding of the same engine; intervals
-are 95% over prompts by Student's t, for three prompts or more. M: tokens a verification of drafts. α: accepted ÷
-drafted. c, v: draft step and verification ÷ a plain step, measured. E(Spd) takes v as 1; the next column takes v as
-measured. Skipped: attention and MLP blocks on average. Identical: outputs that are plain decoding's.
-"""
 
 
 def main() -> None:
@@ -34,31 +32,33 @@ def main() -> None:
     everything = {part.name: part for part in (*COMPARISONS, *MEASUREMENTS)}
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--only", default="", help=f"all, or of {', '.join(everything)}; comma-separated")
-    parser.add_argument("--out", type=Path, default=Path("build/papers"))
+    parser.add_argument("--page", action="store_true", help="write the page from the outcomes that there are")
+    parser.add_argument("--out", type=Path, default=Path("build/papers"), help="folder of unfinished parts")
     arguments = parser.parse_args()
     every = arguments.full or arguments.only == "all"
     usual = [name for name, part in everything.items() if every or not part.optional]
     names = usual if arguments.only in ("", "all") else arguments.only.split(",")
     if unknown := set(names) - set(everything):
         parser.error(f"--only: no such part: {', '.join(sorted(unknown))}")
-    wanted = [everything[name] for name in names]
-    if missing := dict.fromkeys(part.bundle.missing for part in wanted if part.bundle.missing):
+    wanted = [] if arguments.page else [everything[name] for name in names]
+    needed = [part.bundle for part in wanted if not part.without_bundle]
+    if missing := dict.fromkeys(bundle.missing for bundle in needed if bundle.missing):
         sys.exit("\n".join(f"error: {each}" for each in missing))
+    packages = packages_digest()
+    # Rows of different code must not meet, so each has its own folder.
+    folder = arguments.out / packages
     for part in wanted:
-        part.run(arguments.out, arguments.full)
+        known = outcome_of(read_outcomes(), part.outcome_name(arguments.full), processor())
+        if known is not None and not known.is_stale(packages) and part.is_current(known):
+            print(f"{part.name}: measured already")
+            part.restore(known, folder)
+        else:
+            part.measure(folder, arguments.full, packages).write()
         for picture in part.pictures:
-            picture.publish(arguments.out, PAGE)
-    PAGE.write_text(page(arguments.out), encoding="utf-8")
+            picture.publish(folder, PAGE)
+        write_atomically(PAGE, page(read_outcomes(), packages))
+    write_atomically(PAGE, page(read_outcomes(), packages))
     print(f"written: {PAGE}")
-
-
-def page(folder: Path) -> str:
-    """Render the page in Markdown from all results in `folder`."""
-    sections = list[str | None]()
-    for part in (*COMPARISONS, *MEASUREMENTS):
-        if section := part.section(folder):
-            sections += [section, *(picture.markdown(folder) for picture in part.pictures)]
-    return "\n".join([HEAD, *filter(None, sections)])
 
 
 if __name__ == "__main__":

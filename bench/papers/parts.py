@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.fixtures.bundles import DOMAINS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
+from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, LATE, PAIRS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
 from bench.fixtures.prompt_files import SPEC_BENCH
 from bench.harness.comparison import Comparison
 from bench.harness.measurement import Measurement
@@ -10,6 +10,8 @@ from bench.harness.picture import Picture
 
 SPECBOUND = "depth=0.3125+width=8+threshold=0.55+annealing=0.2"
 """The paper's own parameters, in place of those that the compiler tuned."""
+HALF = "depth=0.5+width=8+threshold=0.55+annealing=0.2"
+"""The same with the depth bound where the late-weak model's real layers end."""
 ALL = (
     "auto",
     "knn",
@@ -26,6 +28,20 @@ ALL = (
 )
 ROUTED = ("auto", "knn", "fixed:{first}", "fixed:mix", "swift")
 RATIOS = (0.0, 0.3, 0.7, 1.0)
+
+CLASP = (
+    "skip=0.3",
+    "skip=0.4",
+    "skip=0.6",
+    "refresh=4",
+    "refresh=16",
+    "refresh=64",
+    "refresh=128",
+    "confidence=0.4",
+    "confidence=0.9",
+    "sublayers=1",
+)
+"""CLaSp's Figure 4, and its search over sub-layers."""
 
 
 def _ablation(
@@ -117,9 +133,64 @@ COMPARISONS = (
         )
         for ratio in RATIOS
     ),
+    # The order of the stream changes no price, because these strategies keep nothing from one prompt to the next.
+    Comparison(
+        name="five-0",
+        title="Five domains, 16 prompts of each, priced",
+        bundle=FIVE,
+        contenders=("knn", "fixed:mix", "fixed:{first}"),
+        stream="build/five/stream-0.jsonl",
+        optional=True,
+        priced=True,
+        categories=True,
+        paired=(("knn", "fixed:mix"), ("fixed:mix", "fixed:{first}")),
+    ),
+    Comparison(
+        name="priced05",
+        title="Planted, ε = 0.05, priced",
+        bundle=PLANTED05,
+        contenders=("knn", "fixed:{first}", "fixed:mix", "knapsack+warm_start=0", "clasp", "exit"),
+        optional=True,
+        priced=True,
+        count=26,
+        tokens=64,
+    ),
+    Comparison(
+        name="priced-clasp",
+        title="clasp with parts changed, priced",
+        bundle=PLANTED05,
+        contenders=("clasp", *(f"clasp+{change}" for change in CLASP)),
+        optional=True,
+        priced=True,
+        without_bundle=True,
+        paired=tuple((f"clasp+{change}", "clasp") for change in CLASP),
+        count=26,
+        tokens=64,
+    ),
+    Comparison(
+        name="late",
+        title="Weak layers at the end, early exits, priced",
+        bundle=LATE,
+        contenders=(
+            f"exit+{HALF}",
+            *(f"exit+{HALF}+{change}" for change in ("annealing=0", "depth=0.9", "width=25", "depth=0.3125")),
+            *(f"exit+{HALF}+threshold={threshold}" for threshold in (0.3, 0.9)),
+            "del",
+            "clasp",
+        ),
+        optional=True,
+        priced=True,
+        without_bundle=True,
+        paired=tuple((f"exit+{HALF}+{change}", f"exit+{HALF}") for change in ("annealing=0", "depth=0.9", "width=25")),
+        count=26,
+    ),
     *ABLATIONS,
 )
 PROMPTS = ("--prompts", str(SPEC_BENCH))
+QUIET = ("--latency", "bench/papers/latency/amd-epyc-bb96a4.json")
+"""Latencies of SmolLM2's sub-layers, measured in a quiet minute, so that a busy machine gives the same figures."""
+HARD = ("--prompts", "4", "--timed", "0", "--self-sd", "0", "--evaluations", "24,100")
+"""Arguments of searches on models that are hard to search."""
 MEASUREMENTS = (
     Measurement(
         name="by-prompt",
@@ -204,6 +275,39 @@ MEASUREMENTS = (
         bundle=PLANTED05,
         optional=True,
         pictures=(Picture("search", "search", "Speed against seconds of search"),),
+    ),
+    *(
+        Measurement(
+            name=f"search-{kind}",
+            title=f"Searches on a hard ground truth: {title}",
+            tool="bench.papers.search_cost",
+            arguments=("--model", made.model, *HARD, "--out", f"{{out}}/search-{kind}"),
+            bundle=made,
+            optional=True,
+            without_bundle=True,
+            pictures=(Picture(f"search-{kind}/search", f"search-{kind}", f"Searches on {title}"),),
+        )
+        for kind, made, title in (
+            ("pairs", PAIRS, "pairs of layers that cancel"),
+            ("diffuse", DIFFUSE, "diffuse redundancy"),
+        )
+    ),
+    Measurement(
+        name="ground-truths",
+        title="What each search finds on three ground truths",
+        tool="bench.papers.ground_truths",
+        arguments=("--seeds", "1", *QUIET),
+        bundle=REFERENCE,
+        optional=True,
+        without_bundle=True,
+    ),
+    Measurement(
+        name="search-prices",
+        title="What KnapSpec's search costs",
+        tool="bench.papers.search_prices",
+        arguments=("--layers", "60", *QUIET),
+        bundle=REFERENCE,
+        without_bundle=True,
     ),
     Measurement(
         name="cluster-counts",

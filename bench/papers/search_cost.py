@@ -1,17 +1,19 @@
-"""Cost and result of the search, against Self-SD's, and the contribution of Bayesian optimisation.
+"""What each search finds by seconds, on a model whose skippable layers are known, and what Self-SD's own would take.
 
-`python -m bench.papers.search_cost --model build/planted --domain cnn --out build/pictures` also draws speed against
-seconds.
+`python -m bench.papers.search_cost --model build/pairs --evaluations 24,100,400 --out build/pictures` also draws the
+best predicted speed-up against seconds. Ground truths: `bench.fixtures.planted` (layers that are weak one by one) and
+`bench.fixtures.hard_planted` (pairs that cancel; diffuse redundancy).
 
-Self-SD rates a mask by timed generation of 8 prompts × 32 tokens, 1000 times; a few such evaluations are timed here and
-extrapolated. The masks that it would find are estimated generously: its Bayesian optimisation over 2L thresholded
-variables runs for `--self-sd-evaluations` masks on our objective, which has no timing noise.
+Self-SD rates a mask by timed generation of 8 prompts × 32 tokens, 1000 times; `--timed` such evaluations are made here
+and extrapolated. Its search is run on our objective too (`--self-sd`), which has no timing noise: more generous to it
+than its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from pathlib import Path
 from time import perf_counter
 
@@ -22,49 +24,41 @@ from bench.fixtures.calibration import calibration
 from bench.fixtures.planted import WEAK_FILE
 from bench.harness.chart import stairs
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
-from ssd_compiler.search.bayesian import VertexImprovement
 from ssd_compiler.search.evaluate import Evaluator
-from ssd_compiler.search.search import SearchBounds, search
-from ssd_compiler.settings import CompileSettings
+from ssd_compiler.search.search import SearchBounds, SearchResult, search
+from ssd_compiler.search.self_sd import tokens_per_second
+from ssd_compiler.search.vertices import VertexImprovement
+from ssd_compiler.settings import CompileSettings, SearchMethod
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.sequence.session import Session
-from ssd_runtime.loading.models import load_model
+from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.plan import ConstantPlanner, Plan
-from ssd_runtime.profiling.latency import measure_latency
-from ssd_runtime.search.knapsack import Weights, search_knapsack
-from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 SELF_SD_EVALUATIONS = 1000
-SELF_SD_TOKENS = 32
-SELF_SD_STOP = 0.8
+METHODS: tuple[SearchMethod, ...] = ("knapsack", "bayesian", "both")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="build/planted")
     parser.add_argument("--domain", default="cnn")
-    parser.add_argument("--evaluations", type=int, default=48)
-    parser.add_argument("--self-sd-evaluations", type=int, default=150)
-    parser.add_argument("--timed", type=int, default=3)
+    parser.add_argument("--evaluations", default="24,100,400")
+    parser.add_argument("--self-sd", type=int, default=150, help="evaluations of its search on our objective")
+    parser.add_argument("--timed", type=int, default=3, help="timed evaluations of Self-SD, to extrapolate from")
+    parser.add_argument("--prompts", type=int, default=8, help="calibration prompts")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()
-    settings = CompileSettings(arguments.model, (arguments.domain,))
-    loaded = load_model(arguments.model)
-    decoder = fitted_decoder(loaded.model)
-    latency = measure_latency(decoder)
-    _, samples = calibration(arguments.domain, settings, loaded, decoder, print)
+    settings = CompileSettings(arguments.model, (arguments.domain,), search_prompts=arguments.prompts)
+    engine = Engine.open(model=arguments.model)
+    decoder = engine.decoder
+    latency = engine.latency
+    layers = decoder.shape.num_layers
+    _, samples = calibration(arguments.domain, settings, engine.loaded, decoder, print)
+    reference = reference_states(decoder, samples)
     context = middle_context(samples)
     weak_file = Path(arguments.model) / WEAK_FILE
-    weak = SkipMask.from_hex(weak_file.read_text(), decoder.shape.num_layers) if weak_file.is_file() else None
-
-    def show(name: str, mask: SkipMask, speedup: float, seconds: float, work: str) -> None:
-        jaccard = f", Jaccard with the planted set {mask.jaccard(weak):.2f}" if weak else ""
-        print(f"{name}: best mask predicted at {speedup:.3f}x{jaccard}; {seconds:.0f} s, {work}", flush=True)
-
-    reference = reference_states(decoder, samples)
+    weak = SkipMask.from_hex(weak_file.read_text(), layers) if weak_file.is_file() else None
 
     def evaluator(most: int) -> Evaluator:
         return Evaluator(
@@ -78,56 +72,55 @@ def main() -> None:
             tick=lambda: None,
         )
 
-    began = perf_counter()
-    alone = evaluator(arguments.evaluations)
-    candidates = search_knapsack(decoder, reference.every(len(reference) // 24), Weights.of(latency, context))
-    picks = np.unique(np.linspace(1, len(candidates) - 1, arguments.evaluations).round().astype(int))
-    alone.rate_all((candidates[i].mask for i in picks), "knapsack")
-    alone_seconds = perf_counter() - began
-    show("knapsack alone", alone.best().mask, alone.best().speedup, alone_seconds, f"{len(picks)} masks")
-
-    began = perf_counter()
-    bounds = SearchBounds(evaluations=arguments.evaluations, seconds=float("inf"), seed=0, block=settings.block)
-    found = search(decoder, reference, latency, context, bounds, lambda: None, lambda *_: None)
-    ours = perf_counter() - began
-    best = found.frontier[found.finalists[0]]
-    mask = best.skip_mask(decoder.shape.num_layers)
-    rated = alone.rated.get(mask) or evaluator(1).rate(mask, best.origin)
-    work = f"{found.cost.evaluations} masks, {found.cost.target_forwards} forwards of {len(reference)} rows"
-    show(f"our search (best by {best.origin})", mask, rated.speedup, ours, work)
-
-    timed = [self_sd_evaluation(decoder, samples, i) for i in range(arguments.timed)]
-    whole = SELF_SD_EVALUATIONS * float(np.mean(timed))
-    print(
-        f"Self-SD: {np.mean(timed):.1f} s an evaluation ({min(timed):.1f} to {max(timed):.1f}), "
-        f"{whole:.0f} s for {SELF_SD_EVALUATIONS}: {whole / ours:.0f} times our search"
-    )
-    began = perf_counter()
-    theirs = evaluator(arguments.self_sd_evaluations)
-    self_sd_search(theirs, decoder.shape.num_layers)
-    taken = perf_counter() - began
-    work = f"{arguments.self_sd_evaluations} masks"
-    show("Self-SD's search on our objective", theirs.best().mask, theirs.best().speedup, taken, work)
-    searches = {
-        "the compiler's": (found.cost.progress, ours),
-        "knapsack alone": (alone.progress, alone_seconds),
-        "Self-SD's": (theirs.progress, taken),
-    }
-    # The best value holds until the search ends.
-    drawn = {name: [*steps, (end, steps[-1][1])] for name, (steps, end) in searches.items()}
+    print(f"{arguments.model}: {layers} layers, {len(reference)} rows")
+    if weak is not None:
+        print(f"the planted mask: predicted at {evaluator(1).rate(weak, 'planted').speedup:.3f}x")
+    print("method    allowed  rated  seconds   predicted   Jaccard   best by origin")
+    drawn = dict[str, list[tuple[float, float]]]()
+    for method in METHODS:
+        for most in map(int, arguments.evaluations.split(",")):
+            bounds = SearchBounds(most, float("inf"), arguments.seed, settings.block, method)
+            found = search(decoder, reference, latency, context, bounds, lambda: None, lambda *_: None)
+            print(f"{method:9} {most:7} {_outcome(found, weak, layers)}", flush=True)
+            drawn[f"{method}, {most}"] = [*found.cost.progress, (found.cost.seconds, found.cost.progress[-1][1])]
+    if arguments.timed:
+        timed = [self_sd_evaluation(decoder, samples, i) for i in range(arguments.timed)]
+        whole = SELF_SD_EVALUATIONS * float(np.mean(timed))
+        print(
+            f"Self-SD: {np.mean(timed):.1f} s an evaluation ({min(timed):.1f} to {max(timed):.1f}), "
+            f"{whole:.0f} s for {SELF_SD_EVALUATIONS}, extrapolated: {whole / found.cost.seconds:.0f} times our search"
+        )
+    if arguments.self_sd:
+        began = perf_counter()
+        theirs = evaluator(arguments.self_sd)
+        self_sd_search(theirs, layers)
+        taken = perf_counter() - began
+        jaccard = f"{theirs.best().mask.jaccard(weak):7.2f}" if weak is not None else "      –"
+        best = theirs.best().speedup
+        print(f"Self-SD's {arguments.self_sd:6} {len(theirs.rated):6} {taken:8.0f} {best:11.3f} {jaccard}")
+        drawn["Self-SD's"] = [*theirs.progress, (taken, theirs.progress[-1][1])]
     for path in stairs(drawn, "seconds of search", "best speed-up predicted so far", arguments.out / "search"):
         print(f"picture: {path}", file=sys.stderr)
 
 
+def _outcome(found: SearchResult, weak: SkipMask | None, layers: int) -> str:
+    """The cells of a search: what it took, the best mask, and the best speed-up by origin."""
+    best = defaultdict[str, list[float]](list)
+    for _, origin, speedup in found.cost.rated:
+        best[origin].append(speedup)
+    origins = ", ".join(f"{origin} {max(some):.3f} of {len(some)}" for origin, some in best.items())
+    mask = found.frontier[found.finalists[0]].skip_mask(layers)
+    jaccard = f"{mask.jaccard(weak):9.2f}" if weak is not None else "        –"
+    predicted = found.cost.progress[-1][1]
+    return f"{found.cost.evaluations:6} {found.cost.seconds:8.0f} {predicted:11.3f} {jaccard}   {origins}"
+
+
 def self_sd_evaluation(decoder: Decoder, samples: list[Sample], seed: int) -> float:
-    """Seconds of one evaluation of Self-SD: 32 tokens for each of 8 prompts with a random mask of half the
-    sub-layers."""
+    """Seconds of one evaluation of Self-SD, with a random mask of half the sub-layers."""
     layers = decoder.shape.num_layers
     skipped = np.flatnonzero(np.random.default_rng(seed).random(2 * layers) > 0.5)
-    plan = Plan.masked("Self-SD", SkipMask.of(layers, (int(i) for i in skipped)), 12, SELF_SD_STOP)
     began = perf_counter()
-    for sample in samples[:8]:
-        generate(Session(decoder), sample.prompt, ConstantPlanner(plan), Limits(SELF_SD_TOKENS))
+    tokens_per_second(decoder, [sample.prompt for sample in samples[:8]], SkipMask.of(layers, map(int, skipped)))
     return perf_counter() - began
 
 

@@ -16,7 +16,7 @@ from ssd_artifacts.domain_config import MAX_CONCURRENCY, MIXTURE
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.summary import domain_summary, load_text
-from ssd_compiler.settings import ANCHOR_RULES, CompileSettings
+from ssd_compiler.settings import ANCHOR_RULES, SEARCH_METHODS, CompileSettings, SearchMethod
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
@@ -48,7 +48,11 @@ def compile_(
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
     evaluations: Annotated[
         int, typer.Option(min=8, max=100_000, help="Masks evaluated per domain, unless --budget is given.")
-    ] = 96,
+    ] = 128,
+    search: Annotated[
+        str,
+        typer.Option(help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times each, a minute a mask."),
+    ] = "both",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.")] = 0,
     exits: Annotated[
         int, typer.Option(min=0, max=256, help="Layers that get an exit head, for `ssd-run --strategy exit`; 8, say.")
@@ -56,7 +60,13 @@ def compile_(
     exit_epochs: Annotated[
         int, typer.Option(min=0, max=1000, help="Passes that train the exit heads on; SpecBound makes 20.")
     ] = 0,
+    exit_depth: Annotated[
+        int, typer.Option(min=0, max=1024, help="Deepest layer that gets an exit head; 0 for any.")
+    ] = 0,
     anchors: Annotated[int, typer.Option(min=1, max=32, help="Anchors per domain; KNN-SSD has 10.")] = 16,
+    anchor_pool: Annotated[
+        int, typer.Option(min=2, max=1000, help="Prompts per domain that anchors are chosen from; KNN-SSD has 1000.")
+    ] = 32,
     anchor_rule: Annotated[
         str, typer.Option(help=f"How they are chosen: {', '.join(ANCHOR_RULES)} (K-means in the latter two).")
     ] = "central",
@@ -89,10 +99,13 @@ def compile_(
         weight_memory=read_size(weight_memory),
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
+        search=_method(search),
         seed=seed,
         exits=exits,
         exit_epochs=exit_epochs,
+        exit_depth=exit_depth,
         anchors=anchors,
+        anchor_prompts=anchor_pool,
         anchor_rule=anchor_rule,
         concurrency=_loads(concurrency),
     )
@@ -138,6 +151,12 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
         raise UserError("--exit-epochs: packed weights have no gradients; use --weights dense, or omit it")
     if settings.exit_epochs and not settings.exits:
         raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
+    if settings.exit_depth and not settings.exits:
+        raise UserError("--exit-depth: there are no exit heads to place; give --exits N")
+    if settings.anchor_prompts < settings.anchors:
+        raise UserError(
+            f"--anchor-pool {settings.anchor_prompts}: give at least as many as --anchors {settings.anchors}"
+        )
     if settings.anchor_rule not in ANCHOR_RULES:
         raise UserError(f"--anchor-rule {settings.anchor_rule}: expected one of {', '.join(ANCHOR_RULES)}")
     for name in settings.domains:
@@ -160,6 +179,13 @@ def _clusters(domains: str) -> int | None:
     if domains != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_FOUND):
         raise UserError(f"--domains {domains}: expected auto or auto:N with N from 1 to {MOST_FOUND}")
     return int(count or 0)
+
+
+def _method(text: str) -> SearchMethod:
+    for method in SEARCH_METHODS:
+        if method == text:
+            return method
+    raise UserError(f"--search {text}: expected one of {', '.join(SEARCH_METHODS)}")
 
 
 def _named_file(text: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from ssd_artifacts.bundle import MANIFEST
 
@@ -13,6 +14,11 @@ ANCHOR_RULES = ("central", "joint", "per_domain")
 """Rules that select a domain's anchors. `central` takes the prompts nearest to its mean. `joint` takes those nearest
 to its centre in a K-means over all domains (KNN-SSD §4.1). `per_domain` takes those nearest to the centres of a
 K-means within it (§5.1)."""
+
+SearchMethod = Literal["both", "knapsack", "bayesian", "self-sd"]
+"""Ways to search masks: the dynamic programme and then Bayesian optimisation, one of them alone, or the papers' own
+Bayesian optimisation over all sub-layers by the clock (Self-SD, KNN-SSD)."""
+SEARCH_METHODS: tuple[SearchMethod, ...] = get_args(SearchMethod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,13 @@ class CompileSettings:
     """Bytes for packed copies of weights; None for half of the free memory."""
     budget_seconds: float | None = None
     """Time for all searches together; None when `evaluations` bounds them."""
-    evaluations: int = 96
+    evaluations: int = 128
     """Masks evaluated per domain."""
+    search: SearchMethod = "both"
     seed: int = 0
     search_prompts: int = 8
     anchor_prompts: int = 32
+    """Prompts per domain that anchors are chosen from; KNN-SSD has 1000."""
     validation_prompts: int = 6
     anchors: int = 16
     """Anchors per domain (k). KNN-SSD has 10; this number, the rule and the feature routed best (docs/results.md)."""
@@ -52,6 +60,8 @@ class CompileSettings:
     """Longest continuation. Some domains define longer ones, which would only repeat what these show."""
     exits: int = 0
     """Number of layers with an exit head. The default is none, since each head stores hidden² numbers."""
+    exit_depth: int = 0
+    """Deepest layer with an exit head, 0 for any."""
     exit_epochs: int = 0
     """Training epochs after the closed-form fit; SpecBound trains for 20."""
     block: int = 8

@@ -127,7 +127,8 @@ class Stages:
             return self.base.exits
         if not self.settings.exits:
             return None
-        return self._exit_stage.fit(samples, self.settings.exits, self.settings.exit_epochs)
+        settings = self.settings
+        return self._exit_stage.fit(samples, settings.exits, settings.exit_epochs, settings.exit_depth)
 
     def domain(
         self,

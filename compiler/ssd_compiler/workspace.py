@@ -20,7 +20,7 @@ from ssd_profiles.errors import UserError
 
 IDENTITY = "identity.json"
 """File that records the model, options and version of the stages."""
-STAGES = 7
+STAGES = 8
 """Version of the stages' results. It is raised whenever a stage stores something else."""
 
 

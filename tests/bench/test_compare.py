@@ -27,13 +27,18 @@ def row(prompt: str, contender: str, seconds: float, counted: int = 10, category
 
 def test_speed_is_total_tokens_over_total_seconds_of_the_same_prompts() -> None:
     rows = [row("1", "plain", 2.0), row("2", "plain", 4.0), row("1", "fast", 1.0), row("2", "fast", 2.0)]
-    assert against(rows, "plain", "fast") == {"speedup": 2.0}, "two prompts make no interval"
+    slowest = {"minimum": 2.0, "share_below_1": 0.0}
+    assert against(rows, "plain", "fast") == {"speedup": 2.0, **slowest}, "two prompts make no interval"
     third = [*rows, row("4", "plain", 3.0), row("4", "fast", 1.5)]
-    assert against(third, "plain", "fast") == {"speedup": 2.0, "low": 2.0, "high": 2.0}
+    assert against(third, "plain", "fast") == {"speedup": 2.0, "low": 2.0, "high": 2.0, **slowest}
+    mixed = [*rows, row("5", "plain", 1.0), row("5", "fast", 2.0)]
+    found_mixed = against(mixed, "plain", "fast") or {}
+    assert found_mixed["minimum"] == 0.5
+    assert found_mixed["share_below_1"] == pytest.approx(1 / 3)
     found = standings([*rows, row("3", "plain", 9.0, category="b")], ["plain"])
     assert found["fast"]["overall"]["tokens_per_second"] == 20 / 3.0
     assert found["fast"]["overall"]["against"]["plain"]["speedup"] == 2.0
-    assert found["plain"]["categories"]["b"]["against"]["plain"] == {"speedup": 1.0}
+    assert found["plain"]["categories"]["b"]["against"]["plain"]["speedup"] == 1.0
     assert set(found["plain"]["categories"]) == {"a", "b"}
 
 

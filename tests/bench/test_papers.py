@@ -1,23 +1,34 @@
-"""The page of the papers, from what comparisons have written."""
+"""The page of the papers, from the outcomes that are kept."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from bench.fixtures.bundles import MadeBundle
+from bench.harness.comparison import Comparison
 from bench.harness.ledger import Row
 from bench.harness.measurement import Measurement
+from bench.harness.outcomes import Outcome, outcome_of, packages_digest, read_outcomes
 from bench.harness.picture import Picture
-from bench.harness.standings import standings
-from bench.papers.__main__ import page
+from bench.papers.claims import CLAIMS
+from bench.papers.claims.conditions import NUMBERS
+from bench.papers.page import page
 from bench.papers.parts import COMPARISONS, MEASUREMENTS
+from bench.papers.scoreboard import Claim, Look, NotMeasuredError, verdict
 from ssd_runtime.planning.registry import check_strategy, read_settings
+
+PARTS = {part.name: part for part in (*COMPARISONS, *MEASUREMENTS)}
+BUNDLE = MadeBundle("demo", "demo", "cnn")
 
 
 def test_every_comparison_names_strategies_and_parameters_that_there_are() -> None:
-    assert len({part.name for part in (*COMPARISONS, *MEASUREMENTS)}) == len(COMPARISONS) + len(MEASUREMENTS)
+    assert len(PARTS) == len(COMPARISONS) + len(MEASUREMENTS)
     for comparison in COMPARISONS:
         for contender in comparison.contenders:
             name, *assignments = contender.format(first=comparison.bundle.first).split("+")
@@ -29,7 +40,30 @@ def test_every_measurement_is_a_tool_that_there_is() -> None:
     assert all(importlib.util.find_spec(measurement.tool) for measurement in MEASUREMENTS)
 
 
-def test_the_page_states_speed_interval_and_wrong_outputs(tmp_path: Path) -> None:
+def test_the_committed_outcomes_make_the_page_with_every_claim() -> None:
+    outcomes = read_outcomes()
+    assert set(outcomes) <= set(PARTS) | {f"{name}-full" for name in PARTS}
+    text = page(outcomes, packages_digest())
+    scoreboard = text[text.index("| paper |") : text.index("## How to read")]
+    assert scoreboard.count("\n|") == len(CLAIMS) + 1 >= 25
+    for part in outcomes:
+        assert f"## {PARTS[part.removesuffix('-full')].title}\n" in text
+
+
+def test_claims_name_parts_and_figures_that_there_are() -> None:
+    for claim in CLAIMS:
+        assert set(filter(None, claim.part.split(","))) <= set(PARTS), claim.says
+        assert claim.part or not claim.holds or "not measured" in str(claim.ours)
+    outcomes = read_outcomes()
+    for part, pattern in NUMBERS.values():
+        assert part in PARTS
+        re.compile(pattern)
+        if part in outcomes and "7" not in pattern:
+            assert Look(outcomes, "").printed(part, pattern) >= 0
+
+
+def rows(seconds: dict[str, float], count: int = 4) -> tuple[Row, ...]:
+    """`count` prompts of twenty tokens, each in so many seconds; the first one takes a fifth longer."""
     cycles = {
         "forwards": 5,
         "drafts": 4,
@@ -45,51 +79,143 @@ def test_the_page_states_speed_interval_and_wrong_outputs(tmp_path: Path) -> Non
         "plain_seconds": 0.1,
     }
     plain = {**dict.fromkeys(cycles, 0), "plain_steps": 20, "plain_seconds": 2.0}
-    rows = [
-        Row(str(i), "a", name, 0, divergence, 21, 0.1, seconds, 20, found)
-        for i in range(4)
-        for name, divergence, seconds, found in (("plain", "none", 2.0, plain), ("swift", "error", 1.0, cycles))
-    ]
-    device = {"device": "A CPU", "threads": 2, "torch": "2.13", "dtype": "float32"}
-    settings = {"device": device, "prompts": ["some.jsonl", 4], "max_new_tokens": 21, "bundle": "0123456789ab"}
-    figures = standings(rows, ["plain"])
-    summary = {"settings": settings, "commit": "abc1234", "stolen": 0.013, "standings": figures}
-    (tmp_path / COMPARISONS[0].name).mkdir()
-    (tmp_path / COMPARISONS[0].name / "summary.json").write_text(json.dumps(summary))
-    text = page(tmp_path)
-    assert COMPARISONS[0].bundle.make in text
+    return tuple(
+        Row(
+            prompt=str(i),
+            category="a",
+            contender=name,
+            repeat=0,
+            divergence="none" if name == "plain" else "error",
+            tokens=21,
+            first_seconds=0.1,
+            seconds=each * (1.0 if i or name == "plain" else 1.2),
+            counted=20,
+            cycles=plain if name == "plain" else cycles,
+            stolen=0.013,
+        )
+        for i in range(count)
+        for name, each in seconds.items()
+    )
+
+
+def outcome(part: str, packages: str | None = "now", **others: object) -> Outcome:
+    return Outcome(part=part, processor="A CPU (R) 2", origin="By hand.", packages=packages, **others)  # type: ignore[arg-type]
+
+
+def test_an_outcome_on_disk_is_the_same_again(tmp_path: Path) -> None:
+    one = outcome("one", rows=rows({"plain": 2.0, "swift": 1.0}), settings={"contenders": ["plain"]}, commit="abc")
+    two = outcome("two", printed="It took | 3 s\n", known={"swift": {"speedup": 0.5}})
+    for each in (one, two):
+        each.write(tmp_path)
+    found = read_outcomes(tmp_path)
+    assert found == {"one": [one], "two": [two]}
+    assert found["one"][0].figures["swift"]["speedup"] == pytest.approx(8.0 / 4.2)
+    assert found["one"][0].figures["swift"]["minimum"] == pytest.approx(2.0 / 1.2)
+    assert found["two"][0].figures["swift"]["speedup"] == 0.5
+    assert outcome_of(found, "one", "a cpu R 2") == one
+    assert outcome_of(found, "one", "another") is None
+    before = (tmp_path / "a-cpu-r-2" / "one.json").read_bytes()
+    found["one"][0].write(tmp_path)
+    assert (tmp_path / "a-cpu-r-2" / "one.json").read_bytes() == before
+
+
+def test_a_part_measured_again_leaves_the_others_and_other_processors(tmp_path: Path) -> None:
+    outcome("one", "old", printed="1").write(tmp_path)
+    outcome("two", "old", printed="2").write(tmp_path)
+    Outcome(part="one", processor="Other", origin="", packages="old", printed="3").write(tmp_path)
+    outcome("one", "new", printed="4").write(tmp_path)
+    found = read_outcomes(tmp_path)
+    assert {each.printed for each in found["one"]} == {"3", "4"}
+    assert [each.printed for each in found["two"]] == ["2"]
+
+
+def test_the_page_states_speed_interval_slowest_prompt_and_wrong_outputs() -> None:
+    part = COMPARISONS[0]
+    fresh = outcome(part.name, rows=rows({"plain": 2.0, "swift": 1.0}), commit="abc1234")
+    text = page({part.name: [fresh]}, "now")
     assert COMPARISONS[1].title not in text
-    assert "Bundle 01234567: " in text
-    assert "Commit abc1234." in text
+    assert "By hand. Commit abc1234, " in text
     assert "Other guests of the machine took 1.3% of its processors' time." in text
-    assert "| `swift` | **2.00** (2.00–2.00) | 5.00 | 0.80 | 0.25 | 1.00 |" in text
+    assert "| `swift` | **1.90** (1.64–2.22) | 1.67 | 0% | 5.00 | 0.80 | 0.25 | 1.00 |" in text
     assert "10 + 5" in text
     assert "4 WRONG" in text
-    assert "| ÷ plain | a |\n|---|---|\n| `plain` | 1.00 |\n| `swift` | 2.00 |" in text
+    assert "| ÷ plain | a |\n|---|---|\n| `plain` | 1.00 |\n| `swift` | 1.90 |" in text
+    assert text.count("*Stale.*") == 0
+    assert page({part.name: [fresh]}, "later").count("*Stale.*") == 1
+
+
+def test_contenders_are_paired_by_prompt() -> None:
+    """The second contender is slower by the same factor on every prompt, however long these take."""
+    some = rows({"plain": 2.0, "knn": 1.0})
+    slower = [replace(row, contender="mix", seconds=1.1 * row.seconds) for row in some if row.contender == "knn"]
+    look = Look({"one": [outcome("one", rows=(*some, *slower))]}, "now")
+    assert [look.ratio("one", "knn", "mix", each) for each in ("speedup", "low", "high")] == pytest.approx([1.1] * 3)
+    part = Comparison(name="one", title="One", bundle=BUNDLE, contenders=("knn", "mix"), paired=(("knn", "mix"),))
+    shown = part.section(outcome("one", rows=(*some, *slower)))
+    assert "Paired by prompt: `knn` ÷ `mix`: 1.10 (1.10–1.10)." in shown
+    with pytest.raises(NotMeasuredError):
+        look.ratio("one", "knn", "swift")
+
+
+def test_a_verdict_follows_from_the_outcomes() -> None:
+    def look(speed: float) -> Look:
+        return Look({"one": [outcome("one", known={"a": {"speedup": speed}})]}, "now")
+
+    claim = Claim("p", "s", "r", holds=(lambda look: look("one", "a") > 1, lambda look: look("one", "a") > 2))
+    assert [verdict(claim, look(speed)) for speed in (0.9, 1.5, 2.5)] == ["not", "partly", "**reproduced**"]
+    assert verdict(claim, Look({}, "now")) == "not tried"
+    assert verdict(Claim("p", "s", "r"), look(3.0)) == "cannot be tried here"
+    known = look(3.0)
+    known("one", "a")
+    assert not known.stale
+    later = Look({"one": [outcome("one", "old", known={"a": {"speedup": 1.0}})]}, "now")
+    later("one", "a")
+    assert later.stale
+
+
+def test_only_an_outcome_of_these_contenders_and_this_bundle_is_current() -> None:
+    part = Comparison(name="x", title="X", bundle=BUNDLE, contenders=("swift", "fixed:{first}"))
+    settings = {"contenders": ["plain", "plain again", "swift", "fixed:cnn"], "bundle": BUNDLE.digest()}
+    assert part.is_current(outcome("x", settings=settings))
+    assert not part.is_current(outcome("x", settings=settings | {"contenders": ["plain", "swift"]}))
+    assert not part.is_current(outcome("x", settings=settings | {"bundle": "another"}))
+
+
+def test_rows_are_restored_for_tools_that_read_them(tmp_path: Path) -> None:
+    part = Comparison(name="x", title="X", bundle=BUNDLE, contenders=("swift",))
+    kept = outcome("x", rows=rows({"plain": 2.0, "swift": 1.0}), settings={"contenders": ["plain", "swift"]})
+    part.restore(kept, tmp_path)
+    first, *lines = (tmp_path / "x" / "rows.jsonl").read_text().splitlines()
+    assert json.loads(first) == kept.settings
+    assert [Row(**json.loads(line)) for line in lines] == list(kept.rows)
+    (tmp_path / "x" / "rows.jsonl").write_text("more")
+    part.restore(kept, tmp_path)
+    assert (tmp_path / "x" / "rows.jsonl").read_text() == "more"
 
 
 def test_what_a_tool_prints_is_kept_and_shown(tmp_path: Path) -> None:
-    measurement = Measurement("zen", "The Zen", "this", (), MadeBundle("demo", "demo", "cnn"))
-    assert measurement.section(tmp_path) is None
-    measurement.run(tmp_path, full=False)
-    shown = measurement.section(tmp_path)
-    assert shown is not None
-    assert "Beautiful is better than ugly." in shown
-    (tmp_path / "zen.txt").write_text(f"here: `{measurement.command(tmp_path)}`.\nanother")
-    measurement.run(tmp_path, full=False)
-    assert "another" in (measurement.section(tmp_path) or "")
-    (tmp_path / "zen.txt").write_text("here: `python -m that`.\nanother")
-    assert measurement.section(tmp_path) is None, "of other arguments"
+    measurement = Measurement("zen", "The Zen", "this", (), BUNDLE)
+    found = measurement.measure(tmp_path, full=False, packages="now")
+    assert found.printed.endswith("let's do more of those!")
+    assert "Command: `python -m this`." in found.origin
+    assert measurement.is_current(found)
+    assert not Measurement("zen", "The Zen", "this", ("more",), BUNDLE).is_current(found)
+    assert "```text\nThe Zen of Python" in measurement.section(found)
 
 
 def test_what_was_measured_on_another_bundle_is_measured_again(tmp_path: Path) -> None:
-    bundle = MadeBundle("demo", "demo", "cnn")
-    measurement = Measurement("list", "Files", "compileall", ("-q", "-l", "-d", "demo"), bundle)
-    for origin, kept in ((bundle.digest()[:8], True), ("01234567", False)):
-        (tmp_path / "list.txt").write_text(f"Bundle {origin}. Command: `{measurement.command(tmp_path)}`.\nfound")
-        assert "found" in (measurement.section(tmp_path) or ""), "and shown until then"
-        measurement.run(tmp_path, full=False)
-        assert ("found" in (measurement.section(tmp_path) or "")) == kept
+    measurement = Measurement("list", "Files", "compileall", ("-q", "-l", "-d", "demo"), BUNDLE)
+    found = measurement.measure(tmp_path, full=False, packages="now")
+    assert measurement.is_current(found)
+    assert not measurement.is_current(outcome("list", settings={**(found.settings or {}), "bundle": "another"}))
+
+
+def test_what_follows_from_other_parts_is_done_anew_and_says_nothing_of_a_machine(tmp_path: Path) -> None:
+    listing = ("{out}", "-q", "-l", "-d", "nothing")
+    measurement = Measurement("list", "Files", "compileall", listing, BUNDLE, derived=True)
+    found = measurement.measure(tmp_path, full=False, packages="now")
+    assert found.origin == "Command: `python -m compileall build/papers -q -l -d nothing`."
+    assert not measurement.is_current(found)
 
 
 def test_a_bundle_that_is_missing_says_how_it_is_made(tmp_path: Path) -> None:
@@ -106,22 +232,10 @@ def test_pictures_stand_on_the_page_where_they_have_been_drawn(tmp_path: Path) -
     page_file.parent.mkdir()
     picture = Picture("part/speed", "shown", "What it shows")
     picture.publish(drawn, page_file)
-    assert picture.markdown(drawn) is None
+    assert picture.markdown(page_file) is None
     (drawn / "part").mkdir(parents=True)
     (drawn / "part" / "speed.png").write_bytes(b"png")
     picture.publish(drawn, page_file)
-    shown = picture.markdown(drawn) or ""
+    shown = picture.markdown(page_file) or ""
     assert shown == "![What it shows](pictures/shown.png)\n"
     assert (page_file.parent / "pictures" / "shown.png").read_bytes() == b"png"
-
-
-def test_what_follows_from_other_parts_is_done_anew_and_says_nothing_of_a_machine(tmp_path: Path) -> None:
-    bundle = MadeBundle("demo", "demo", "cnn")
-    listing = ("{out}", "-q", "-l", "-d", "nothing")
-    measurement = Measurement("list", "Files", "compileall", listing, bundle, derived=True)
-    measurement.run(tmp_path, full=False)
-    section = measurement.section(tmp_path) or ""
-    assert section == f"## Files\n\nCommand: `python -m compileall {tmp_path} -q -l -d nothing`.\n"
-    (tmp_path / "list.txt").write_text(f"Command: `{measurement.command(tmp_path)}`.\nold")
-    measurement.run(tmp_path, full=False)
-    assert "old" not in (measurement.section(tmp_path) or "")

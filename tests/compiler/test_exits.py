@@ -52,6 +52,12 @@ def test_layers_are_spread_and_leave_out_the_last() -> None:
         exit_layers(1, 3)
 
 
+def test_as_many_heads_as_layers_to_the_bound_give_each_of_these_one() -> None:
+    assert exit_layers(30, 5, depth=5) == (1, 2, 3, 4, 5)
+    assert exit_layers(30, 3, depth=15) == (5, 10, 15)
+    assert exit_layers(30, 40, depth=99) == tuple(range(1, 30))
+
+
 @torch.inference_mode()
 def test_a_fit_errs_less_than_the_bare_head_on_tokens_it_was_not_shown(samples: list[Sample]) -> None:
     heads = ExitHeads(DECODER, fit_exits(DECODER, samples[:5], samples[5:6], LAYERS, lambda: None))

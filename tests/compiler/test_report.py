@@ -23,6 +23,17 @@ def test_the_search_is_drawn_as_steps_that_rise_and_reach_its_end() -> None:
     assert "one: 0.80x in 1 s, 1.30x in 4 of 8 s" in page
 
 
+def test_the_report_says_from_which_search_every_mask_came() -> None:
+    rated = [("0c", "knapsack", 1.1), ("30", "bayesian", 1.3), ("03", "bayesian", 0.7)]
+    cost = SearchCost(seconds=8.0, evaluations=3, target_forwards=4.2, progress=[(1.0, 1.1), (2.0, 1.3)], rated=rated)
+    searched = record("one", {(2, 3): 0.9}).model_copy(update={"search": cost})
+    page = html_report(fingerprint(), latency_table(LAYERS), {"one": searched}, "today")
+    assert "best by origin: knapsack 1.10x (1 masks), bayesian 1.30x (2 masks)" in page
+    summary = domain_summary(searched, LAYERS)
+    assert summary["origins"]["bayesian"] == {"evaluations": 2, "best": 1.3}
+    assert summary["rated"] == rated
+
+
 def test_the_report_says_at_which_loads_masks_pay() -> None:
     measured = [
         LoadValidation(concurrency=count, speedup=speed, speedup_interval=(speed - 0.05, speed + 0.05), identical=True)

@@ -9,12 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from bench.fixtures.hard_planted import plant_diffuse, plant_pairs
 from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
-from ssd_compiler.search.bayesian import optimise, undecided_sublayers
+from ssd_compiler.search.bayesian import Subspace, optimise, skippable_spans, undecided_sublayers
 from ssd_compiler.search.evaluate import Evaluator, Rated
 from ssd_compiler.search.frontier import select_frontier
 from ssd_compiler.search.search import SearchBounds, SearchResult, _perfect_runs, search, uniform_masks
+from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
@@ -217,3 +219,89 @@ def test_uniform_masks_keep_first_and_last_layer() -> None:
         for mask in uniform_masks(layers):
             assert not {0, 1, 2 * layers - 2, 2 * layers - 1} & set(mask)
             assert mask.attention_skipped == mask.mlp_skipped
+
+
+@pytest.fixture(scope="module")
+def pairs() -> tuple[Decoder, ReferenceStates, SkipMask]:
+    """A model with four pairs of layers whose MLPs cancel."""
+    model, weak = plant_pairs(tiny_model("llama-biases", seed=6, max_position_embeddings=256), 4, 1.0)
+    decoder = Decoder(model)
+    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
+    found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
+    return decoder, reference_states(decoder, samples_of(found, "test")), weak
+
+
+def searched(
+    pairs: tuple[Decoder, ReferenceStates, SkipMask], method: SearchMethod, evaluations: int
+) -> dict[str, list[float]]:
+    """Predicted speed-ups of all rated masks by origin."""
+    decoder, reference, _ = pairs
+    bounds = SearchBounds(evaluations, float("inf"), 0, 8, method)
+    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
+    prompts = [[1, 2, 3], [4, 5]]
+    found = search(decoder, reference, table, 60, bounds, lambda: None, lambda *_: None, prompts)
+    speeds = dict[str, list[float]]()
+    for _, origin, speedup in found.cost.rated:
+        speeds.setdefault(origin, []).append(speedup)
+    assert sum(map(len, speeds.values())) == found.cost.evaluations <= evaluations
+    assert {entry.origin for entry in found.frontier} <= set(speeds)
+    return speeds
+
+
+def test_pairs_that_cancel_are_found_by_bayesian_optimisation_alone(
+    pairs: tuple[Decoder, ReferenceStates, SkipMask],
+) -> None:
+    """A dynamic programme compares states after every sub-layer, so it never skips the first of a pair."""
+    both = searched(pairs, "both", 48)
+    assert max(both["bayesian"]) > 1.02 * max(both["knapsack"])
+    few = searched(pairs, "both", 24)
+    assert len(few["bayesian"]) == SearchBounds(24, 0.0, 0, 8).reserved == 12
+    alone = searched(pairs, "knapsack", 48)
+    assert set(alone) == {"knapsack"}
+    assert max(alone["knapsack"]) < max(both["bayesian"])
+
+
+def test_methods_rate_masks_of_their_own_origin_only(pairs: tuple[Decoder, ReferenceStates, SkipMask]) -> None:
+    assert set(searched(pairs, "bayesian", 16)) == {"uniform", "random", "bayesian"}
+    assert set(searched(pairs, "self-sd", 3)) == {"self-sd"}
+
+
+def test_spans_that_undo_each_other_come_first(pairs: tuple[Decoder, ReferenceStates, SkipMask]) -> None:
+    """They need not be skipped by any mask before."""
+    decoder, reference, weak = pairs
+    layers = decoder.shape.num_layers
+    some = Evaluator(decoder, reference, latency_table(layers), 60, 8, 9, float("inf"), lambda: None)
+    some.rate(SkipMask.of(layers, {1}), "start")
+    first = skippable_spans(some)[:4]
+    assert all(group <= set(weak) for group in first)
+    # One span holds both MLPs of a pair, and so never one alone.
+    firsts = sorted({index // 2 for index in weak})[::2]
+    assert all((2 * one + 1 in group) == (2 * one + 3 in group) for group in first for one in firsts)
+
+
+def test_a_quarter_of_the_evaluations_is_reserved_and_64_where_that_is_half_at_most() -> None:
+    reserved = [SearchBounds(evaluations, 0.0, 0, 8).reserved for evaluations in (8, 24, 96, 128, 256, 400, 1000)]
+    assert reserved == [4, 12, 48, 64, 64, 100, 250]
+
+
+def test_points_of_a_subspace_are_masks_around_its_incumbent() -> None:
+    incumbent = SkipMask.of(8, {1, 2, 3, 9})
+    space = Subspace(incumbent, (frozenset({2}), frozenset({3, 4, 5}), frozenset({12, 13})))
+    assert space.start == (1, 0, 0)
+    assert space.mask(space.start) == incumbent
+    assert set(space.mask((0, 0, 0))) == {1, 3, 9}
+    assert set(space.mask((1, 1, 0))) == {1, 2, 3, 4, 5, 9}
+    assert set(space.mask((0, 1, 1))) == {1, 3, 4, 5, 9, 12, 13}
+
+
+def test_diffuse_layers_are_weak_by_different_factors() -> None:
+    base = tiny_model("llama", seed=6)
+    model, half = plant_diffuse(base, 6, 0.01, 1.0)
+    assert model.config.num_hidden_layers == base.config.num_hidden_layers + 6
+    assert len(list(half)) == 6
+    norms = sorted(
+        float((layer.mlp.down_proj.weight.norm() / base.model.layers[0].mlp.down_proj.weight.norm()).detach())
+        for layer in model.model.layers
+    )
+    assert norms[0] < 0.1
+    assert len({round(norm, 3) for norm in norms}) > 6

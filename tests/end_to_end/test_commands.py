@@ -105,7 +105,8 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
         assert record.validation is not None
         assert record.validation.identical
         assert [(each.concurrency, each.identical) for each in record.validation.under_load] == [(3, True)]
-        assert record.search.evaluations <= 24
+        assert record.search.evaluations == len(record.search.rated) <= 24
+        assert {entry.origin for entry in record.frontier} <= {origin for _, origin, _ in record.search.rated}
     assert bundle.anchors.domains == ("rivers", "apples")
     assert len(bundle.latency) == 1
     assert bundle.successors is not None
@@ -383,6 +384,12 @@ BAD_COMPILES = {
     "load of nobody": (["--model", "model", "--domains", "cnn", "--concurrency", "0"], "from 1 to 256"),
     "absurd load": (["--model", "model", "--domains", "cnn", "--concurrency", "999999"], "from 1 to 256"),
     "unknown rule": (["--model", "model", "--domains", "cnn", "--anchor-rule", "any"], "central, joint"),
+    "unknown search": (
+        ["--model", "model", "--domains", "cnn", "--search", "any"],
+        "both, knapsack, bayesian, self-sd",
+    ),
+    "depth of no exits": (["--model", "model", "--domains", "cnn", "--exit-depth", "3"], "give --exits N"),
+    "small pool": (["--model", "model", "--domains", "cnn", "--anchor-pool", "9"], "at least as many as --anchors 16"),
 }
 
 

@@ -13,7 +13,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.search.knapsack import Candidate, Weights, _thinned, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
 from tests.tables import latency_table
@@ -98,3 +98,29 @@ def test_without_early_stop_drafts_are_as_long_as_verifying_them_pays() -> None:
             found.append(plan.draft_length)
     assert lengths[0.0][0] > lengths[0.0][1] > lengths[0.0][2] > 0
     assert lengths[0.7] == [KnapsackSettings().max_draft] * 3
+
+
+@pytest.mark.parametrize("most", [4, 6])
+def test_few_states_find_the_planted_layers_too(reference: ReferenceStates, most: int) -> None:
+    """Skipping more than weak layers begins to cost there, so that state is kept however few are."""
+    found = search_knapsack(DECODER, reference, Weights((1, 1) * 8), most=most)
+    assert 2 <= len(found) <= most
+    assert max(found, key=lambda candidate: candidate.skipped_weight * (candidate.cosine > 0.98)).mask == WEAK
+    for candidate in found:
+        assert len(list(candidate.mask)) == candidate.skipped_weight
+    assert search_knapsack(DECODER, reference, Weights((1, 1) * 8), most=99) == search_knapsack(
+        DECODER, reference, Weights((1, 1) * 8)
+    )
+
+
+def test_thinning_keeps_the_ends_and_where_skipping_more_begins_to_cost() -> None:
+    cosines = {weight: 0.999 - 0.001 * weight for weight in range(6)}
+    cosines |= {weight: 0.9 - 0.05 * weight for weight in range(6, 12)}
+    assert _thinned(cosines, 3) == [0, 5, 11]
+    for most in range(2, 13):
+        kept = _thinned(cosines, most)
+        assert len(kept) == most
+        assert kept == sorted(kept)
+        assert {0, 11} <= set(kept)
+        assert most < 3 or 5 in kept
+    assert _thinned({0: 1.0, 1: 0.5}, 9) == [0, 1]

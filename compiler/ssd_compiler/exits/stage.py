@@ -30,11 +30,14 @@ class ExitStage:
     work: Workspace
     reporter: Reporter
 
-    def fit(self, domains: Mapping[str, Sequence[Sample]], count: int, epochs: int) -> ExitSet:
-        """Fit exit heads after `count` layers on most samples of all domains, then train them for `epochs`."""
+    def fit(self, domains: Mapping[str, Sequence[Sample]], count: int, epochs: int, depth: int = 0) -> ExitSet:
+        """Fit exit heads after `count` layers on most samples of all domains, then train them for `epochs`.
+
+        They are spread over the first `depth` layers, over all with 0.
+        """
         decoder = self.decoder
         total = self.decoder.shape.num_layers
-        layers = exit_layers(total, count)
+        layers = exit_layers(total, count, depth)
         parts = [held_back(samples) for samples in domains.values()]
         samples = [sample for fitted, _ in parts for sample in fitted]
         held = [sample for _, kept in parts for sample in kept]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_compiler.report.summary import domain_summary, load_text
+from ssd_compiler.report.summary import domain_summary, load_text, origins
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 
@@ -136,8 +136,13 @@ def _progress_picture(config: DomainConfig) -> str:
         for second in (began, end)
     ]
     line = f'<polyline points="{" ".join(corners)}" fill="none" stroke="#2e6f9e" stroke-width="2"/>'
+    came = ", ".join(
+        f"{escape(origin)} {_times(each['best'])} ({each['evaluations']:.0f} masks)"
+        for origin, each in origins(config).items()
+    )
     told = (
         f"{_times(progress[0][1])} in {progress[0][0]:.0f} s, {_times(best)} in {progress[-1][0]:.0f} of {whole:.0f} s"
+        + (f"; best by origin: {came}" if came else "")
     )
     return _framed(f"{config.name}: {told}", width, height, line)
 

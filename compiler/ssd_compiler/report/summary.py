@@ -49,7 +49,17 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
         "search_seconds": config.search.seconds,
         "evaluations": config.search.evaluations,
         "target_forwards": config.search.target_forwards,
+        "origins": origins(config),
+        "rated": config.search.rated,
     }
+
+
+def origins(config: DomainConfig) -> dict[str, dict[str, float]]:
+    """Number of masks rated and their best predicted speed-up, by the search that they came from."""
+    found: dict[str, list[float]] = {}
+    for _, origin, speedup in config.search.rated:
+        found.setdefault(origin, []).append(speedup)
+    return {origin: {"evaluations": len(some), "best": max(some)} for origin, some in found.items()}
 
 
 def load_text(config: DomainConfig) -> str:

@@ -1,91 +1,155 @@
-"""Bayesian optimisation of masks around the best known one."""
+"""Bayesian optimisation of masks around the best known one, over groups of sub-layers."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from bayes_opt import BayesianOptimization
-from bayes_opt.acquisition import ExpectedImprovement
-from bayes_opt.target_space import TargetSpace
-from numpy.typing import NDArray
-from sklearn.gaussian_process import GaussianProcessRegressor
 
 from ssd_compiler.search.evaluate import Evaluator, Rated
+from ssd_compiler.search.vertices import VertexImprovement
 from ssd_profiles.mask import SkipMask
 
 DIMENSIONS = 16
-PATIENCE = 24
-"""Suggestions without an improvement after which the search ends."""
+"""Variables of a round; half of them are spans of sub-layers."""
+LONGEST = 6
+"""Most sub-layers in a row that are skipped or kept together: three layers."""
+VAIN_ROUNDS = 3
+"""Rounds without an improvement after which the search ends."""
 
 
-class VertexImprovement(ExpectedImprovement):
-    """Expected improvement, maximised over random points only.
+Group = frozenset[int]
+"""Sub-layers that one variable skips together."""
+Point = tuple[int, ...]
+"""The variables' values: 1 skips a group."""
 
-    Variables are rounded to 0 or 1, so refining a point by gradients takes seconds and mostly rounds to the same mask.
-    """
 
-    def suggest(
-        self,
-        gp: GaussianProcessRegressor,
-        target_space: TargetSpace,
-        n_random: int = 2000,
-        n_smart: int = 0,
-        fit_gp: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> NDArray[np.float64]:
-        """Suggest the point with the best acquisition value among `n_random`."""
-        return np.asarray(super().suggest(gp, target_space, n_random, n_smart, fit_gp, random_state))
+@dataclass(frozen=True, slots=True)
+class Subspace:
+    """The masks that differ from an incumbent in some groups of sub-layers, which are disjoint."""
+
+    incumbent: SkipMask
+    groups: tuple[Group, ...]
+
+    @property
+    def start(self) -> Point:
+        """The incumbent's own point. A group that it skips in part counts as kept."""
+        return tuple(int(group <= set(self.incumbent)) for group in self.groups)
+
+    def mask(self, point: Point) -> SkipMask:
+        """The mask of a point. A group that changes to kept is kept whole, one that stays so is left as it is."""
+        skipped = set(self.incumbent)
+        for group, before, now in zip(self.groups, self.start, point, strict=True):
+            skipped = skipped | group if now else skipped - group if before else skipped
+        return SkipMask.of(self.incumbent.num_layers, skipped)
 
 
 def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[Rated]:
-    """Search over the sub-layers on which good masks disagree, keeping the rest as in the best mask.
+    """Search around the best mask, round by round, until the evaluator's bounds or `VAIN_ROUNDS` in vain.
 
-    A Gaussian process over 2L thresholded variables (Self-SD, KNN-SSD) has far more dimensions than evaluations. Here
-    the masks rated so far vote, and only the `DIMENSIONS` least decided sub-layers become variables in [0, 1], skipped
-    from 0.5. The search ends with the evaluator's bounds, or after `PATIENCE` suggestions without an improvement.
+    A Gaussian process over 2L thresholded variables (Self-SD, KNN-SSD) has far more dimensions than evaluations, and it
+    cannot learn that two sub-layers matter only together. So each round has `DIMENSIONS` variables that are groups of
+    neighbouring sub-layers; no mask need have skipped them before. A round tries every change alone, then all changes
+    that gained together, then what the process suggests.
     """
-    undecided = undecided_sublayers(list(evaluator.rated.values()))[:DIMENSIONS]
-    if not undecided:
-        return []
-    names = {str(index): index for index in undecided}
+    found = list[Rated]()
+    tried = set[Group]()
+    vain = 0
+    while vain < VAIN_ROUNDS and not evaluator.exhausted:
+        before = evaluator.best().speedup
+        space = Subspace(evaluator.best().mask, _variables(evaluator, tried))
+        if not space.groups:
+            break
+        tried.update(space.groups)
+        found += _round(evaluator, space, seed + len(found), origin)
+        vain = 0 if evaluator.best().speedup > before else vain + 1
+    return found
+
+
+def _round(evaluator: Evaluator, space: Subspace, seed: int, origin: str) -> Iterator[Rated]:
+    """Optimise in a subspace until as many suggestions in a row as it has variables bring nothing."""
+    picker = random.Random(seed)
     process = BayesianOptimization(
         f=None,
-        pbounds=dict.fromkeys(names, (0.0, 1.0)),
+        pbounds={str(place): (0.0, 1.0) for place in range(len(space.groups))},
         acquisition_function=VertexImprovement(xi=0.0, random_state=seed),
         random_state=seed,
         verbose=0,
     )
-    incumbent = evaluator.best()
-    picker = random.Random(seed)
-    tried = set[frozenset[int]]()
-    base = set(incumbent.mask) - set(undecided)
+    known = dict[Point, float]()
 
-    def register(rated: Rated) -> None:
-        """Tell the process the speed-up of a mask in the subspace, at the rounded point that was measured."""
-        chosen = frozenset(rated.mask) & frozenset(undecided)
-        if chosen not in tried:
-            tried.add(chosen)
-            process.register({name: float(i in chosen) for name, i in names.items()}, rated.speedup)
+    def rate(point: Point) -> Rated:
+        rated = evaluator.rate(space.mask(point), origin)
+        if point not in known:
+            known[point] = rated.speedup
+            process.register({str(place): float(value) for place, value in enumerate(point)}, rated.speedup)
+        return rated
 
-    for rated in evaluator.rated.values():
-        if set(rated.mask) - set(undecided) == base:
-            register(rated)
-    found = list[Rated]()
+    start = space.start
+    least = rate(start).speedup
+    gained = list[int]()
+    for place in range(len(start)):
+        if evaluator.exhausted:
+            return
+        alone = rate(_flipped(start, [place]))
+        yield alone
+        if alone.speedup > least:
+            gained.append(place)
     vain = 0
-    while not evaluator.exhausted and vain < PATIENCE:
-        point = process.suggest()
-        skipped = {i for name, i in names.items() if point[name] >= 0.5}
-        # Rounding maps many suggestions to one mask, so a known mask is replaced by a neighbour.
-        for _ in range(len(undecided)):
-            if frozenset(skipped) in tried:
-                skipped ^= {picker.choice(undecided)}
-        rated = evaluator.rate(SkipMask.of(incumbent.mask.num_layers, base | skipped), origin)
-        register(rated)
-        found.append(rated)
-        incumbent, vain = (rated, 0) if rated.speedup > incumbent.speedup else (incumbent, vain + 1)
-    return found
+    point = _flipped(start, gained)
+    while not evaluator.exhausted and vain < len(start):
+        # Rounding maps many suggestions to one point, so a known point is replaced by a neighbour.
+        for _ in range(len(start)):
+            if point in known:
+                point = _flipped(point, [picker.randrange(len(start))])
+        best = max(known.values())
+        rated = rate(point)
+        yield rated
+        vain = 0 if rated.speedup > best else vain + 1
+        suggested = process.suggest()
+        point = tuple(int(suggested[str(place)] >= 0.5) for place in range(len(start)))
+
+
+def _flipped(point: Point, places: Sequence[int]) -> Point:
+    return tuple(value ^ (place in places) for place, value in enumerate(point))
+
+
+def _variables(evaluator: Evaluator, tried: set[Group]) -> tuple[Group, ...]:
+    """Disjoint groups that were no variables yet: the most skippable spans, then undecided sub-layers, then spans."""
+    chosen = list[Group]()
+    taken = set[int]()
+    undecided = [frozenset({index}) for index in undecided_sublayers(list(evaluator.rated.values()))]
+    spans = skippable_spans(evaluator)
+    for groups, most in ((spans, DIMENSIONS // 2), (undecided, DIMENSIONS), (spans, DIMENSIONS)):
+        for group in groups:
+            if len(chosen) < most and group not in tried and not group & taken:
+                chosen.append(group)
+                taken |= group
+    return tuple(chosen)
+
+
+def skippable_spans(evaluator: Evaluator) -> list[Group]:
+    """Spans of neighbouring sub-layers that the best mask does not skip as a whole, most skippable first.
+
+    The measure is how far the full model's state moves across the span, by cosine, for the time that is saved. So two
+    sub-layers that undo each other's work come first as one span, though either alone is last.
+    """
+    incumbent = set(evaluator.best().mask)
+    states = evaluator.reference.states
+    seconds = evaluator.latency.sublayer_seconds(evaluator.context, 1)
+    found = list[tuple[float, Group]]()
+    for first in range(len(seconds)):
+        for last in range(first + 1, min(first + LONGEST, len(seconds)) + 1):
+            group = frozenset(range(first, last))
+            saved = sum(seconds[index] for index in group - incumbent)
+            if saved > 0.0:
+                moved = 1.0 - float(torch.cosine_similarity(states[first].float(), states[last].float(), -1).mean())
+                found.append((moved / saved, group))
+    return [group for _, group in sorted(found, key=lambda item: item[0])]
 
 
 def undecided_sublayers(rated: Sequence[Rated]) -> list[int]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
-from ssd_artifacts.domain_config import FrontierEntry, SearchCost
+from ssd_artifacts.domain_config import MAX_PROGRESS, FrontierEntry, SearchCost
 from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.frontier import select_finalists, select_frontier
+from ssd_compiler.search.self_sd import search_by_clock
+from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.formulas import expected_tokens
 from ssd_profiles.latency import LatencyTable
@@ -24,9 +26,13 @@ from ssd_runtime.search.replay import ReferenceStates
 
 KNAPSACK_ROWS = 24
 """Rows that the dynamic programme carries along. More rows improve it little and cost in proportion."""
-KNAPSACK_SHARE = 0.35
-"""Share of the evaluations, and of the time if bounded, for knapsack candidates spread over the budgets. Neighbours
-of the best budget then get half as much."""
+KNAPSACK_SHARE = 0.5
+"""Share for knapsack candidates spread over the budgets, of the evaluations and the time that are not reserved for
+Bayesian optimisation. Neighbours of the best budget then get half as much."""
+RESERVED = 0.25
+"""Least share of the evaluations, and of the time if bounded, that is reserved for Bayesian optimisation."""
+RESERVED_EVALUATIONS = 64
+"""Evaluations that are reserved for it where they are no more than half of all."""
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RANDOM_MASKS = 4
 WORTHWHILE = 0.97
@@ -36,12 +42,18 @@ so far has added more than two percent."""
 
 @dataclass(frozen=True, slots=True)
 class SearchBounds:
-    """Limits of a search: evaluations, seconds, the random seed and the assumed draft length."""
+    """Limits of a search: evaluations, seconds, the random seed, the assumed draft length and the method."""
 
     evaluations: int
     seconds: float
     seed: int
     block: int
+    method: SearchMethod = "both"
+
+    @property
+    def reserved(self) -> int:
+        """Evaluations that are left for Bayesian optimisation."""
+        return max(int(RESERVED * self.evaluations), min(RESERVED_EVALUATIONS, self.evaluations // 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +78,14 @@ def search(
     bounds: SearchBounds,
     tick: Callable[[], None],
     announce: Callable[[float, float, bool], None],
+    prompts: Sequence[list[int]] = (),
 ) -> SearchResult:
-    """Search a domain's frontier.
+    """Search a domain's frontier by the method of `bounds`.
 
-    Knapsack candidates and uniform masks come first. `announce` receives their oracle speed-up, their predicted
-    speed-up and whether that justifies the long search. If it does, random masks follow, then Bayesian optimisation.
+    By `both`, knapsack candidates and uniform masks come first. `announce` receives their oracle speed-up, their
+    predicted speed-up and whether that justifies the long search. If it does, random masks follow, then Bayesian
+    optimisation, for which evaluations were reserved. The other methods do one part alone, and ask nobody whether it is
+    justified: `knapsack`, `bayesian` from uniform and random masks, or `self-sd`, which times drafts of `prompts`.
     `tick` is called after each evaluation.
     """
     began = perf_counter()
@@ -85,16 +100,25 @@ def search(
         tick=tick,
         began=began,
     )
-    forwards = _rate_knapsack(evaluator, bounds.seconds)
     layers = decoder.shape.num_layers
-    if not evaluator.rated:
-        evaluator.rate(next(uniform_masks(layers)), "uniform")
-    evaluator.rate_all(uniform_masks(layers), "uniform")
+    forwards = 0.0
+    timed = 0
+    if bounds.method == "self-sd":
+        timed = search_by_clock(evaluator, prompts, bounds.seed)
+    elif bounds.method == "knapsack":
+        forwards = _rate_knapsack(evaluator, bounds.evaluations, bounds.seconds)
+    elif bounds.method == "bayesian":
+        _rate_simple(evaluator, bounds.seed)
+        optimise(evaluator, bounds.seed)
+    else:
+        forwards = _rate_first(evaluator, bounds)
     best = evaluator.best()
     worthwhile = best.speedup >= WORTHWHILE
     announce(_oracle_speedup(evaluator), best.speedup, worthwhile)
-    if worthwhile:
+    if worthwhile and bounds.method == "both":
+        evaluator.most = bounds.evaluations - bounds.reserved
         evaluator.rate_all(random_masks(layers, best.mask, bounds.seed), "random")
+        evaluator.most = bounds.evaluations
         optimise(evaluator, bounds.seed)
     frontier = select_frontier(list(evaluator.rated.values()), latency, context, decoder.shape.max_context)
     return SearchResult(
@@ -113,36 +137,67 @@ def search(
         worthwhile=worthwhile,
         cost=SearchCost(
             seconds=round(perf_counter() - began, 2),
-            evaluations=len(evaluator.rated),
+            evaluations=timed or len(evaluator.rated),
             target_forwards=round(evaluator.forwards + forwards, 2),
             progress=[(round(seconds, 2), round(speedup, 4)) for seconds, speedup in evaluator.progress],
+            rated=[(each.mask.hex(), each.origin, round(each.speedup, 4)) for each in evaluator.rated.values()][
+                :MAX_PROGRESS
+            ],
         ),
     )
 
 
-def _rate_knapsack(evaluator: Evaluator, seconds: float) -> float:
-    """Evaluate knapsack candidates over all budgets, then the neighbours of the best one.
+def _rate_first(evaluator: Evaluator, bounds: SearchBounds) -> float:
+    """Evaluate knapsack candidates, then uniform masks, without what is reserved for Bayesian optimisation.
 
-    `seconds` is the time of the whole search. Returns the cost of the dynamic programme in forwards of all rows.
+    Returns the cost of the dynamic programme in forwards of all rows.
+    """
+    first = bounds.evaluations - bounds.reserved
+    seconds = (1.0 - RESERVED) * bounds.seconds
+    whole = evaluator.most, evaluator.deadline
+    evaluator.most = first
+    evaluator.deadline = evaluator.began + seconds
+    forwards = _rate_knapsack(evaluator, KNAPSACK_SHARE * first, KNAPSACK_SHARE * seconds)
+    layers = evaluator.decoder.shape.num_layers
+    if not evaluator.rated:
+        evaluator.rate(next(uniform_masks(layers)), "uniform")
+    evaluator.rate_all(uniform_masks(layers), "uniform")
+    evaluator.most, evaluator.deadline = whole
+    return forwards
+
+
+def _rate_simple(evaluator: Evaluator, seed: int) -> None:
+    """Evaluate uniform and random masks, the first one even without any time left."""
+    layers = evaluator.decoder.shape.num_layers
+    evaluator.rate(next(uniform_masks(layers)), "uniform")
+    evaluator.rate_all(uniform_masks(layers), "uniform")
+    evaluator.rate_all(random_masks(layers, evaluator.best().mask, seed), "random")
+
+
+def _rate_knapsack(evaluator: Evaluator, evaluations: float, seconds: float) -> float:
+    """Evaluate some `evaluations` knapsack candidates over all budgets, then half as many neighbours of the best one.
+
+    The former may take `seconds`, the latter half as many. Returns the cost of the dynamic programme in forwards of all
+    rows.
     """
     reference = evaluator.reference
     decoder = evaluator.decoder
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
     weights = Weights.of(evaluator.latency, evaluator.context)
     found = [candidate for candidate in search_knapsack(decoder, sampled, weights) if candidate.skipped_weight]
-    share = max(2, int(KNAPSACK_SHARE * evaluator.most))
+    share = max(2, int(evaluations))
     # The most promising candidate comes first, so that masks far behind it cost only a quarter of an evaluation.
     coarse = sorted(_spread(found, share), key=lambda candidate: -_promise(evaluator, candidate))
     if not coarse:
         return 0.0
     # One candidate is always evaluated, because everything after it compares with the best.
     evaluator.rate(coarse[0].mask, "knapsack")
-    until = evaluator.began + KNAPSACK_SHARE * seconds
+    until = evaluator.began + seconds
     evaluator.rate_all((candidate.mask for candidate in coarse[1:]), "knapsack", until)
     masks = [candidate.mask for candidate in found]
     best = masks.index(evaluator.best().mask)
     nearby = sorted(range(len(masks)), key=lambda i: abs(i - best))
-    until += KNAPSACK_SHARE / 2 * seconds
+    until += seconds / 2
     evaluator.rate_all((masks[i] for i in nearby[: share // 2]), "knapsack", until)
     # Every budget carries the sampled rows through every sub-layer.
     return len(found) * len(sampled) / len(reference)

@@ -72,11 +72,12 @@ class SearchStage:
             seconds=settings.budget_seconds / self.searches if settings.budget_seconds is not None else float("inf"),
             seed=settings.seed,
             block=settings.block,
+            method=settings.search,
         )
 
         def announce(oracle_speedup: float, predicted: float, worthwhile: bool) -> None:
             verdict = (
-                "searching on"
+                ("searching on" if settings.search == "both" else "the search has ended")
                 if worthwhile
                 else "skipping layers will not pay on this model and device; `auto` will guess, or decode plainly"
             )
@@ -88,7 +89,8 @@ class SearchStage:
         def run() -> dict[str, Any]:
             with self.reporter.stage(f"{name}: search", None if timed else settings.evaluations) as tick:
                 reference = reference_states(self.decoder, samples)
-                found = search(self.decoder, reference, self.latency, context, bounds, tick, announce)
+                prompts = [sample.prompt for sample in samples]
+                found = search(self.decoder, reference, self.latency, context, bounds, tick, announce, prompts)
             return {
                 "frontier": [entry.model_dump(mode="json") for entry in found.frontier],
                 "finalists": found.finalists,

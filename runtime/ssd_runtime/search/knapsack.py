@@ -17,6 +17,9 @@ from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
 from ssd_runtime.model.transfer import to_device
 from ssd_runtime.search.replay import ReferenceStates
 
+NEAR = 1e-3
+"""Distance in cosine below which states count as equally close."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -52,10 +55,17 @@ def search_knapsack(
     threshold: float = 0.5,
     budget: float = 0.5,
     exactly: int | None = None,
+    most: int = 0,
 ) -> list[Candidate]:
     """Run `searching_knapsack` at once."""
     work = searching_knapsack(
-        decoder=decoder, reference=reference, weights=weights, threshold=threshold, budget=budget, exactly=exactly
+        decoder=decoder,
+        reference=reference,
+        weights=weights,
+        threshold=threshold,
+        budget=budget,
+        exactly=exactly,
+        most=most,
     )
     return ModelRunner(decoder).finish(work)
 
@@ -67,6 +77,7 @@ def searching_knapsack(
     threshold: float = 0.5,
     budget: float = 0.5,
     exactly: int | None = None,
+    most: int = 0,
 ) -> Work[list[Candidate]]:
     """Find a candidate for every reachable skipped weight up to `budget` of the whole (KnapSpec Algorithm 1).
 
@@ -76,8 +87,11 @@ def searching_knapsack(
     Of two states with the same j, the one closer in cosine to the full model's X(i) stays. States whose cosine is at
     most `threshold` are dropped. All j of an item run as one forward. The printed Algorithm 2 backtracks by comparing
     states and stops at j = 0; here choices are kept as back-pointers.
+
+    The paper keeps a state for every j, which a GPU runs in the time of one. With `most`, at most so many are kept
+    after each item: those where skipping more begins to cost.
     """
-    most = math.floor(budget * sum(weights.items)) if exactly is None else exactly
+    heaviest = math.floor(budget * sum(weights.items)) if exactly is None else exactly
     least = exactly or 0
     rest = sum(weights.items)
     width = 2 * decoder.shape.num_layers // len(weights.items)
@@ -89,12 +103,12 @@ def searching_knapsack(
         first = item * width
         last = first + width
         target = reference.states[last][:, None]
-        skipping = level.between(least - rest - weight, most - weight)
+        skipping = level.between(least - rest - weight, heaviest - weight)
         skipped = _Level([j + weight for j in skipping.weights], skipping.x)
         executed = yield from _executing(
-            groups=groups, level=level.between(least - rest, most), full=target, first=first, last=last
+            groups=groups, level=level.between(least - rest, heaviest), full=target, first=first, last=last
         )
-        level, choice = _better(executed=executed, skipped=skipped, target=target, threshold=threshold)
+        level, choice = _better(executed=executed, skipped=skipped, target=target, threshold=threshold, most=most)
         choices.append(choice)
     return (yield from _rating(decoder=decoder, reference=reference, weights=weights, choices=choices, level=level))
 
@@ -114,8 +128,13 @@ class _Level:
         return _Level([self.weights[place] for place in kept], self.x[:, to_device(kept, self.x.device)])
 
 
-def _better(executed: _Level, skipped: _Level, target: Tensor, threshold: float) -> tuple[_Level, dict[int, bool]]:
-    """For each skipped weight, the state closer to the target, and whether it skips the latest item."""
+def _better(
+    executed: _Level, skipped: _Level, target: Tensor, threshold: float, most: int = 0
+) -> tuple[_Level, dict[int, bool]]:
+    """For each skipped weight, the state closer to the target, and whether it skips the latest item.
+
+    With `most`, only so many of these.
+    """
     both = torch.cat([executed.x, skipped.x], 1)
     cosines: list[float] = torch.cosine_similarity(both.float(), target.float(), -1).mean(0).tolist()
     ways: dict[int, tuple[float, int]] = {}
@@ -123,8 +142,31 @@ def _better(executed: _Level, skipped: _Level, target: Tensor, threshold: float)
         if weight not in ways or cosines[place] > ways[weight][0]:
             ways[weight] = cosines[place], place
     kept = {weight: place for weight, (cosine, place) in sorted(ways.items()) if weight == 0 or cosine > threshold}
+    if most and len(kept) > most:
+        few = _thinned({weight: cosines[place] for weight, place in kept.items()}, most)
+        kept = {weight: kept[weight] for weight in few}
     choice = {weight: place >= len(executed.weights) for weight, place in kept.items()}
     return _Level(list(kept), both[:, to_device(list(kept.values()), both.device)]), choice
+
+
+def _thinned(cosines: dict[int, float], most: int) -> list[int]:
+    """At most `most` of the skipped weights, ascending, 2 at least: the lightest, the heaviest, and the sharpest knees.
+
+    A knee is a weight whose state is closer to the full model's than those of its neighbours let expect. The least
+    one is dropped until few enough are left. `cosines` are by ascending weight. Closeness is minus the logarithm of the
+    distance, because what is lost near 1 counts for more.
+    """
+    kept = list(cosines)
+    closeness = {weight: -math.log(1.0 - min(cosine, 1.0) + NEAR) for weight, cosine in cosines.items()}
+
+    def knee(place: int) -> float:
+        before, weight, after = kept[place - 1 : place + 2]
+        share = (weight - before) / (after - before)
+        return closeness[weight] - (1.0 - share) * closeness[before] - share * closeness[after]
+
+    while len(kept) > max(2, most):
+        del kept[min(range(1, len(kept) - 1), key=knee)]
+    return kept
 
 
 def _executing(groups: Sequence[Variants], level: _Level, full: Tensor, first: int, last: int) -> Work[_Level]:

@@ -50,6 +50,7 @@ class KnapsackPlanner(RefreshedPlanner):
             weights=weights,
             threshold=settings.similarity,
             budget=settings.budget,
+            most=settings.states,
         )
         return max((self._rated(candidate, context) for candidate in found), key=lambda rated: rated[0])[1]
 
@@ -58,6 +59,8 @@ class KnapsackPlanner(RefreshedPlanner):
         allowed = self._settings.share * self._settings.refresh * self._seconds / max(1, self._all_cycles)
         # The number of budgets grows from the first sub-layer to the last, so half of them are the average.
         budgets = max(1.0, self._settings.budget * sum(weights.items) / 2)
+        if self._settings.states:
+            budgets = min(budgets, float(self._settings.states))
         rows = self._recent.tokens
         if self._settings.share >= 1.0:
             return rows

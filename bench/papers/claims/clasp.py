@@ -1,0 +1,104 @@
+"""The claims of CLaSp, read from its text."""
+
+from __future__ import annotations
+
+from bench.papers.claims.conditions import PLANTED, REAL, both, least, number, over, paired, several
+from bench.papers.scoreboard import Claim
+
+SWEEP = "priced-clasp|ablation-clasp"
+"""26 prompts, priced; else four prompts by the clock."""
+CLASP = (
+    Claim(
+        paper="CLaSp",
+        says="1.24 on LLaMA-3-8B to 1.67 on 70B, greedy (Table 1)",
+        ours=both("clasp"),
+        holds=(*least("clasp", 1.24, PLANTED), *least("clasp", 1.24, REAL)),
+        reason="as the paper says itself, what can be skipped shrinks with the model",
+        part="planted05,demo",
+    ),
+    Claim(
+        paper="CLaSp",
+        says="CLaSp > Self-SD > SWIFT (Table 1)",
+        ours=several(PLANTED, "clasp", "fixed:mix", "swift"),
+        holds=(*over("clasp", "fixed:mix", PLANTED), *over("fixed:mix", "swift", PLANTED)),
+        reason="Self-SD's mask is the compiler's here, which finds the planted layers; CLaSp pays for looking",
+        part=PLANTED,
+    ),
+    Claim(
+        paper="CLaSp",
+        says="44 of 80 layers skipped (55%) is best; fewer and more lose (Figure 4a)",
+        ours=several(SWEEP, *(f"clasp{skip}" for skip in ("+skip=0.3", "+skip=0.4", "", "+skip=0.6"))),
+        holds=(
+            paired("clasp", "clasp+skip=0.3", SWEEP),
+            paired("clasp", "clasp+skip=0.4", SWEEP),
+            paired("clasp", "clasp+skip=0.6", SWEEP),
+        ),
+        reason="half of the layers are planted, so a half is best by construction; four prompts by the clock do not "
+        "tell it from 40%, and 60% were not measured",
+        part="priced-clasp",
+    ),
+    Claim(
+        paper="CLaSp",
+        says="searching after every verification is too dear, beyond every 128th the masks are too old (Figure 4b)",
+        ours=several(SWEEP, *(f"clasp{each}" for each in ("+refresh=4", "+refresh=16", "", "+refresh=128"))),
+        holds=(
+            paired("clasp", "clasp+refresh=4", SWEEP),
+            paired("clasp", "clasp+refresh=128", SWEEP),
+        ),
+        reason="masks hardly age here: what may be skipped is the model's, not the text's, so 128 was best; "
+        "four prompts",
+        part="priced-clasp",
+    ),
+    Claim(
+        paper="CLaSp",
+        says="drafts that end below a confidence of 0.7 are best (Figure 4c)",
+        ours=several(SWEEP, "clasp+confidence=0.4", "clasp", "clasp+confidence=0.9"),
+        holds=(
+            paired("clasp", "clasp+confidence=0.4", SWEEP),
+            paired("clasp", "clasp+confidence=0.9", SWEEP),
+        ),
+        reason="where the mask's doubts are mostly wrong, a lower bound drafts longer; four prompts cannot tell",
+        part="priced-clasp",
+    ),
+    Claim(
+        paper="CLaSp",
+        says="masks of neighbouring tokens agree, and less the farther apart they are (Figure 3a)",
+        ours=lambda look: (
+            f"Jaccard {number(look, 'Jaccard at 1'):.2f} at distance 1, {number(look, 'Jaccard at 32'):.2f} at 32"
+        ),
+        holds=(
+            lambda look: number(look, "Jaccard at 1") >= 0.6,
+            lambda look: number(look, "Jaccard at 1") > 1.1 * number(look, "Jaccard at 32"),
+        ),
+        reason="they agree at any distance alike, up to 32 tokens",
+        part="clasp",
+    ),
+    Claim(
+        paper="CLaSp",
+        says="its programme is about as good as brute force over the 12 middle layers (Figure 3b)",
+        ours=lambda look: (
+            f"cosine {number(look, 'programme'):.3f}, best "
+            f"{number(look, 'brute force'):.3f}, random {number(look, 'random'):.3f}"
+        ),
+        holds=(
+            lambda look: number(look, "programme") > number(look, "random"),
+            lambda look: number(look, "brute force") - number(look, "programme") < 0.01,
+        ),
+        reason="clearly better than chance; on a model without spare layers the best is some way ahead",
+        part="clasp",
+    ),
+    Claim(
+        paper="CLaSp",
+        says="a search costs 1.4 verifications (0.14 and 0.10 s) in parallel, 25 one by one; 4.8% of the time "
+        "(Section 5.1, Figure 3c)",
+        ours=lambda look: (
+            f"{number(look, 'CLaSp search'):.1f} plain steps, {look(PLANTED, 'clasp', 'planning'):.1%} of the time"
+        ),
+        holds=(
+            lambda look: number(look, "CLaSp search") <= 1.5,
+            lambda look: look(PLANTED, "clasp", "planning") <= 0.06,
+        ),
+        reason="on a processor every state costs its multiplications",
+        part="planning-cost,planted05",
+    ),
+)

@@ -1,0 +1,90 @@
+"""The claims of KNN-SSD, read from its text."""
+
+from __future__ import annotations
+
+from bench.papers.claims.conditions import PLANTED, REAL, both, least, number, over, paired, several
+from bench.papers.scoreboard import Claim
+
+RATIOS = ("domains-0", "domains-0.3", "domains-0.7", "domains-1")
+FIVE = "five-0"
+KNN = (
+    Claim(
+        paper="KNN-SSD",
+        says="1.35 to 1.62 on models of 13B and 14B, expected speed (Table 1); 1.28 and 1.34 measured (Table 2)",
+        ours=both("knn"),
+        holds=(*least("knn", 1.28, PLANTED), *least("knn", 1.28, REAL)),
+        reason="where layers can be spared it does; SmolLM2-135M has none to spare",
+        part="planted05,demo",
+    ),
+    Claim(
+        paper="KNN-SSD",
+        says="KNN > Mix at every mix ratio (Table 1)",
+        ours=lambda look: ", ".join(f"{look(r, 'knn'):.2f} > {look(r, 'fixed:mix'):.2f}" for r in RATIOS),
+        holds=over("knn", "fixed:mix", *RATIOS),
+        reason="layers that matter in one domain each, two domains",
+        part=",".join(RATIOS),
+    ),
+    Claim(
+        paper="KNN-SSD",
+        says="Fix is level with Mix at r = 0 and behind at r ≥ 0.3 on LLaMA-2 (1.24 and 1.23; 1.13 and 1.13); on "
+        "Qwen-2.5 it is behind at every r (Table 1)",
+        ours=lambda look: ", ".join(f"{look(r, 'fixed:gsm8k'):.2f} < {look(r, 'fixed:mix'):.2f}" for r in RATIOS),
+        holds=(
+            *over("fixed:mix", "fixed:gsm8k", *RATIOS[1:]),
+            lambda look: look(RATIOS[0], "fixed:gsm8k") >= 0.99 * look(RATIOS[0], "fixed:mix"),
+        ),
+        reason="as on Qwen: Fix fails on half of the prompts whatever their order, at r = 0 too",
+        part=",".join(RATIOS),
+    ),
+    Claim(
+        paper="KNN-SSD",
+        says="the mix ratio does not matter to KNN: 1.42 to 1.45 on LLaMA-2-13B (Table 1)",
+        ours=lambda look: " to ".join(f"{pick(look(r, 'knn') for r in RATIOS):.2f}" for pick in (min, max)),
+        holds=(lambda look: max(look(r, "knn") for r in RATIOS) < 1.1 * min(look(r, "knn") for r in RATIOS),),
+        reason="the same tokens are drafted at every ratio; what differs is the machine's noise",
+        part=",".join(RATIOS),
+    ),
+    Claim(
+        paper="KNN-SSD",
+        says="five domains: M and α rise from Fix (2.17, 0.62) over Mix (2.53, 0.68) to KNN (3.12, 0.88) on "
+        "LLaMA-2-13B (Tables 2 and 6)",
+        ours=lambda look: "; ".join(
+            f"{title} {look(FIVE, name, 'M'):.2f}, {look(FIVE, name, 'alpha'):.2f}"
+            for title, name in (("Fix", "fixed:gsm8k"), ("Mix", "fixed:mix"), ("KNN", "knn"))
+        ),
+        holds=(
+            lambda look: look(FIVE, "fixed:mix", "alpha") > look(FIVE, "fixed:gsm8k", "alpha"),
+            lambda look: look(FIVE, "knn", "alpha") > look(FIVE, "fixed:mix", "alpha"),
+            lambda look: look(FIVE, "knn", "M") > look(FIVE, "fixed:gsm8k", "M"),
+            paired("knn", "fixed:mix", FIVE),
+            paired("fixed:mix", "fixed:gsm8k", FIVE),
+        ),
+        reason="80 prompts, 16 of each domain; the compiler may give Mix few skipped sub-layers and a high α instead",
+        part=FIVE,
+    ),
+    Claim(
+        paper="KNN-SSD",
+        says="out of domain, nearest masks bring 1.15 to 1.24, one fixed mask 0.92 to 0.99 (Table 4)",
+        ours=several("ablation-knn", "knn", "knn+out_of_domain=mix"),
+        holds=(*least("knn", 1.15, "ablation-knn"), *over("knn", "knn+out_of_domain=mix", "ablation-knn")),
+        reason="Spec-Bench prompts, most of them of neither searched domain",
+        part="ablation-knn",
+    ),
+    Claim(
+        paper="KNN-SSD",
+        says="1, 3, 5, 7 clusters: 1.05, 1.17, 1.23, 1.23 (Table 5)",
+        ours=lambda look: ", ".join(f"{number(look, name):.2f}" for name in ("1 cluster", "3 clusters", "5 clusters")),
+        holds=(
+            lambda look: number(look, "3 clusters") > number(look, "1 cluster"),
+            lambda look: number(look, "5 clusters") < 1.05 * number(look, "3 clusters"),
+            lambda look: number(look, "7 clusters") > 1.0,
+        ),
+        reason="searches of eight masks; neither longer searches nor seven clusters were run",
+        part="cluster-counts",
+    ),
+    Claim(
+        paper="KNN-SSD",
+        says="seven kinds of MATH questions: KNN 1.23, Mix 1.02, Fix 0.97 (Table 3)",
+        reason="MATH with its seven labels is not reachable from this machine",
+    ),
+)

@@ -1,0 +1,126 @@
+"""Compares strategies by priced time: every forward costs what the device's latency table says.
+
+`python -m bench.priced --artifact build/bundle05 --prompts ../shared/data/spec_bench/dev.jsonl --contenders knn,clasp`
+writes rows as `bench.compare` does, and every output is checked against plain decoding. The figures carry no timing
+noise, so a busy machine will do; only the latency table has to come from a quiet one. Prompts of strategies that keep
+nothing from one to the next are decoded together, which changes no price.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from bench.compare import BASELINES, PLAIN, digest
+from bench.fixtures.prompt_files import stratified
+from bench.harness.contenders import Timed
+from bench.harness.ledger import NAME, Ledger, Row
+from bench.harness.lockstep import run_together
+from bench.harness.priced import priced
+from bench.harness.standings import standings
+from bench.harness.tables import show
+from ssd_artifacts.bundle import MANIFEST
+from ssd_artifacts.files import sha256_file
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_profiles.prompts import Prompt, read_prompts
+from ssd_runtime.command import run_guarded
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import Limits
+from ssd_runtime.engine.offline.divergence import compare
+from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.loading.models import conversation
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.sampling.params import GREEDY
+
+T = TypeVar("T")
+STREAMS = ("auto", "swift", "lookup")
+"""Strategies that carry statistics from prompt to prompt, so that their prompts are decoded one after the other."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--artifact", "--bundle", type=Path)
+    parser.add_argument("--model")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--contenders", required=True, help="strategies, such as knn or clasp+skip=0.6")
+    parser.add_argument("--count", type=int, help="prompts, spread over the categories; all without it")
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--batch", type=int, default=16, help="prompts decoded together")
+    parser.add_argument("--out", type=Path, default=Path("build/priced"))
+    arguments = parser.parse_args()
+    console = Console(highlight=False, width=120)
+    engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
+    makers = {PLAIN: engine.planners(PLAIN, None)}
+    for name in arguments.contenders.split(","):
+        strategy, *assignments = name.split("+")
+        makers[name] = engine.planners(strategy, read_settings(strategy, assignments))
+    path = arguments.prompts
+    prompts = stratified(path, arguments.count) if arguments.count else read_prompts(path)
+    limits = Limits(arguments.max_new_tokens, engine.loaded.eos_ids)
+    settings = {
+        "time": "priced",
+        "prompts": [path.name, len(prompts), digest(prompts)],
+        "max_new_tokens": limits.max_new_tokens,
+        "contenders": list(makers),
+        "model": engine.loaded.fingerprint().weights_sample_sha256,
+        "device": dataclasses.asdict(device_key(engine.decoder)),
+        "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
+        "batch": arguments.batch,
+    }
+    ledger = Ledger(arguments.out / NAME, settings)
+    for some in _parts([prompt for prompt in prompts if not ledger.has(prompt.id, 0)], arguments.batch):
+        ledger.add(_rows(engine, some, makers, limits))
+        console.print(f"{len({row.prompt for row in ledger.rows})} of {len(prompts)} prompts")
+    found = standings(ledger.rows, [base for base in BASELINES if base in makers])
+    summary = {"settings": settings, "commit": ledger.commits, "standings": found}
+    (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
+    show(found, PLAIN, [PLAIN], console)
+
+
+def _rows(engine: Engine, prompts: Sequence[Prompt], makers: dict[str, MakePlanner], limits: Limits) -> list[Row]:
+    """Decode the prompts with all contenders, and hold every output against plain decoding."""
+    encoded = [engine.loaded.encode(conversation(prompt)) for prompt in prompts]
+    judge = Session(engine.decoder)
+    done: dict[str, list[Timed]] = {}
+    for name, make in makers.items():
+        together = len(prompts) if name.split("+")[0] not in STREAMS else 1
+        done[name] = _decode(engine, encoded, make, limits, together)
+    return [
+        Row.of(
+            prompt=prompt.id,
+            category=prompt.category or "all",
+            contender=name,
+            repeat=0,
+            divergence=compare(judge, ids, done[PLAIN][place].token_ids, each[place].token_ids).kind.value,
+            timed=each[place],
+        )
+        for place, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True))
+        for name, each in done.items()
+    ]
+
+
+def _decode(
+    engine: Engine, encoded: Sequence[list[int]], make: MakePlanner, limits: Limits, together: int
+) -> list[Timed]:
+    """Decode prompts, `together` of them at a time."""
+    found = list[Timed]()
+    for some in _parts(encoded, together):
+        works = [priced(Session(engine.decoder, GREEDY), ids, make, engine.latency, limits) for ids in some]
+        found += run_together(engine.decoder, works)
+    return found
+
+
+def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[begin : begin + size] for begin in range(0, len(items), size)]
+
+
+if __name__ == "__main__":
+    run_guarded(main)

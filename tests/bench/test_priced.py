@@ -1,0 +1,83 @@
+"""Prices are the latency table's, and decoding several prompts together changes neither outputs nor prices."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.harness.contenders import Timed
+from bench.harness.lockstep import run_together
+from bench.harness.priced import PricedPlanner, priced
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.engine.loop import Limits, decoding, generate
+from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.papers.clasp import ClaspPlanner
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.settings import ClaspSettings
+from ssd_runtime.planning.strategy import MakePlanner
+from tests.models import tiny_model
+from tests.tables import latency_table
+
+DECODER = Decoder(tiny_model("llama", seed=6, max_position_embeddings=256))
+LAYERS = DECODER.shape.num_layers
+TABLE = latency_table(LAYERS, per_token=0.0)
+PROMPTS = [[1 + i, 2, 3][: 2 + i % 2] for i in range(5)]
+MASK = SkipMask.of(LAYERS, {2, 3, 5})
+LIMITS = Limits(24)
+
+
+def decoded(make: MakePlanner, together: bool = True) -> list[Timed]:
+    groups = [PROMPTS] if together else [[ids] for ids in PROMPTS]
+    return [
+        timed
+        for group in groups
+        for timed in run_together(DECODER, [priced(Session(DECODER), ids, make, TABLE, LIMITS) for ids in group])
+    ]
+
+
+def test_plain_decoding_costs_its_steps() -> None:
+    for ids, timed in zip(PROMPTS, decoded(PlainPlanner), strict=True):
+        assert timed.token_ids == generate(Session(DECODER), ids, PlainPlanner(), LIMITS).token_ids
+        assert timed.counted == len(timed.token_ids) - 1
+        assert timed.seconds == pytest.approx(sum(TABLE.step_seconds(len(ids) + i) for i in range(timed.counted)))
+
+
+def test_drafts_and_verifications_cost_what_the_table_says() -> None:
+    planner = PricedPlanner(ConstantPlanner(Plan.masked("x", MASK, 3)), TABLE)
+    session = Session(DECODER)
+    prompt = session.prefill([7, 8])
+    run_together(DECODER, [planner.watching(decoding(session, prompt, planner, LIMITS))])
+    assert len(planner.cycles) > 5
+    for cycle in planner.cycles:
+        steps = (TABLE.step_seconds(cycle.context + i, 1, MASK) for i in range(cycle.drafted))
+        assert cycle.draft_seconds == pytest.approx(sum(steps))
+        assert cycle.verify_seconds == pytest.approx(TABLE.step_seconds(cycle.context, cycle.verified))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ConstantPlanner(Plan.masked("x", MASK, 4)),
+        lambda: ClaspPlanner(ClaspSettings(skip=0.25, refresh=3, confidence=0.0)),
+    ],
+)
+def test_together_is_the_same_as_alone(make: MakePlanner) -> None:
+    together, alone = decoded(make), decoded(make, together=False)
+    plain = decoded(PlainPlanner)
+    for one, other, reference in zip(together, alone, plain, strict=True):
+        assert one.token_ids == other.token_ids == reference.token_ids
+        assert one.seconds == pytest.approx(other.seconds)
+        assert one.cycles == pytest.approx(other.cycles)
+    for ids, one in zip(PROMPTS, together, strict=True):
+        whole = generate(Session(DECODER), ids, make(), LIMITS)
+        assert one.cycles["accepted"] == sum(cycle.accepted for cycle in whole.cycles if cycle.drafted)
+        assert one.cycles["drafted"] == sum(cycle.drafted for cycle in whole.cycles)
+
+
+def test_searches_are_priced() -> None:
+    searching = decoded(lambda: ClaspPlanner(ClaspSettings(skip=0.25, refresh=3, confidence=0.0)))
+    for timed in searching:
+        # The dynamic programme runs every layer on at least one state.
+        assert timed.cycles["plan_seconds"] > TABLE.step_seconds(2) / 2
+        parts = ("plan_seconds", "draft_seconds", "verify_seconds", "plain_seconds")
+        assert timed.seconds == pytest.approx(sum(timed.cycles[part] for part in parts))
