@@ -41,6 +41,7 @@ from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sampling.params import SamplingParams, read_sampling
+from ssd_runtime.weights.draft_bits import read_draft_bits
 
 PLAIN = "plain"
 AGAIN = "plain again"
@@ -52,7 +53,9 @@ def main() -> None:
     arguments = _arguments()
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
-    engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
+    model = arguments.model or (None if arguments.artifact else "demo")
+    bits = read_draft_bits(arguments.draft_bits)
+    engine = Engine.open(arguments.artifact, model, dtype=arguments.dtype, draft_bits=bits)
     loaded = engine.loaded
     decoder = engine.decoder
     fingerprint = engine.loaded.fingerprint()
@@ -77,6 +80,7 @@ def main() -> None:
         "contenders": list(contenders),
         "model": fingerprint.weights_sample_sha256,
         "device": dataclasses.asdict(device_key(decoder)),
+        "light": decoder.light,
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "system": platform.platform(),
         "sampling": dataclasses.asdict(sampling),
@@ -98,6 +102,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--artifact", "--bundle", type=Path)
     parser.add_argument("--model")
+    parser.add_argument("--dtype")
+    parser.add_argument("--draft-bits", default="auto")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument(
         "--contenders",

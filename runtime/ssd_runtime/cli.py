@@ -17,6 +17,7 @@ from ssd_runtime.options import (
     ArtifactOption,
     AssignmentsOption,
     DeviceOption,
+    DraftBitsOption,
     DtypeOption,
     ModelOption,
     SignatureOption,
@@ -32,6 +33,7 @@ from ssd_runtime.report import explain as print_plans
 from ssd_runtime.report import finish, report, report_failure, write
 from ssd_runtime.sampling.params import read_sampling
 from ssd_runtime.serving.record import Recorder, RecordOption, RedactOption, ShareOption, read_recorder
+from ssd_runtime.weights.draft_bits import read_draft_bits
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.offline.result import Outcome
@@ -56,6 +58,10 @@ def run(
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
+    draft_bits: DraftBitsOption = "auto",
+    bitwise: Annotated[
+        bool, typer.Option("--bitwise", help="Logits of which no bit depends on drafts; slower, one prompt at a time.")
+    ] = False,
     threads: ThreadsOption = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
     temperature: Annotated[
@@ -102,7 +108,10 @@ def run(
     requests = [] if chatting else _requests(prompt, prompts, all_turns)
     if concurrency > 1 and prompts is None:
         raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
-    load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads)
+    if concurrency > 1 and bitwise:
+        raise UserError("--bitwise: it decodes one prompt at a time; omit it, or --concurrency")
+    bits = read_draft_bits(draft_bits)
+    load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads, bits, bitwise)
     if "" in (stop or ()):
         raise UserError("--stop: must not be empty; omit it instead")
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)

@@ -56,6 +56,10 @@ WeightMemoryOption = Annotated[
         help="Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free.",
     ),
 ]
+DraftBitsOption = Annotated[
+    str,
+    typer.Option("--draft-bits", help="Bits of lighter copies of the weights, for drafts alone: auto, 8, 4 or none."),
+]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, max=1024, help="Processor threads.")]
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")

@@ -298,6 +298,15 @@ BAD_RUNS = {
     "a folder for a file": (["--artifact", "bundle", "--prompts", "empty"], "empty: cannot be read"),
     "absurd threads": (["--artifact", "bundle", "hi", "--threads", "999999"], "--threads"),
     "bad size": (["--artifact", "bundle", "hi", "--weight-memory", "lots"], "such as 2G"),
+    "bad bits": (["--artifact", "bundle", "hi", "--draft-bits", "5"], "--draft-bits: expected one of auto, 8, 4, none"),
+    "bitwise at once": (
+        ["--artifact", "bundle", "--prompts", "rivers.jsonl", "--concurrency", "2", "--bitwise"],
+        "--bitwise: it decodes one prompt at a time",
+    ),
+    "no copies": (
+        ["--model", "model", "hi", "--strategy", "light", "--draft-bits", "none"],
+        "--strategy light: there is no lighter copy",
+    ),
     "no new tokens": (["--artifact", "bundle", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),
     "not a number": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "budget=nan"], "number from 0"),
     "truncated weights": (["--model", "truncated", "hi", "--strategy", "plain"], "not a safetensors file"),

@@ -129,7 +129,7 @@ def test_a_bundle_of_another_model_is_refused(loaded: LoadedModel) -> None:
 
 
 def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
-    with pytest.raises(UserError, match="neither a bundle nor a model"):
+    with pytest.raises(UserError, match="give a bundle, or a --model"):
         Engine.open()
     with pytest.raises(UserError, match="needs a bundle"):
         Engine(loaded).runner(RunSettings("knn"))

@@ -65,6 +65,14 @@ class Draft:
             return len(self.tokens)
         return next((row for row, parent in enumerate(self.parents) if parent != row), len(self.tokens))
 
+    @property
+    def chain(self) -> Draft:
+        """The main path alone."""
+        length = self.main_path
+        if length == len(self.tokens):
+            return self
+        return Draft(self.tokens[:length], probs=self.probs, steps=self.steps)
+
     def rows(self, pending: int) -> list[int]:
         """The tokens of all rows, the pending one first."""
         return [pending, *self.tokens]

@@ -24,13 +24,16 @@ from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model
+from ssd_runtime.model.bitwise import require_bitwise
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
-from ssd_runtime.planning.registry import check_strategy, needs_latency, read_settings
+from ssd_runtime.planning.registry import check_strategy, find_strategy, read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
-from ssd_runtime.profiling.memory import guard_memory, return_freed
-from ssd_runtime.weights.kernel_choice import fitted_decoder
+from ssd_runtime.profiling.light import LightSaving, known_saving
+from ssd_runtime.profiling.memory import gib, guard_memory, return_freed
+from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.kernel_choice import SMALL_BYTES, fitted_decoder
 
 MAX_STREAMS = 64
 """Most streams whose statistics are kept; those of the least recently used one are dropped first."""
@@ -58,10 +61,16 @@ class Engine:
         where: str = "bundle",
         weight_memory: int | None = None,
         before_measuring: Callable[[], object] | None = None,
+        draft_bits: DraftBits = "auto",
+        before_copying: Callable[[str], object] | None = None,
+        bitwise: bool = False,
     ) -> None:
         """`where` names the bundle in errors, and `before_measuring` is called before latencies are measured.
 
-        Packed copies of weights take at most `weight_memory` bytes, by default half of the free memory.
+        Packed copies of weights take at most `weight_memory` bytes, by default half of the free memory. These include
+        lighter copies for drafts, of `draft_bits`: before they are made, `before_copying` is called with a sentence
+        that says what memory they take. With `bitwise`, verifications compute logits as plain steps do, bit for bit,
+        in one request at a time; raises UserError where the model, its kernels or this device cannot.
         """
         self.loaded = loaded
         if bundle is not None:
@@ -75,11 +84,15 @@ class Engine:
             )
         self.bundle = bundle
         with guard_memory("packing and checking the model", loaded.model.device):
-            self.decoder = fitted_decoder(loaded.model, weight_memory)
+            self.decoder = fitted_decoder(loaded.model, weight_memory, bitwise)
             require_faithful(self.decoder)
+            if bitwise:
+                require_bitwise(self.decoder)
         return_freed()
         self._before_measuring = before_measuring
-        self.max_sequences = 8
+        self._draft_bits = draft_bits
+        self._before_copying = before_copying
+        self.max_sequences = 1 if bitwise else 8
         """Most requests that are decoded at once; set it before the first request is added."""
         self._streams: OrderedDict[tuple[str, str, Any], MakePlanner] = OrderedDict()
         """Makers of planners by (stream, strategy, parameters), the least recently used first."""
@@ -95,6 +108,7 @@ class Engine:
         dtype: str | None = None,
         weights: str | None = None,
         key: str | Path | None = None,
+        draft_bits: DraftBits = "auto",
     ) -> Engine:
         """Load a bundle (a folder, an archive, `hf://…`, `oci://…` or `demo`) with its model, or a `model` alone.
 
@@ -103,7 +117,8 @@ class Engine:
         one cannot be loaded.
         """
         source = read_source(artifact, model, Path(key) if key is not None else None)
-        return cls(load_model(source.model, device, dtype, source.weights(weights)), source.bundle, source.where)
+        loaded = load_model(source.model, device, dtype, source.weights(weights))
+        return cls(loaded, source.bundle, source.where, draft_bits=draft_bits)
 
     @cached_property
     def latency(self) -> LatencyTable:
@@ -121,6 +136,30 @@ class Engine:
         tables = self.bundle.latency if self.bundle is not None else {}
         model_key = config_sha256(self.loaded.model.config.to_dict())
         return known_latency(self.decoder, tables=tables, model_key=model_key, measure=measure)
+
+    def lighten(self) -> bool:
+        """Make lighter copies of the weights, unless they exist; returns whether there are any."""
+        needed = 0 if self.decoder.light else self.decoder.light_bytes(self._draft_bits)
+        if needed:
+            if self._before_copying is not None:
+                most = min(needed, self.decoder.packed.limit - self.decoder.packed.used)
+                self._before_copying(
+                    f"drafts may run on copies of the weights with fewer bits, which take up to {gib(most)}"
+                )
+            with guard_memory("copying weights for drafts", self.decoder.device, "give --draft-bits none"):
+                self.decoder.lighten(self._draft_bits)
+            return_freed()
+        return bool(self.decoder.light)
+
+    @cached_property
+    def light_saving(self) -> LightSaving | None:
+        """What a draft step on lighter copies saves here, measured now or on an earlier run; None if there are none.
+
+        Models that fit a processor's cache get none, since their steps take other time than that for weights.
+        """
+        if self.decoder.packed.used <= SMALL_BYTES or not self.lighten():
+            return None
+        return known_saving(self.decoder, config_sha256(self.loaded.model.config.to_dict()))
 
     def require_fitting(self, bundle: Bundle, where: str) -> None:
         """Raise UserError, which calls the bundle `where`, if it belongs to another model or does not fit its sizes."""
@@ -153,15 +192,18 @@ class Engine:
     def planners(self, strategy: str = "auto", parameters: Any = None) -> MakePlanner:
         """Return a maker of planners for the requests of one stream; `parameters` are those of `RunSettings`."""
         check_strategy(strategy, self.bundle is not None)
-        latency = self.latency if needs_latency(strategy) else None
+        needs = find_strategy(strategy)
+        if needs.needs_light:
+            self.lighten()
         parameters = read_settings(strategy, []) if parameters is None else parameters
         return make_strategy(
             name=strategy,
             settings=parameters,
             decoder=self.decoder,
             bundle=self.bundle,
-            latency=latency,
+            latency=self.latency if needs.needs_latency else None,
             heads=self._exit_heads,
+            light=self.light_saving if needs.prices_light and parameters.light else None,
         )
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:

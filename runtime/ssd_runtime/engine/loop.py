@@ -245,7 +245,9 @@ def _drafting(session: Session, pending: int, plan: Plan, most: int) -> Work[Dra
     length = min(plan.draft_length, session.draft_room(most))
     if plan.drafter is None or length < 1:
         return NOTHING
-    return (yield from plan.drafter.drafting(session, pending, length))
+    draft = yield from plan.drafter.drafting(session, pending, length)
+    # A sibling's keys stand in other slots than in a plain step, which changes the order of sums.
+    return draft.chain if session.decoder.bitwise else draft
 
 
 def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.sharing.opening import OpenedBundle, open_given, trusted_bundle
 from ssd_profiles.errors import UserError
+from ssd_runtime.weights.draft_bits import DraftBits
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.engine import Engine
@@ -65,13 +66,16 @@ class LoadSettings:
     weight_memory: int | None = None
     """Bytes for packed copies of weights."""
     threads: int | None = None
+    draft_bits: DraftBits = "auto"
+    bitwise: bool = False
+    """Whether no bit of logits may depend on drafts."""
 
 
 def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str], object]) -> Engine:
     """Load the model and check that the bundle fits it.
 
     `note` receives a line for everything that the user should know: tensors that were quantised again, the dtype that
-    `auto` chose, settings that decoding ignores, and that this device is being measured.
+    `auto` chose, settings that decoding ignores, memory for copies of weights, and that this device is being measured.
     """
     # These imports take seconds.
     import torch
@@ -91,6 +95,9 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
             where=source.where,
             weight_memory=settings.weight_memory,
             before_measuring=lambda: note("measuring this device once (well under a minute)…"),
+            draft_bits=settings.draft_bits,
+            before_copying=lambda told: note(f"{told}; --draft-bits none decodes without"),
+            bitwise=settings.bitwise,
         )
     for warning in ignored:
         note(str(warning.message))

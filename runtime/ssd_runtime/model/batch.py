@@ -14,6 +14,8 @@ from ssd_runtime.model.families import LayerKind
 from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.rotary import RotaryTable, Rotation, joined, repeated
 
+MOST_BY_ROW = 32
+"""Most rows of a verification whose attention runs row by row; chunks of a prompt have more."""
 _Seen = tuple[int, int, Tensor | None, bool]
 """The first slot seen, the one after the last, the bias, and whether rows see the keys causally without one."""
 
@@ -23,6 +25,7 @@ class LayerView:
     """The view of one sequence's rows in the layers of one kind: the keys in slots `begin`, …, `end` - 1.
 
     `bias` hides the keys among these that a row does not see (`attention.bias_of`); None if every row sees them all.
+    It is [rows, 1, 1, keys] if attention runs row by row.
     `rotation` has a row per head of queries, keys and values, where those of values change nothing. It is None in
     layers without a rotation.
     """
@@ -105,6 +108,11 @@ class Batch:
             sequences=sequences if len(sequences) == len(segments) else None,
         )
 
+    @property
+    def rows(self) -> int:
+        """Number of rows of all segments."""
+        return sum(segment.rows for segment in self.segments)
+
     def on(self, device: torch.device) -> Batch:
         """A copy of the batch for layers on `device`, made once."""
         if device not in self._copies:
@@ -128,9 +136,11 @@ class BatchBuilder:
     device: torch.device
     key_multiple: int = 1
     """Segments see keys in multiples of so many; those after the last row's are hidden. If it is not 1, attention runs
-    a lone row as two equal ones."""
+    a lone row as two equal ones, unless it runs `by_row`."""
     causal: bool = False
     """Whether attention of consecutive rows without a window needs no bias; only with a `key_multiple` of 1."""
+    by_row: bool = False
+    """Whether the attention of up to `MOST_BY_ROW` rows runs row by row (`attention.attend_by_row`)."""
 
     def consecutive(self, cache: KVCache, start: int, n: int) -> Segment:
         """Rows at positions `start`, …, `start` + n - 1; each sees itself and the rows before it in its window."""
@@ -144,7 +154,10 @@ class BatchBuilder:
             if not causal and (n > 1 or self.key_multiple > 1):
                 visible = self._causal(start=start, end=end, begin=begin, window=window)
                 visible = pad(visible, (0, last - end))
-                bias = self._bias(visible if n > 1 else visible.expand(2, -1))
+                if self.by_row and n <= MOST_BY_ROW:
+                    bias = bias_of(visible.to(self.device), 1, self.dtype)[:, None, None]
+                else:
+                    bias = self._bias(visible if n > 1 else visible.expand(2, -1))
             seen[window] = begin, last, bias, causal
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
         return Segment(cache=cache, slot=start, rows=n, views=views)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.model.attention import attend, attend_apart, capped, has_causal_kernel
+from ssd_runtime.model.attention import attend, attend_apart, attend_by_row, capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder, Segment, Variants
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.kv_cache import KVCache
@@ -23,7 +24,9 @@ from ssd_runtime.model.rotary import RotaryTable, Rotation, rotate
 from ssd_runtime.model.transfer import to_device
 from ssd_runtime.profiling.clock import WaitedLock, queues_work, synchronize
 from ssd_runtime.profiling.memory import gib
+from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
+from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, can_pack, named, stamp_of
 
 KEY_MULTIPLE = 64
@@ -33,6 +36,11 @@ The last bits of torch's attention depend on whether a row is alone and on the n
 rounding magnifies them to 0.4%. With such numbers most rows are the same to the bit in a plain step and in a
 verification: all but those beside a row that needs the next multiple.
 """
+
+
+KEY_BLOCK = 512
+"""Keys that torch's attention on CPUs multiplies at a time. In whole blocks its products have the same sizes however
+many keys there are, so that hidden keys change no bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +68,15 @@ class Decoder:
     block of layer i and 2i + 1 its MLP block, each with its norm and residual. Layers run on their own devices, since
     accelerate may spread or offload a model. Offloaded weights are fetched for a call, so every call of a module holds
     `lock`. Packed copies of weights take at most `weight_memory` bytes; by default all layers have one. Raises
-    UserError for models that are not supported.
+    UserError for models that are not supported. With `bitwise`, no bit of a row's logits depends on the rows beside it
+    in forwards of the full model with up to `MOST_BY_ROW` rows (`bitwise.require_bitwise`).
     """
 
-    def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62) -> None:
+    def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False) -> None:
         self.family = family_of(model.config)
         require_unhooked(model)
         self.model = model
+        self.bitwise = bitwise
         self.lock = WaitedLock()
         self.version = 0
         """Incremented by `refresh` when the model has changed: states computed before belong to another model."""
@@ -118,8 +128,12 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
-        self._native = [self._native_attention(layer) for layer in self.layers]
+        self.follow_layers()
+        self._by_row = bitwise and None in self._native
+        """Whether attention runs row by row, and a lone row as two equal ones: our own code needs neither."""
         key_multiple = KEY_MULTIPLE if self.rounding != self.dtype and None in self._native else 1
+        if self._by_row:
+            key_multiple = KEY_BLOCK
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in self.layers],
             windows=[kind.window for kind in kinds],
@@ -140,6 +154,7 @@ class Decoder:
             device=self.device,
             key_multiple=key_multiple,
             causal=self._attends_causally(),
+            by_row=self._by_row,
         )
 
     def _attends_causally(self) -> bool:
@@ -163,6 +178,26 @@ class Decoder:
         where = "" if all(packed) else f" {sum(packed)} of {len(packed)}"
         rows = "" if all(self._serves) else f" rows {_ranges(self._serves)}"
         return f"packed{where}{rows}{beside}"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether packed kernels serve all projections, whatever the number of rows."""
+        return all(linear.packed or linear.formats for linear in self._linears()) and all(self._serves)
+
+    @property
+    def head_projection(self) -> Linear:
+        """The head's projection."""
+        return self._head
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether layers run on several devices."""
+        return self._spread
+
+    @property
+    def has_attention_cap(self) -> bool:
+        """Whether scores of attention are soft-capped."""
+        return self._cap is not None
 
     @property
     def rounding(self) -> torch.dtype:
@@ -193,6 +228,30 @@ class Decoder:
         for linear in self._linears():
             linear.serve(rows)
 
+    def lighten(self, bits: DraftBits) -> None:
+        """Make lighter copies of the weights for drafts, as far as the memory budget holds them, or drop them."""
+        with self.lock, torch.inference_mode():
+            for linear in self._linears():
+                linear.lighten(bits)
+            self.follow_layers()
+
+    def light_bytes(self, bits: DraftBits) -> int:
+        """Bytes that all lighter copies would take at most; 0 if there can be none."""
+        return sum(linear.light_bytes(bits) for linear in self._linears())
+
+    @property
+    def light(self) -> str:
+        """The kernels of the lighter copies with their numbers, such as `121 int8`; empty without any."""
+        lighter = [linear.lighter for linear in self._linears()]
+        names = Counter(each.kernel.name for each in lighter if isinstance(each, LightLinear))
+        return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
+
+    def follow_layers(self) -> None:
+        """Put together what is made of the layers' projections: their lighter forms, and calls of our own code."""
+        self._light_layers = [layer.lighter() for layer in self.layers]
+        self._native = [self._native_attention(layer) for layer in self.layers]
+        self._light_native = [self._native_attention(layer) for layer in self._light_layers]
+
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
 
@@ -204,7 +263,7 @@ class Decoder:
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
         if any(changed):
-            self._native = [self._native_attention(layer) for layer in self.layers]
+            self.follow_layers()
         if any(changed) or embedding != self._embedding_stamp:
             self.version += 1
             self._embedding_stamp = embedding
@@ -232,18 +291,23 @@ class Decoder:
             x = self.model.model.embed_tokens(tokens[0] if len(tokens) == 1 else torch.cat(tokens))
         return x if self._embedding_scale is None else x * self._embedding_scale
 
-    def attention(self, layer: int, x: Tensor, batch: Batch) -> Tensor:
-        """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches."""
+    def attention(self, layer: int, x: Tensor, batch: Batch, light: bool = False) -> Tensor:
+        """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches.
+
+        With `light` it runs on the lighter copies of its weights.
+        """
         with self.lock.inner:
-            parts = self.layers[layer]
-            native = self._native[layer]
+            parts = (self._light_layers if light else self.layers)[layer]
+            native = (self._light_native if light else self._native)[layer]
             if native is not None and batch.sequences is not None:
                 return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
             if self._spread:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)
-            queries, new = self.project(layer, x, batch.rotations[parts.kind])
-            if len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
+            queries, new = self.project(layer, x, batch.rotations[parts.kind], light)
+            if self._by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
+                mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
+            elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
                 mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
             else:
                 sizes = [segment.rows for segment in batch.segments]
@@ -265,6 +329,9 @@ class Decoder:
         segment.cache.write(layer, segment.slot, new)
         keys, values = segment.cache.read(layer, view.begin, view.end)
         queries = queries.transpose(0, 1)
+        if view.bias is not None and view.bias.ndim == 4:
+            mixed = attend_by_row(queries=queries, keys=keys, values=values, bias=view.bias, scale=parts.scale)
+            return mixed.transpose(0, 1).reshape(segment.rows, -1)
         paired = segment.rows == 1 and self.batches.key_multiple > 1
         mixed = attend(
             queries=queries.expand(-1, 2, -1) if paired else queries,
@@ -296,9 +363,9 @@ class Decoder:
         )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)
 
-    def project(self, layer: int, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    def project(self, layer: int, x: Tensor, rotation: Rotation | None, light: bool = False) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim]."""
-        parts = self.layers[layer]
+        parts = (self._light_layers if light else self.layers)[layer]
         shape = self.shape
         qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if parts.q_norm is not None and parts.k_norm is not None:
@@ -307,10 +374,10 @@ class Decoder:
             qkv = rotate(qkv, rotation)
         return qkv[:, : shape.heads], qkv[:, shape.heads :]
 
-    def mlp(self, layer: int, x: Tensor) -> Tensor:
-        """The MLP block of `layer` on `x` [n, hidden]."""
+    def mlp(self, layer: int, x: Tensor, light: bool = False) -> Tensor:
+        """The MLP block of `layer` on `x` [n, hidden]; with `light`, on the lighter copies of its weights."""
         with self.lock.inner:
-            parts = self.layers[layer]
+            parts = (self._light_layers if light else self.layers)[layer]
             return parts.add_mlp(x.to(parts.device) if self._spread else x)
 
     def run(
@@ -321,26 +388,38 @@ class Decoder:
         first: int = 0,
         last: int | None = None,
         states: list[Tensor] | None = None,
+        light: bool = False,
     ) -> Tensor:
-        """Run sub-layers `first`, …, `last` - 1 except those of `mask`; appends the state after each to `states`."""
+        """Run sub-layers `first`, …, `last` - 1 except those of `mask`; appends the state after each to `states`.
+
+        With `light` they run on the lighter copies of their weights.
+        """
+        paired = self._by_row and len(x) == 1 and mask is None and not light
+        if paired:
+            x = x.repeat(2, 1)  # rows of stride 0 would be summed in another order
         with self.lock:
             for index in range(first, 2 * self.shape.num_layers if last is None else last):
                 if mask is None or not mask.bits[index]:
                     layer, is_mlp = divmod(index, 2)
-                    x = self.mlp(layer, x) if is_mlp else self.attention(layer, x, batch)
+                    x = self.mlp(layer, x, light) if is_mlp else self.attention(layer, x, batch, light)
                 if states is not None:
-                    states.append(self._handed(x))
-        return self._handed(x)
+                    states.append(self._handed(x[:1] if paired else x))
+        return self._handed(x[:1] if paired else x)
 
     def norm(self, x: Tensor) -> Tensor:
         """States `x` after the final norm."""
         with self.lock:
-            return self._handed(self._norm(x))
+            return self._handed(self._on_two_rows(self._norm, x))
 
-    def head(self, normed: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of states after the final norm."""
+    def head(self, normed: Tensor, light: bool = False) -> Tensor:
+        """Logits [n, vocabulary] of states after the final norm; with `light`, by the lighter copy of the head."""
+        head = self._head.lighter if light else self._head
         with self.lock:
-            return self.finished(self._handed(self._head(normed)))
+            return self.finished(self._handed(self._on_two_rows(head, normed)))
+
+    def _on_two_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Apply `work` to rows `x`, to a lone one as two equal ones if no bit may depend on their number."""
+        return work(x.repeat(2, 1))[:1] if self._by_row and len(x) == 1 else work(x)
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits from the output of the head's projection, scaled and capped as the family does."""
@@ -348,9 +427,9 @@ class Decoder:
             logits = logits / self._logit_divisor
         return capped(logits, self._logit_cap)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of states after the last sub-layer."""
-        return self.head(self.norm(x))
+    def logits(self, x: Tensor, light: bool = False) -> Tensor:
+        """Logits [n, vocabulary] of states after the last sub-layer; with `light`, by the lighter copy of the head."""
+        return self.head(self.norm(x), light)
 
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ssd_runtime.model.families import Family
 from ssd_runtime.model.placement import device_of
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 
 NORM_TOLERANCE = 1e-5
@@ -103,15 +104,15 @@ class Layer:
     residual: float
     """Factor of a block's output before it is added to the residual stream."""
     attention_norm: Norm | None
-    qkv: Linear
+    qkv: Linear | LightLinear
     q_norm: Norm | None
     k_norm: Norm | None
-    output: Linear
+    output: Linear | LightLinear
     attention_after: Norm | None
     mlp_norm: Norm | None
-    gate_up: Linear
+    gate_up: Linear | LightLinear
     activation: Callable[[Tensor], Tensor]
-    down: Linear
+    down: Linear | LightLinear
     mlp_after: Norm | None
     device: torch.device
     """The device that the layer runs on."""
@@ -171,8 +172,14 @@ class Layer:
         )
 
     def linears(self) -> tuple[Linear, ...]:
-        """All projections."""
-        return self.qkv, self.output, self.gate_up, self.down
+        """All projections but lighter copies."""
+        every = self.qkv, self.output, self.gate_up, self.down
+        return tuple(each for each in every if isinstance(each, Linear))
+
+    def lighter(self) -> Layer:
+        """The same layer on the lighter copies of its projections, as far as it has these."""
+        parts = {name: getattr(self, name) for name in ("qkv", "output", "gate_up", "down")}
+        return replace(self, **{name: part.lighter for name, part in parts.items()})
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
@@ -182,7 +189,7 @@ class Layer:
         changed = [part.refresh() for part in parts]
         return any(changed)
 
-    def _join(self, x: Tensor, last: Linear, inner: Tensor, after: Norm | None) -> Tensor:
+    def _join(self, x: Tensor, last: Linear | LightLinear, inner: Tensor, after: Norm | None) -> Tensor:
         """`x` plus the block's output, which its `last` projection makes of `inner`."""
         if after is None and self.residual == 1.0:
             return last(inner, residual=x)

@@ -24,6 +24,8 @@ HEAD_ROWS = 128
 class Forward:
     """A request to run rows of one sequence through sub-layers `first`, …, `last` - 1, without those of `mask`.
 
+    With `light` they run on the lighter copies of their weights.
+
     The answer is the states [rows, hidden] after the last of these. With `keep_states` it is a list: the states before
     the first sub-layer, and those after each, skipped or not. A search may have several `segments`, of one cache or of
     several.
@@ -36,11 +38,12 @@ class Forward:
     first: int = 0
     last: int | None = None
     keep_states: bool = False
+    light: bool = False
 
     @property
     def is_full(self) -> bool:
         """Whether it runs the full model to its end, as a prompt's chunk, a plain step and a verification do."""
-        return self.mask is None and self.last is None
+        return self.mask is None and self.last is None and not self.light
 
     @property
     def size(self) -> int:
@@ -50,7 +53,7 @@ class Forward:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one forward."""
-        return Forward, self.embeds, self.mask, self.first, self.last, self.keep_states
+        return Forward, self.embeds, self.mask, self.first, self.last, self.keep_states, self.light
 
     @property
     def embeds(self) -> bool:
@@ -63,12 +66,13 @@ class Head:
     """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], `normed` or not.
 
     With `best` the answer is a pair: the most probable tokens [rows] and their probabilities [rows]. Searches have more
-    rows than the memory has room for logits.
+    rows than the memory has room for logits. With `light` the head's lighter copy computes them.
     """
 
     x: Tensor
     normed: bool = False
     best: bool = False
+    light: bool = False
     is_full = False
 
     @property
@@ -79,7 +83,7 @@ class Head:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one."""
-        return Head, self.normed, self.best
+        return Head, self.normed, self.best, self.light
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +174,8 @@ class ModelRunner:
         sizes = [request.size for request in requests]
         logits = self.decoder.head if one.normed else self.decoder.logits
         if not one.best:
-            return _unpacked(logits(x), sizes)
-        parts = [_best(logits(rows)) for rows in x.split(HEAD_ROWS)]
+            return _unpacked(logits(x, one.light), sizes)
+        parts = [_best(logits(rows, one.light)) for rows in x.split(HEAD_ROWS)]
         tokens, probabilities = (_unpacked(torch.cat(each), sizes) for each in zip(*parts, strict=True))
         return list(zip(tokens, probabilities, strict=True))
 
@@ -185,9 +189,10 @@ class ModelRunner:
         batch = Batch.of([segment for request in requests for segment in request.segments])
         sizes = [request.size for request in requests]
         if not one.keep_states:
-            return _unpacked(decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last), sizes)
+            ended = decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last, light=one.light)
+            return _unpacked(ended, sizes)
         states = [x]
-        decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last, states=states)
+        decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last, states=states, light=one.light)
         return [list(parts) for parts in zip(*(_unpacked(x, sizes) for x in states), strict=True)]
 
 

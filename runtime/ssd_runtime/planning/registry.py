@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.planning.settings import (
+    AutoSettings,
     ClaspSettings,
     DelSettings,
     ExitSettings,
     KnapsackSettings,
+    LightSettings,
     LookupSettings,
     NearestSettings,
     SwiftSettings,
@@ -35,6 +37,10 @@ class Strategy:
     """Class of the parameters for `--set`; None without any."""
     needs_bundle: bool = False
     needs_latency: bool = False
+    needs_light: bool = False
+    """Whether it drafts on lighter copies of the weights."""
+    prices_light: bool = False
+    """Whether it may draft on them, by their measured cost."""
 
     def make(self, inputs: StrategyInputs) -> MakePlanner:
         """Import the maker and call it for one stream of requests. Raises UserError for unsuitable inputs."""
@@ -47,7 +53,13 @@ class Strategy:
 FIXED = "fixed:"
 """Prefix of the strategy that is followed by a domain's name."""
 STRATEGIES = (
-    Strategy(name="auto", maker="auto.auto:make_auto", needs_latency=True),
+    Strategy(
+        name="auto",
+        maker="auto.auto:make_auto",
+        settings=AutoSettings,
+        needs_latency=True,
+        prices_light=True,
+    ),
     Strategy(name="plain", maker="strategy:make_plain"),
     Strategy(
         name="knn",
@@ -67,6 +79,7 @@ STRATEGIES = (
     Strategy(name="exit", maker="papers.specbound:make_exit", settings=ExitSettings),
     Strategy(name="del", maker="papers.del_exit:make_del", settings=DelSettings),
     Strategy(name="lookup", maker="lookup:make_lookup", settings=LookupSettings, needs_latency=True),
+    Strategy(name="light", maker="light:make_light", settings=LightSettings, needs_light=True),
     Strategy(name=f"{FIXED}NAME", maker="papers.knn:make_fixed", needs_bundle=True, needs_latency=True),
 )
 NAMES = tuple(strategy.name for strategy in STRATEGIES)

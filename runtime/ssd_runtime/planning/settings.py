@@ -10,6 +10,14 @@ POSITIVE = {"least": 1}
 
 
 @dataclass(frozen=True, slots=True)
+class AutoSettings:
+    """Parameters of `auto`."""
+
+    light: int = 1
+    """1 to draft on lighter copies of the weights where that is expected to pay, 0 to make and use none."""
+
+
+@dataclass(frozen=True, slots=True)
 class NearestSettings:
     """KNN-SSD's parameters at run time."""
 
@@ -112,6 +120,16 @@ class LookupSettings:
     """Longest draft."""
     recycle: int = 1
     """1 to guess by the target's earlier candidates too, as a tree (token recycling); 0 for copies alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class LightSettings:
+    """Parameters of drafts on lighter copies of the weights."""
+
+    max_draft: int = field(default=5, metadata=POSITIVE)
+    """Longest draft."""
+    confidence: float = 0.0
+    """Drafting ends after a token less probable than this; 0 to draft to the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import PlainPlanner, Planner
 from ssd_runtime.planning.registry import find_strategy
 from ssd_runtime.planning.routing import Router
+from ssd_runtime.profiling.light import LightSaving
 
 MakePlanner = Callable[[], Planner]
 """Makes the planner of one request. Planners of `auto`, `lookup` and `swift` share the state of their stream."""
@@ -34,6 +35,8 @@ class StrategyInputs:
     latency: LatencyTable | None
     heads: ExitHeads | None
     """Exit heads that several streams share; None to make them here."""
+    light: LightSaving | None
+    """What drafts on lighter copies of the weights save; None without copies."""
 
     @property
     def num_layers(self) -> int:
@@ -79,10 +82,12 @@ def make_strategy(
     bundle: Bundle | None,
     latency: LatencyTable | None,
     heads: ExitHeads | None = None,
+    light: LightSaving | None = None,
 ) -> MakePlanner:
     """Return a maker of planners for the requests of one stream.
 
     `heads` are the bundle's on the decoder's device, for several streams to share; they are made here by default.
+    `light` is what drafts on lighter copies of the weights save, if the decoder has these.
     Raises UserError if the bundle lacks a domain or mixture that the strategy needs.
     """
     inputs = StrategyInputs(
@@ -92,6 +97,7 @@ def make_strategy(
         bundle=bundle,
         latency=latency,
         heads=heads,
+        light=light,
     )
     return find_strategy(name).make(inputs)
 

@@ -17,9 +17,10 @@ from transformers import PreTrainedConfig
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.gguf_blocks import DENSE, dense, levels4
 from ssd_runtime.weights.gguf_index import GgufIndex, MappedTensors
-from ssd_runtime.weights.gguf_kernels import kernel4, kernel8, serves4
+from ssd_runtime.weights.gguf_kernels import kernel4, kernel8
 from ssd_runtime.weights.kernels.kernel import Kernel
 from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.light import serves4
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 """GGUF architectures whose conventions are known here."""

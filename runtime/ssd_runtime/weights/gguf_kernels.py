@@ -25,11 +25,6 @@ Stored = tuple[NDArray[np.uint8], Type]
 """Blocks [out, bytes] and their type."""
 
 
-def serves4(out_features: int, in_features: int) -> bool:
-    """Whether a kernel takes 4-bit weights of these sizes."""
-    return Vnni.can_serve(out_features, in_features) or Int4.can_serve(out_features, in_features)
-
-
 def kernel4(stored: Sequence[Stored], bias: Tensor | None) -> Kernel:
     """The kernel of 4-bit tensors that share an input."""
     parts = [part for part in (levels4(data, kind) for data, kind in stored) if part is not None]

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
 from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernel, most_bytes
 from ssd_runtime.weights.packed_linear import PackedLinear, whole_kernels
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -49,12 +51,17 @@ class Linear:
     says is faster for n rows. Packed copies stay within the `memory` budget. They replace only exact `nn.Linear`
     modules without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
     Modules that hold a quantised file's weights (`PackedLinear`) share kernels, which are called directly.
+
+    Drafts may run on a lighter copy instead (`lighten`), within the same budget and of exact modules alone. It is
+    rebuilt with the packed one.
     """
 
     __slots__ = (
+        "_bits",
         "_calls",
         "_fused",
         "_last",
+        "_light",
         "_memory",
         "_modules",
         "_names",
@@ -69,6 +76,8 @@ class Linear:
         self._names = tuple(names)
         self._memory = memory
         self._packed: Kernel | None = None
+        self._light: LightLinear | None = None
+        self._bits: DraftBits = "none"
         self.serve(ALWAYS)
         self._build()
 
@@ -76,6 +85,11 @@ class Linear:
     def packed(self) -> bool:
         """Whether a packed copy exists."""
         return self._packed is not None
+
+    @property
+    def lighter(self) -> Linear | LightLinear:
+        """The lighter copy; these projections themselves if there is none."""
+        return self if self._light is None else self._light
 
     @property
     def foreign(self) -> list[nn.Module]:
@@ -96,6 +110,19 @@ class Linear:
         """Let the packed copy serve n rows where `rows[n - 1]` is true. The last entry holds for all larger n."""
         self._serves = tuple(rows)
         self._last = len(rows) - 1
+
+    def lighten(self, bits: DraftBits) -> None:
+        """Make the lighter copy of so many bits, or drop it."""
+        if bits != self._bits:
+            self._bits = bits
+            self._build_light()
+
+    def light_bytes(self, bits: DraftBits) -> int:
+        """Bytes that a lighter copy would take at most; 0 if there can be none."""
+        linears = self._copied()
+        if bits == "none" or not linears or not all(can_lighten(linear.weight) for linear in linears):
+            return 0
+        return sum(most_bytes(linear.weight, bits) for linear in linears)
 
     @property
     def fused(self) -> Vnni | None:
@@ -133,7 +160,11 @@ class Linear:
         self._fused = only if isinstance(only, Vnni) else None
         self._stamp = stamp_of(self._modules)
         self._drop()
-        linears = [module for module in self._modules if isinstance(module, nn.Linear) and _packable(module)]
+        self._build_packed()
+        self._build_light()
+
+    def _build_packed(self) -> None:
+        linears = [linear for linear in self._copied() if can_serve(linear.weight)]
         if len(linears) < len(self._modules) or not self._memory.claim(_bytes(linears)):
             return
         try:
@@ -143,14 +174,25 @@ class Linear:
         if self._packed is None:
             self._memory.used -= _bytes(linears)
 
+    def _build_light(self) -> None:
+        if self._light is not None:
+            self._memory.used -= self._light.kernel.nbytes
+            self._light = None
+        most = self.light_bytes(self._bits)
+        if not most or not self._memory.claim(most):
+            return
+        weight, bias = _joined(self._copied())
+        self._light = LightLinear(light_kernel(weight, bias, self._bits), weight.dtype)
+        self._memory.used -= most - self._light.kernel.nbytes
+
+    def _copied(self) -> list[nn.Linear]:
+        """The modules, if copies of their weights may stand in for them; otherwise none."""
+        linears = [module for module in self._modules if isinstance(module, nn.Linear) and _replaceable(module)]
+        return linears if len(linears) == len(self._modules) else []
+
     def _pack(self, linears: Sequence[nn.Linear]) -> None:
         """Pack the weights, and keep the copy only if its output agrees with the modules'."""
-        weights = [linear.weight.detach() for linear in linears]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        bias: Tensor | None = None
-        if any(linear.bias is not None for linear in linears):
-            zeros = weight.new_zeros
-            bias = torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
+        weight, bias = _joined(linears)
         packed = OneDNN(weight, bias)
         self._packed = packed if self._agrees(packed, weight) else None
 
@@ -197,8 +239,19 @@ def named(modules: Sequence[nn.Module]) -> str:
     return f" with {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))} ({digest})"
 
 
-def _packable(module: nn.Linear) -> bool:
-    return is_exact(module) and can_serve(module.weight) and not hooked(module)
+def _joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight [out, in] and bias [out] of the modules side by side; the bias is None if none has one."""
+    weights = [linear.weight.detach() for linear in linears]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    if all(linear.bias is None for linear in linears):
+        return weight, None
+    zeros = weight.new_zeros
+    return weight, torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
+
+
+def _replaceable(module: nn.Linear) -> bool:
+    """Whether a copy of the module's weight computes what the module does."""
+    return is_exact(module) and not hooked(module)
 
 
 def stamp_of(modules: Sequence[nn.Module]) -> list[Any]:

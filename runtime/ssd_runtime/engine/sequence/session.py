@@ -12,6 +12,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache
 from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
+from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.kv_cache import FORWARD_ROWS
 from ssd_runtime.model.runner import Forward, ModelRunner, Work
@@ -216,10 +217,12 @@ class Session:
         first: int = 0,
         last: int | None = None,
         keep_states: bool = False,
+        light: bool = False,
     ) -> Forward:
         """A request to run `rows`, tokens or states [n, hidden], through sub-layers `first`, …, `last` - 1.
 
-        Their positions begin `ahead` after the committed tokens. Sub-layers of `mask` are skipped.
+        Their positions begin `ahead` after the committed tokens. Sub-layers of `mask` are skipped. With `light` the
+        others run on the lighter copies of their weights.
         """
         n = len(rows)
         start = self.committed + ahead
@@ -232,6 +235,7 @@ class Session:
             first=first,
             last=last,
             keep_states=keep_states,
+            light=light,
         )
 
     def tree_request(
@@ -342,6 +346,8 @@ class Session:
 
     def draft_room(self, most: int) -> int:
         """Most drafts, up to `most`, of one verification: a forward rotates all rows by the same angles."""
+        if self.decoder.bitwise:
+            most = min(most, MOST_BY_ROW - 1)
         switch = self.decoder.rope_switch
         return most if switch is None or self.cache.long else min(most, switch - self.committed - 1)
 

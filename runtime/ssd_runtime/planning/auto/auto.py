@@ -15,6 +15,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
+from ssd_runtime.planning.auto.light_drafts import LightDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Source
 from ssd_runtime.planning.auto.stream import Stream
@@ -22,6 +23,7 @@ from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
+from ssd_runtime.profiling.light import LightSaving
 
 
 def draft_sources(
@@ -32,6 +34,7 @@ def draft_sources(
     latency: LatencyTable,
     stream: Stream,
     lookup: Lookup,
+    light: LightSaving | None = None,
 ) -> tuple[list[Source], list[MaskedDrafts]]:
     """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
 
@@ -47,11 +50,13 @@ def draft_sources(
     sources: list[Source] = [*masks[:1]] if name in frontiers else []
     if name in exits:
         sources.append(ExitDrafts(heads=heads, choice=exits[name], latency=latency, stats=stream.exits[name]))
+    if light is not None:
+        sources.append(LightDrafts(saving=light, latency=latency, stats=stream.light, lookup=lookup))
     return sources, masks
 
 
 class AutoPlanner(BasePlanner):
-    """Plans guesses, the nearest domain's masks, its early exits, or a plain step (`Controller`).
+    """Plans guesses, the nearest domain's masks or early exits, light drafts, or a plain step (`Controller`).
 
     A prompt out of every domain has the mixture's masks.
     """
@@ -64,7 +69,9 @@ class AutoPlanner(BasePlanner):
         router: Router | None,
         latency: LatencyTable,
         stream: Stream,
+        light: LightSaving | None = None,
     ) -> None:
+        self._light = light
         self._frontiers = frontiers
         self._exits = exits
         self._heads = heads
@@ -95,6 +102,7 @@ class AutoPlanner(BasePlanner):
             latency=self._latency,
             stream=self._stream,
             lookup=lookup,
+            light=self._light,
         )
         self._controller = Controller(
             latency=self._latency,
@@ -138,4 +146,5 @@ def make_auto(inputs: StrategyInputs) -> MakePlanner:
         router=router,
         latency=latency,
         stream=stream,
+        light=inputs.light,
     )

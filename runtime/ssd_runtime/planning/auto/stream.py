@@ -34,6 +34,8 @@ class Stream:
     """Statistics of masked drafts by domain."""
     exits: defaultdict[str, DraftStats] = field(default_factory=_by_domain)
     """Statistics of early exits by domain."""
+    light: DraftStats = field(default_factory=DraftStats)
+    """Statistics of drafts on lighter copies of the weights, in all domains."""
     priced: tuple[Load, list[float]] | None = None
     """The latest shared forward, and the costs of 1, 2, … rows of a request in the next one."""
     timed: Load | None = None

@@ -8,7 +8,7 @@ import sys
 import time
 from importlib.util import find_spec
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from ssd_runtime.options import (
     ArtifactOption,
     AssignmentsOption,
     DeviceOption,
+    DraftBitsOption,
     DtypeOption,
     ModelOption,
     SignatureOption,
@@ -31,6 +32,7 @@ from ssd_runtime.options import (
 )
 from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
+from ssd_runtime.weights.draft_bits import read_draft_bits
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.engine import Engine
@@ -74,6 +76,7 @@ def serve(
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
+    draft_bits: DraftBitsOption = "auto",
     threads: ThreadsOption = None,
     grace: Annotated[
         float, typer.Option(min=0.0, max=3600.0, help="Seconds that open requests have to end in when it stops.")
@@ -89,7 +92,8 @@ def serve(
     """Serve a model under OpenAI's HTTP interface, decoding faster, with exactly the output of plain decoding."""
     _require_extra()
     keys = _keys(api_key)
-    load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads)
+    bits = read_draft_bits(draft_bits)
+    load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads, bits)
     check_strategy(strategy, artifact is not None)
     parameters = read_settings(strategy, assignments or [])
     source = read_source(artifact, model, require_signature)
@@ -115,7 +119,7 @@ def serve(
 
     engine = open_engine(source, load_settings, log.info)
     engine.max_sequences = max_concurrency
-    _prepare(engine)
+    _prepare(engine, strategy, parameters)
     settings = ServerSettings(
         model_name=name or source.model,
         max_context=engine.decoder.shape.max_context,
@@ -174,10 +178,11 @@ def watch_gauges(service: Service) -> None:
     gauge("ssd:prefixes", "Kept prefixes.", lambda: len(scheduler.prefixes))
 
 
-def _prepare(engine: Engine) -> None:
-    """Do what would delay the first requests: measure this device, and allocate keys and values."""
+def _prepare(engine: Engine, strategy: str, parameters: Any) -> None:
+    """Do what would delay the first requests: measure this device, copy weights, allocate keys and values."""
     _ = engine.latency
     _ = engine.scheduler
+    engine.planners(strategy, parameters)
 
 
 def _require_extra() -> None:

@@ -183,4 +183,6 @@ def source_of(reason: str, masked: bool) -> str:
         return "masked"
     if reason.startswith("plain"):
         return "plain"
+    if reason.startswith("light"):
+        return "light"
     return "lookup" if reason.startswith("lookup") else "early_exit"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,10 @@ GROUP = 32
 """Columns that share a scale, as in GGUF's Q4_0, Q4_1 and Q4_K."""
 OUT_MULTIPLE = 16
 """The kernel packs so many outputs at a time."""
+SHARES = (0.95, 0.9, 0.85, 0.8)
+"""Shares of a group's range that are tried besides the whole: a narrower grid cuts its ends and is finer within."""
+LEAST_SCALE = 1e-30
+"""Scale of groups whose weights are all equal."""
 
 
 class Int4:
@@ -43,3 +49,42 @@ class Int4:
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.to(torch.bfloat16), self._levels, GROUP, self._scales)
         y = y.to(x.dtype)
         return y if self._bias is None else y.add_(self._bias)
+
+
+class Rounded4(NamedTuple):
+    """A weight [out, in] on a 4-bit grid."""
+
+    levels: Tensor
+    """[out, in], uint8 from 0 to 15."""
+    scale: Tensor
+    """[out, in / 32]."""
+    zero: Tensor
+    """[out, in / 32]."""
+    error: Tensor
+    """Squared error of each group [out, in / 32]."""
+
+
+def quantised4(weight: Tensor) -> Rounded4:
+    """Round a weight [out, in] to 4 bits, with scales and zeros that bf16 holds exactly.
+
+    Each group takes the range, of several shares of its own, whose levels are nearest to its weights. A weight that
+    lies on a 4-bit grid with a level at either end is met up to the rounding of scales and zeros.
+    """
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    best = _rounded(groups, 1.0)
+    for share in SHARES:
+        other = _rounded(groups, share)
+        better = other.error < best.error
+        best = Rounded4(*(torch.where(better, new, old) for new, old in zip(other, best, strict=True)))
+    levels, scale, zero, error = best
+    return Rounded4(levels.flatten(1), scale[..., 0], zero[..., 0], error[..., 0])
+
+
+def _rounded(groups: Tensor, share: float) -> Rounded4:
+    """Round groups [out, groups, 32] to 16 levels over a share of their range; scales are [out, groups, 1]."""
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale = (share * (high - low) / 15).clamp(min=LEAST_SCALE).to(torch.bfloat16).float()
+    zero = ((low + high + scale) / 2).to(torch.bfloat16).float()
+    levels = ((groups - zero) / scale).round_().clamp_(-8, 7)
+    error = (levels * scale).add_(zero).sub_(groups).square_().sum(-1, keepdim=True)
+    return Rounded4((levels + 8).to(torch.uint8), scale, zero, error)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+COLUMN_MULTIPLE = 32
+"""The kernel reads so many columns at a time."""
+
 
 class Int8:
     """A weight levels × scale, with `levels` int8 [out, in] and `scale` [out] rounded to bf16."""
@@ -19,6 +22,11 @@ class Int8:
         self._scale = scale.to(torch.bfloat16)
         self._bias = bias
         self.out_features = levels.shape[0]
+
+    @staticmethod
+    def can_serve(in_features: int) -> bool:
+        """Whether a weight of so many columns can be multiplied; aten's kernel reads beyond rows of other lengths."""
+        return in_features % COLUMN_MULTIPLE == 0
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,71 @@
+"""Lighter copies of dense weights, which only drafts multiply by."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
+from ssd_runtime.weights.kernels.int8 import Int8, quantised
+from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
+from ssd_runtime.weights.kernels.vnni import Vnni, quantised_groups
+
+ON_GRID = 0.02
+"""Largest relative change, in root mean squares, by which rounding to 4 bits leaves a weight on its grid. Rounding the
+scales to bf16 changes a weight by about 0.3%, rounding one that lies on no grid by 8% or more."""
+ROWS_AT_ONCE = 4096
+"""Outputs that are rounded at a time, since that takes several copies of them in fp32."""
+
+
+class LightLinear:
+    """Projections on a lighter copy of their weights, called like `Linear`."""
+
+    __slots__ = ("fused", "kernel")
+
+    fused: Vnni | None
+    """The kernel if it computes all of the projections with norm and residual in fp32."""
+
+    def __init__(self, kernel: Kernel, dtype: torch.dtype) -> None:
+        """`dtype` is that of the rows."""
+        self.kernel = kernel
+        self.fused = kernel if isinstance(kernel, Vnni) and dtype == torch.float32 else None
+
+    def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
+        """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
+        if self.fused is not None and (norm is None or norm.rms is not None):
+            return self.fused.fused(x, None if norm is None else norm.rms, residual)
+        y = self.kernel(x if norm is None else norm(x))
+        return y if residual is None else residual + y
+
+
+def can_lighten(weight: Tensor) -> bool:
+    """Whether there is a kernel for a lighter copy of a weight [out, in] on its device."""
+    return weight.device.type == "cpu" and weight.is_floating_point() and Int8.can_serve(weight.shape[1])
+
+
+def most_bytes(weight: Tensor, bits: DraftBits) -> int:
+    """Bytes that a lighter copy takes at most: that of `auto` turns out to have 4 or 8 bits once it is made."""
+    out, columns = weight.shape
+    scales = out * columns // GROUP * 4
+    return (out * columns // 2 if bits == "4" and serves4(out, columns) else out * columns) + scales
+
+
+def light_kernel(weight: Tensor, bias: Tensor | None, bits: DraftBits) -> Kernel:
+    """Copy a weight [out, in] in 8 or 4 bits; 8 serve where no kernel of 4 can."""
+    parts = weight.split(ROWS_AT_ONCE)
+    native = Vnni.can_serve(*weight.shape)
+    if bits != "8" and serves4(*weight.shape):
+        fours = [quantised4(rows) for rows in parts]
+        error = sum(float(each.error.sum()) for each in fours)
+        if bits == "4" or error <= ON_GRID**2 * sum(float(rows.float().square().sum()) for rows in parts):
+            levels, scale, zero, _ = (torch.cat(each) for each in zip(*fours, strict=True))
+            return Vnni(levels, scale, zero, bias) if native else Int4(levels, scale, zero, bias)
+    eights = [(quantised_groups if native else quantised)(rows.float()) for rows in parts]
+    levels, scale = (torch.cat(each) for each in zip(*eights, strict=True))
+    return Vnni(levels, scale, None, bias) if native else Int8(levels, scale, bias)
+
+
+def serves4(out_features: int, in_features: int) -> bool:
+    """Whether a kernel takes 4-bit weights of these sizes."""
+    return Vnni.can_serve(out_features, in_features) or Int4.can_serve(out_features, in_features)

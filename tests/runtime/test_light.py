@@ -1,0 +1,395 @@
+"""Drafts on lighter copies of the weights: the output of plain decoding, and copies that follow the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.lookup import Lookup, LookupStats
+from ssd_runtime.drafting.masked import Branching, Masked
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import Forward, Head, ModelRunner
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS, DraftStats
+from ssd_runtime.planning.auto.light_drafts import AGREEMENT, LONGEST, LightDrafts
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.settings import AutoSettings
+from ssd_runtime.planning.strategy import make_strategy
+from ssd_runtime.profiling.light import LightSaving
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
+from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
+from ssd_runtime.weights.kernels.int8 import Int8
+from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.light import light_kernel, most_bytes
+from tests.folders import save_tiny_model
+from tests.models import VARIANTS, tiny_model
+from tests.tables import latency_table
+
+LAYERS = 4
+TABLE = latency_table(LAYERS)
+IDS, LIMITS = list(range(3, 13)), Limits(60)
+
+
+def lightened(variant: str = "qwen3", bits: DraftBits = "8", seed: int = 3, **settings: int) -> Decoder:
+    decoder = Decoder(tiny_model(variant, seed=seed, **settings))
+    decoder.lighten(bits)
+    assert decoder.light
+    return decoder
+
+
+def drafted(decoder: Decoder, drafter: Masked, sampling: SamplingParams = GREEDY, length: int = 5) -> Generation:
+    return generate(Session(decoder, sampling), IDS, ConstantPlanner(Plan("test", drafter, length)), LIMITS)
+
+
+@pytest.fixture(params=[False, True], ids=["aten", "own"])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether our own code serves, where this processor can run it."""
+    if not request.param:
+        monkeypatch.setattr(Vnni, "can_serve", staticmethod(lambda out_features, in_features: False))
+    elif not Vnni.can_serve(16, 32):
+        pytest.skip("no AVX-512 VNNI")
+    return bool(request.param)
+
+
+def on_grid(out: int, columns: int) -> torch.Tensor:
+    """A weight of 16 levels per group, with one at either end, and scales and zeros that bf16 holds."""
+    levels = torch.randint(0, 16, (out, columns // GROUP, GROUP))
+    levels[..., 0], levels[..., 1] = 0, 15
+    scale = (torch.rand(out, columns // GROUP, 1) + 0.5).bfloat16().float()
+    return ((levels - 8) * scale).flatten(1) / 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", ["8", "4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_with_light_drafts(variant: str, bits: DraftBits, dtype: torch.dtype) -> None:
+    """Across windows, and across longrope's change of angles, where drafted keys are written over."""
+    model = tiny_model(variant, seed=3).to(dtype)
+    decoder = Decoder(model)
+    decoder.lighten(bits)
+    out = model.generate(torch.tensor([IDS]), max_new_tokens=60, do_sample=False)[0, len(IDS) :].tolist()
+    got = drafted(decoder, Masked(None, light=True))
+    assert compare(Session(decoder), IDS, out, got.token_ids).kind is not Kind.ERROR
+    assert got.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("bits", ["8", "4"])
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen3-sliding", "phi3-longrope", "smollm3", "gemma3"])
+def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str, bits: DraftBits, own: bool) -> None:
+    """Sizes for which attention and MLP blocks run in one call each."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 96}
+    if variant == "phi3-longrope":
+        del sizes["head_dim"]
+        sizes["num_attention_heads"] = 8
+    decoder = lightened(variant, bits, **sizes)
+    assert decoder.light.startswith(f"{4 * LAYERS + 1} {'vnni' if own else 'int'}")
+    got = drafted(decoder, Masked(None, light=True))
+    plain = generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
+    assert compare(Session(decoder), IDS, plain, got.token_ids).kind is not Kind.ERROR
+    assert got.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
+@pytest.mark.parametrize("branching", [(), ((0.6, 3),)])
+@pytest.mark.parametrize("mask", [None, SkipMask.of(LAYERS, {2, 5})])
+def test_light_drafts_with_masks_trees_and_sampling(
+    mask: SkipMask | None, branching: Branching, sampling: SamplingParams
+) -> None:
+    decoder = lightened(bits="4")
+    got = drafted(decoder, Masked(mask, 0.05, branching, light=True), sampling)
+    plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
+    assert got.token_ids == plain.token_ids
+    assert got.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("bits", ["8", "4"])
+def test_a_light_draft_is_the_model_with_rounded_weights(bits: DraftBits, own: bool) -> None:
+    """Its logits are those of a model whose projections were rounded alike, not the model's own."""
+    if own and bits == "8":
+        pytest.skip("it rounds rows to 8 bits as well, which moves this model as much as rounding its weights does")
+    sizes = {"intermediate_size": 64, "vocab_size": 96}
+    decoder = lightened(bits=bits, **sizes)
+    rounded = tiny_model("qwen3", seed=3, **sizes)
+    for module in rounded.modules():
+        if isinstance(module, nn.Linear) and module.in_features % GROUP == 0:
+            kernel = light_kernel(module.weight.detach(), None, bits)
+            module.weight = nn.Parameter(kernel(torch.eye(module.in_features)).T.contiguous())
+    light, expected = logits_of(decoder, light=True), logits_of(Decoder(rounded), light=False)
+    full = logits_of(decoder, light=False)
+    assert (light - expected).norm() < (0.7 if bits == "8" or own else 0.2) * (light - full).norm()
+
+
+def logits_of(decoder: Decoder, light: bool) -> torch.Tensor:
+    session = Session(decoder)
+    runner = ModelRunner(decoder)
+    [x] = runner.answer([session.request(IDS, light=light)])
+    [logits] = runner.answer([Head(x, light=light)])
+    return logits
+
+
+def test_plain_forwards_never_use_the_lighter_copies() -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    before = logits_of(decoder, light=False)
+    decoder.lighten("4")
+    assert torch.equal(logits_of(decoder, light=False), before)
+    assert not torch.equal(logits_of(decoder, light=True), before)
+    request = Session(decoder).request(IDS, light=True)
+    assert not request.is_full
+    assert request.key != Session(decoder).request(IDS).key, "shared forwards keep them apart"
+    assert Head(before, light=True).key != Head(before).key
+
+
+def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool) -> None:
+    """Weights on the grid: every draft is accepted, and `auto` takes 4 bits for them."""
+    torch.manual_seed(0)
+    model = tiny_model("llama", seed=3, intermediate_size=64, vocab_size=96, tie_word_embeddings=False)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.copy_(on_grid(*module.weight.shape))
+    decoder = Decoder(model)
+    decoder.lighten("auto")
+    assert decoder.light == f"{4 * LAYERS + 1} {'vnni4' if own else 'int4'}"
+    got = drafted(decoder, Masked(None, light=True))
+    assert got.num_accepted_tokens >= 0.8 * got.num_draft_tokens
+    decoder = lightened("llama", "auto", intermediate_size=64, vocab_size=96)
+    assert decoder.light == f"{4 * LAYERS + 1} {'vnni8' if own else 'int8'}", "random weights lie on no grid"
+
+
+@pytest.mark.parametrize("out", [16, 48, 97])
+def test_copies_are_as_near_as_their_bits_allow(out: int, own: bool) -> None:
+    torch.manual_seed(out)
+    weight, x = torch.randn(out, 96), torch.randn(5, 96)
+    bias = torch.randn(out)
+    for bits, most in (("8", 0.015), ("4", 0.12)):
+        kernel = light_kernel(weight, bias, bits)  # type: ignore[arg-type]
+        assert type(kernel) is (Int8 if out % 16 else Vnni if own else Int4 if bits == "4" else Int8)
+        error = (kernel(x) - (x @ weight.T + bias)).norm() / (x @ weight.T).norm()
+        assert error < most
+        assert kernel.nbytes <= most_bytes(weight, bits)  # type: ignore[arg-type]
+
+
+def test_rounding_to_4_bits_finds_the_grid_and_the_best_range() -> None:
+    torch.manual_seed(0)
+    weight = on_grid(32, 128)
+    found = quantised4(weight)
+    assert float(found.error.sum()) <= 1e-6 * float(weight.square().sum())
+    outlier = torch.cat([torch.randn(8, 31) / 4, torch.full((8, 1), 2.0)], 1)
+    levels = (outlier - outlier.amin(1, keepdim=True)) / (outlier.amax(1, keepdim=True) - outlier.amin(1, keepdim=True))
+    whole = (levels * 15).round() / 15 - levels
+    span = outlier.amax(1) - outlier.amin(1)
+    assert float(quantised4(outlier).error.sum()) < 0.95 * float((whole.square().sum(1) * span.square()).sum())
+
+
+def test_copies_follow_the_model_and_its_hooks() -> None:
+    decoder = lightened(bits="8")
+    before = logits_of(decoder, light=True)
+    projection = decoder.model.model.layers[1].mlp.gate_proj
+    with torch.no_grad():
+        projection.weight.mul_(0.5)
+    after = logits_of(decoder, light=True)
+    assert not torch.allclose(before, after, atol=1e-2)
+    used = decoder.packed.used
+    handle = projection.register_forward_hook(lambda module, inputs, output: output * 0)
+    Session(decoder)
+    assert decoder.packed.used < used
+    hooked = decoder.light
+    handle.remove()
+    Session(decoder)
+    assert (hooked, decoder.packed.used) != (decoder.light, 0)
+    torch.testing.assert_close(logits_of(decoder, light=True), after)
+    assert decoder.packed.used == used
+
+
+def test_copies_keep_within_the_memory_and_give_it_back() -> None:
+    model = tiny_model("qwen3", seed=3)
+    everything = Decoder(model)
+    packed = everything.packed.used
+    most = everything.light_bytes("8")
+    assert most > 0
+    assert everything.light_bytes("none") == 0
+    everything.lighten("8")
+    assert packed < everything.packed.used <= packed + most
+    everything.lighten("none")
+    assert (everything.packed.used, everything.light) == (packed, "")
+    partly = Decoder(model, packed + most // 2)
+    partly.lighten("8")
+    assert partly.light
+    assert partly.packed.used <= packed + most // 2
+    got = drafted(partly, Masked(None, light=True))
+    assert got.token_ids == generate(Session(partly), IDS, PlainPlanner(), LIMITS).token_ids
+    without = Decoder(model, 0)
+    without.lighten("8")
+    assert without.light == ""
+
+
+def test_the_strategy_needs_copies() -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    settings = read_settings("light", ["max_draft=3"])
+    with pytest.raises(UserError, match="--strategy light: there is no lighter copy"):
+        make_strategy("light", settings, decoder, None, None)
+    decoder.lighten("8")
+    make = make_strategy("light", settings, decoder, None, None)
+    got = generate(Session(decoder), IDS, make(), LIMITS)
+    assert got.token_ids == generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
+    assert got.cycles[0].drafted == 3
+    assert got.cycles[0].plan.reason.startswith("light drafts, up to 3 tokens")
+
+
+def test_draft_bits_are_checked() -> None:
+    assert read_draft_bits("auto") == "auto"
+    with pytest.raises(UserError, match="--draft-bits: expected one of auto, 8, 4, none, got '5'"):
+        read_draft_bits("5")
+
+
+# As one of auto's ways to draft
+
+
+def source(share: float, stats: DraftStats | None = None) -> LightDrafts:
+    return LightDrafts(LightSaving(share, 100), TABLE, stats or DraftStats(), Lookup(LookupStats()))
+
+
+def test_a_light_step_costs_a_plain_one_without_what_it_saves() -> None:
+    """The seconds saved are the same at every context, so a longer one makes a light step relatively dearer."""
+    saving = LightSaving(0.5, 100)
+    assert saving.draft_cost(TABLE, 100) == pytest.approx(0.5)
+    costs = [saving.draft_cost(TABLE, context) for context in (16, 100, 1000, 2000)]
+    assert costs == sorted(costs)
+    for context in (16, 1000):
+        plain = TABLE.step_seconds(context)
+        assert (1 - saving.draft_cost(TABLE, context)) * plain == pytest.approx(0.5 * TABLE.step_seconds(100))
+
+
+def test_the_offered_length_maximises_tokens_per_time() -> None:
+    costs = [1.0 + 0.05 * n for n in range(32)]
+    for share in (0.3, 0.5, 0.8):
+        offer = source(share).offer(100, costs, 99.0)
+        assert offer is not None
+        assert offer.plan is not None
+        expected = {
+            n: sum(AGREEMENT**i for i in range(n + 1)) / (n * (1 - share) + costs[n]) for n in range(1, LONGEST + 1)
+        }
+        assert offer.speedup == pytest.approx(max(expected.values()))
+        assert offer.plan.detail.startswith(f"{max(expected, key=lambda n: expected[n])} tokens")
+    assert source(0.02).offer(100, costs, 99.0) is None, "a step that saves nothing does not pay"
+
+
+def test_the_budget_bounds_the_length() -> None:
+    costs = [1.0] * 32
+    for most_cost in (1.9, 2.1, 3.2):
+        offer = source(0.5).offer(100, costs, most_cost)
+        assert offer is not None
+        assert offer.plan is not None
+        assert offer.plan.detail.startswith(f"{int((most_cost - 1.0) / 0.5)} tokens")
+        assert offer.best > offer.speedup
+    offer = source(0.5).offer(100, costs, 1.4)
+    assert offer is not None
+    assert offer.plan is None
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
+def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -> None:
+    decoder = lightened("llama", max_position_embeddings=512)
+    stream, reasons = Stream(), set[str]()
+    for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
+        planner = AutoPlanner({}, {}, ExitHeads(decoder), None, TABLE, stream, LightSaving(0.6, 100))
+        got = generate(Session(decoder, sampling), ids, planner, Limits(120))
+        assert got.token_ids == generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(120)).token_ids
+        reasons |= {cycle.plan.reason.partition(":")[0] for cycle in got.cycles}
+    assert "light drafts" in reasons
+    assert 0 < stream.light.predicted != PRIOR_TOKENS, "it learns from its cycles"
+
+
+def test_light_drafts_that_fail_lose_trust() -> None:
+    """Copies that agree in one token of five: the statistics find it out, and no more are offered."""
+    stats, costs = DraftStats(), [1.0 + 0.05 * n for n in range(32)]
+    light = source(0.5, stats)
+    random = torch.Generator().manual_seed(0)
+    for count in range(200):  # noqa: B007
+        offer = light.offer(100, costs, 99.0)
+        if offer is None:
+            break
+        assert offer.plan is not None
+        steps = int(offer.plan.detail.split()[0])
+        right = next((n for n in range(steps) if float(torch.rand(1, generator=random)) > 0.2), steps)
+        cycle = Cycle(offer.plan, 100, steps, right, [1] * (right + 1), steps + 1, 0.0, 0.0, steps)
+        light.observe(cycle, costs, None)
+    assert 10 < count < 100
+
+
+# From the front door
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = save_tiny_model(tmp_path_factory.mktemp("model"))
+    return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+
+
+def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
+    told = list[tuple[str, str]]()
+    engine = Engine(loaded, draft_bits="8", before_copying=lambda text: told.append((text, engine.decoder.light)))
+    answers = [
+        engine.runner(RunSettings(name, max_new_tokens=24)).answer("How many?").generation.token_ids
+        for name in ("plain", "light", "light", "auto")
+    ]
+    assert answers[1:] == answers[:1] * 3
+    [(text, light)] = told
+    assert text == "drafts may run on copies of the weights with fewer bits, which take up to 0.0 GiB"
+    assert light == "", "before the copies exist"
+    assert engine.decoder.light
+    with pytest.raises(UserError, match="--strategy light: there is no lighter copy"):
+        Engine(loaded, draft_bits="none").runner(RunSettings("light"))
+
+
+def test_auto_copies_no_weights_that_fit_the_processors_cache(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(loaded)
+    assert engine.light_saving is None
+    assert engine.decoder.light == ""
+    monkeypatch.setattr("ssd_runtime.engine.engine.SMALL_BYTES", 0)
+    larger = Engine(loaded)
+    saving = larger.light_saving
+    assert saving is not None
+    assert larger.decoder.light
+    assert saving.share < 1.0
+    without = Engine(loaded, draft_bits="none")
+    assert without.light_saving is None
+    engine = Engine(loaded)
+    engine.planners("auto", AutoSettings(light=0))
+    assert engine.decoder.light == ""
+
+
+def test_every_forward_of_a_light_draft_is_light() -> None:
+    """Its head too, which is a fifth of a small model's weights."""
+    decoder = lightened()
+    session, seen = Session(decoder), list[Forward | Head]()
+    answer: object = None
+    session.prefill(IDS)
+    work = Masked(None, light=True).drafting(session, 1, 3)
+    runner = ModelRunner(decoder)
+    while True:
+        try:
+            request = work.send(answer)
+        except StopIteration:
+            break
+        assert isinstance(request, Forward | Head)
+        seen.append(request)
+        [answer] = runner.answer([request])
+    assert len(seen) == 6
+    assert all(request.light for request in seen)
