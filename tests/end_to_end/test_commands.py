@@ -274,7 +274,7 @@ BAD_RUNS = {
     "half a character": (["--artifact", "bundle", "a \ud83d"], "prompt: it is not text"),
     "no bundle given": (["hi"], "--artifact"),
     "no such bundle": (["--artifact", "nope", "hi"], "no bundle there"),
-    "bundle is a file": (["--artifact", "rivers.jsonl", "hi"], "no bundle there"),
+    "bundle is a file": (["--artifact", "rivers.jsonl", "hi"], "not an archive of ssd-bundle pack"),
     "empty bundle": (["--artifact", "empty", "hi"], "manifest.yaml"),
     "unknown strategy": (["--artifact", "bundle", "hi", "--strategy", "magic"], "auto, plain, knn"),
     "fixed without name": (["--artifact", "bundle", "hi", "--strategy", "fixed"], "fixed:NAME"),

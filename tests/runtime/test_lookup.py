@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -159,9 +159,9 @@ def test_guesses_are_judged_by_what_was_known_before() -> None:
         seen.append((0, len(tokens)))
         observe(self, tokens)
 
-    def updating(self: Successors, before: int, paths: list[list[int]], rows: list[int], logits: torch.Tensor) -> None:
+    def updating(self: Successors, before: int, rows: list[int], **known: Any) -> None:
         seen.append((1, len(rows)))
-        update(self, before, paths, rows, logits)
+        update(self, before, rows=rows, **known)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lookup, "observe", observing)

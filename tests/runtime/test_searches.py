@@ -183,7 +183,7 @@ def test_best_tokens_take_no_more_logits_at_once_however_many_ask(monkeypatch: p
     decoder, logits, rows = Decoder(tiny_model("granite", seed=3)), Decoder.logits, list[int]()
     states = [torch.randn(n, decoder.shape.hidden) for n in (1, HEAD_ROWS, 30, 200)]
     expected = [torch.softmax(decoder.logits(x), -1).max(-1) for x in states]
-    monkeypatch.setattr(Decoder, "logits", lambda self, x: (rows.append(len(x)), logits(self, x))[1])
+    monkeypatch.setattr(Decoder, "logits", lambda self, x, light: (rows.append(len(x)), logits(self, x, light))[1])
     found = ModelRunner(decoder).answer([Head(x, best=True) for x in states])
     assert (max(rows), sum(rows)) == (HEAD_ROWS, sum(map(len, states)))
     for (tokens, probabilities), best in zip(found, expected, strict=True):

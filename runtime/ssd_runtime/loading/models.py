@@ -256,7 +256,7 @@ def _requantised(tensors: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     kinds = Counter((re.sub(r"^blk\.\d+\.", "blk.*.", name), kind) for name, kind in tensors.items())
     told = ", ".join(f"{count} {name} ({kind})" for (name, kind), count in sorted(kinds.items()))
-    return (f"requantised to 8 bits with one scale per output: {told}",)
+    return (f"requantised to 8 bits: {told}",)
 
 
 def weights_of(bundle: Bundle | None, spec: str) -> str:
