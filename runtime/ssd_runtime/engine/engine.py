@@ -94,6 +94,8 @@ class Engine:
         self._before_copying = before_copying
         self.max_sequences = 1 if bitwise else 8
         """Most requests that are decoded at once; set it before the first request is added."""
+        self.cache_bytes: int | None = None
+        """Bytes for keys and values of all requests, by default half of the free memory; set it likewise."""
         self._streams: OrderedDict[tuple[str, str, Any], MakePlanner] = OrderedDict()
         """Makers of planners by (stream, strategy, parameters), the least recently used first."""
         self._requests: dict[Job[Generation], tuple[Request, TextStream]] = {}
@@ -182,7 +184,7 @@ class Engine:
     @cached_property
     def scheduler(self) -> Scheduler:
         """The scheduler of all requests."""
-        return Scheduler(self.decoder, self.max_sequences)
+        return Scheduler(self.decoder, self.max_sequences, self.cache_bytes)
 
     @cached_property
     def _exit_heads(self) -> ExitHeads:

@@ -11,9 +11,9 @@ import torch
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.job import Job, is_full, rows_of
 from ssd_runtime.engine.prefix_cache import PrefixCache
-from ssd_runtime.engine.sequence.session import PREFILL_CHUNK, Load, Session
+from ssd_runtime.engine.sequence.session import POOL_ROOM, PREFILL_CHUNK, Load, Session
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import SPARE_SLOTS
+from ssd_runtime.model.kv_cache import GROWTH, SPARE_SLOTS
 from ssd_runtime.model.kv_pool import PoolFull
 from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.profiling.memory import DECODING_REMEDY, available_bytes, guard_memory
@@ -62,6 +62,13 @@ class Scheduler:
     def waiting(self) -> int:
         """Number of jobs that have not begun or are paused."""
         return len(self._waiting) + len(self._paused)
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of a request that the pool surely holds if it is the only one; at most the model's context."""
+        # A sequence that outgrows its slots asks for 1 / `GROWTH` more at once.
+        slots = self.pool.most_slots * GROWTH // (GROWTH + 1) - self.pool.layout.key_multiple
+        return max(0, min(self.decoder.shape.max_context, slots - SPARE_SLOTS - POOL_ROOM))
 
     def session(self, sampling: SamplingParams = GREEDY, owner: str = "") -> Session:
         """Make a session for a job's work, with its memory in the pool; `owner` names its stream (`Session`)."""

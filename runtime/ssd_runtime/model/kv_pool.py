@@ -87,6 +87,13 @@ class KVPool:
         used = sum((group.ranges.size - group.ranges.free) * len(group.layers) for group in self.groups)
         return used * self.layout.layer_bytes
 
+    @property
+    def most_slots(self) -> int:
+        """Most slots that one sequence can have in every layer of a fixed pool."""
+        most = self.layout.max_slots
+        short = [group.ranges.size for group in self.groups if self.slots_for(group, most) > group.ranges.size]
+        return min(short, default=most)
+
     def cache(self) -> KVCache:
         """Make the cache of a new sequence, without slots yet."""
         cache = KVCache(self)

@@ -16,9 +16,15 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-def parts_of(text: str, cuts: list[int], most: int | None = None) -> tuple[str, list[tuple[str, str]]]:
+BARE = '{"name": "weather", "parameters": {"city": "Ulm"}}'
+BARE_TEXTS = st.lists(st.sampled_from([BARE, CALL, "[", "]", ", ", " ", "{", "}", "It rains. "]), max_size=5).map("".join)
+
+
+def parts_of(
+    text: str, cuts: list[int], most: int | None = None, bare: tuple[str, ...] = ()
+) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls that come out when the text arrives in pieces."""
-    reader = ToolCallReader(most)
+    reader = ToolCallReader(most, bare)
     places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     parts = [part for begin, end in pairwise(places) for part in reader.feed(text[begin:end])]
     parts += reader.close()
@@ -32,6 +38,26 @@ def test_pieces_make_no_difference(text: str, cuts: list[int]) -> None:
     whole_words, whole_calls = parts_of(text, [])
     assert calls == whole_calls
     assert words.split() == whole_words.split()
+
+
+@given(text=BARE_TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_pieces_make_no_difference_to_calls_without_tags(text: str, cuts: list[int]) -> None:
+    words, calls = parts_of(text, cuts, bare=("weather",))
+    whole_words, whole_calls = parts_of(text, [], bare=("weather",))
+    assert calls == whole_calls
+    assert words.split() == whole_words.split()
+    if not calls:
+        assert words == text
+
+
+def test_an_answer_that_is_a_call_without_tags_is_one_only_where_that_is_the_models_form() -> None:
+    call = ("weather", '{"city": "Ulm"}')
+    assert parts_of(f" {BARE}\n", [3, 9], bare=("weather",)) == ("", [call])
+    assert parts_of(f"[{BARE}, {BARE}]", [1], bare=("weather", "time")) == ("", [call, call])
+    assert parts_of(BARE, [3]) == (BARE, [])
+    for text in (BARE, f"[{BARE}, 5]", "{}", "[]", f"It is {BARE}", f"{BARE} rain"):
+        assert parts_of(text, [2], bare=("time",) if text == BARE else ("weather",)) == (text, [])
+    assert parts_of(f"{OPEN}[{BARE}, {BARE}]{CLOSE}", []) == ("", [call, call])
 
 
 @given(before=st.sampled_from(["", "Let me look. "]), after=st.sampled_from(["", " Done."]))

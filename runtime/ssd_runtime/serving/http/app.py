@@ -11,6 +11,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -86,6 +88,7 @@ class Service:
             self.encoder.token,
             with_tools=bool(asked.offered_tools),
             most_calls=1 if asked.parallel_tool_calls is False else None,
+            bare_tools=[] if self.encoder.tags_calls else [tool.function.name for tool in asked.offered_tools],
         )
         messages = [(str(message.role), text_of(message, place)) for place, message in enumerate(asked.messages)]
         return await self._answer(request, asked, orders, form, [messages])
@@ -153,16 +156,25 @@ class Service:
 
     async def _body(self, request: Request) -> bytes:
         """The body, up to the limit. Raises ApiError for a longer one, or one of another type than JSON."""
-        # Web pages of other origins cannot send this type without the server's leave, which it never gives.
+        # Web pages of origins that are not allowed cannot send this type: browsers ask for leave first.
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "send `Content-Type: application/json`", code="unsupported_media_type")
         limit = self.settings.max_body_bytes
+        seconds = self.settings.body_seconds
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise ApiError(413, f"the body is longer than {limit} bytes; shorten it", code="request_too_large")
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limit:
+                        raise ApiError(
+                            413, f"the body is longer than {limit} bytes; shorten it", code="request_too_large"
+                        )
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body was not complete after {seconds:g} s; send it sooner", code="request_timeout"
+            ) from None
         return bytes(body)
 
 
@@ -226,8 +238,14 @@ def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = Non
     def defect(request: Request, error: Exception) -> Response:
         return refuse(request, ApiError(500, "a defect of the server; its log says more", code="internal_error"))
 
+    origins = list(service.settings.allowed_origins)
+    # Without any, the headers that let a web page read the answers are never sent.
+    cross_origin = Middleware(
+        CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], max_age=3600
+    )
     return Starlette(
         routes=service.routes(),
+        middleware=[cross_origin] if origins else [],
         lifespan=lifespan,
         exception_handlers={
             ApiError: api_error,

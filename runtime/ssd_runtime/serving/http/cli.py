@@ -8,6 +8,7 @@ import sys
 import time
 from importlib.util import find_spec
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,6 +43,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 log = logging.getLogger("ssd_serve")
 KEY_VARIABLE = "SSD_API_KEY"
 POLL_SECONDS = 2.0
+LEAST_CONTEXT = 256
+"""Fewer tokens of a prompt with its answer are no use to anybody."""
 
 
 @app.command()
@@ -67,6 +70,20 @@ def serve(
         int | None, typer.Option(min=1, help="Longest answer that a request may ask for; the context by default.")
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Longest body of a request.")] = 4 << 20,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for keys and values, prefixes included, e.g. 4G; by default half of what is free, at most "
+            "what max-concurrency whole contexts need twice."
+        ),
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A file with the chat template (Jinja) to use in place of the model's own.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="An origin, such as https://chat.example, whose web pages may use the server; repeatable."),
+    ] = None,
     temperature: Annotated[
         float, typer.Option(min=0.0, max=2.0, help="Temperature of requests that name none; 0 is greedy.")
     ] = 1.0,
@@ -99,13 +116,16 @@ def serve(
     source = read_source(artifact, model, require_signature)
     if reload and source.opened is None:
         raise UserError("--reload: there is no bundle to take up; give one with --artifact, or omit it")
+    cache_bytes = read_size(kv_memory, "--kv-memory")
+    template = _template(chat_template)
     recorder = read_recorder(record, record_share, record_redact)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
 
-    from ssd_runtime.serving.http.server import Binding, listen, serve
+    from ssd_runtime.serving.http.server import Binding, listen, serve, url_of
 
     listener = listen(host, port)
+    log.info("loading %s; requests are taken on %s once it is loaded", source.model, url_of(listener))
     if not keys and not _is_local(host):
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
@@ -119,10 +139,14 @@ def serve(
 
     engine = open_engine(source, load_settings, log.info)
     engine.max_sequences = max_concurrency
+    engine.cache_bytes = cache_bytes
+    encoder = PromptEncoder(engine.loaded, template)
+    if template is not None:
+        encoder.check_template(str(chat_template))
     _prepare(engine, strategy, parameters)
     settings = ServerSettings(
         model_name=name or source.model,
-        max_context=engine.decoder.shape.max_context,
+        max_context=_context(engine),
         vocabulary=engine.loaded.model.config.vocab_size,
         strategy=strategy,
         parameters=parameters,
@@ -131,6 +155,7 @@ def serve(
         max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
         max_body_bytes=max_body_bytes,
+        allowed_origins=tuple(allow_origin or ()),
         created=int(time.time()),
     )
     metrics = Metrics(settings.model_name)
@@ -138,7 +163,7 @@ def serve(
     service = Service(
         thread=thread,
         settings=settings,
-        encoder=PromptEncoder(engine.loaded),
+        encoder=encoder,
         metrics=metrics,
         keys=ApiKeys(keys, share_between_keys),
         recorder=recorder,
@@ -185,11 +210,42 @@ def _prepare(engine: Engine, strategy: str, parameters: Any) -> None:
     engine.planners(strategy, parameters)
 
 
+def _context(engine: Engine) -> int:
+    """Tokens of a prompt with its answer: the model's context, or what the memory for keys and values holds."""
+    from ssd_runtime.profiling.memory import gib
+
+    scheduler = engine.scheduler
+    most = scheduler.most_tokens
+    pool = scheduler.pool
+    room = pool.bytes // pool.layout.bytes_per_slot
+    log.info("keys and values take %s, room for %d tokens of all requests and prefixes", gib(pool.bytes), room)
+    if most < LEAST_CONTEXT:
+        raise UserError(f"--kv-memory: {gib(pool.bytes)} hold no request of {LEAST_CONTEXT} tokens; give more")
+    whole = engine.decoder.shape.max_context
+    if most < whole:
+        log.warning("that bounds a request to %d tokens of the model's %d; --kv-memory gives more", most, whole)
+    return most
+
+
 def _require_extra() -> None:
     """Raise UserError if a package of the extra `serve` is missing."""
     for package in ("starlette", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
             raise UserError(f"ssd-serve: it needs {package}; install it with pip install 'ssd-decoding[serve]'")
+
+
+def _template(path: Path | None) -> str | None:
+    """The text of a Jinja template; None without a path. Raises UserError if the file cannot be read, or is empty."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise UserError(f"--chat-template: {path} cannot be read ({reason}); give a file with a template") from None
+    if not text.strip():
+        raise UserError(f"--chat-template: {path} is empty; give a file with a template")
+    return text
 
 
 def _keys(given: list[str] | None) -> list[str]:

@@ -20,6 +20,9 @@ from ssd_runtime.serving.http.app import Service, make_app
 from ssd_runtime.serving.http.reload import BundleWatch
 
 log = logging.getLogger("ssd_serve")
+KEEP_ALIVE = 75
+"""Seconds for which an idle connection stays open: longer than clients keep theirs, or some requests would meet a
+connection that is just being closed."""
 SPARE_SECONDS = 10
 """Seconds, after the grace, in which the last errors are sent."""
 
@@ -36,13 +39,29 @@ class Binding:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind a socket; port 0 asks the system for a free one. Raises UserError if the address cannot be had."""
+    """Bind a socket; port 0 asks the system for a free one. Raises UserError if the address cannot be had.
+
+    Connections are refused until the server starts, so that nobody takes it for ready before.
+    """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+        return listener
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise UserError(f"--host, --port: {host}:{port} cannot be listened on ({reason}); give others") from None
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(service: Service, binding: Binding, watch: BundleWatch | None = None) -> None:
@@ -57,6 +76,7 @@ def serve(service: Service, binding: Binding, watch: BundleWatch | None = None) 
         access_log=False,
         timeout_graceful_shutdown=int(binding.grace) + SPARE_SECONDS,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
     )
     GracefulServer(config, service, binding.grace).run([binding.listener])
 
@@ -73,8 +93,9 @@ class GracefulServer(uvicorn.Server):
         """Listen, and say where."""
         await super().startup(sockets)
         if self.started:
-            host, port = (sockets or [])[0].getsockname()[:2]
-            log.info("serving %s on http://%s:%d", self._service.settings.model_name, host, port)
+            url = url_of((sockets or [])[0])
+            name = self._service.settings.model_name
+            log.info("serving %s on %s (base_url for OpenAI's clients: %s/v1)", name, url, url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, let the engine end the open ones, and close the connections."""

@@ -24,6 +24,10 @@ class ServerSettings:
     max_new_tokens: int | None = None
     """Most new tokens that a request may ask for; None for what the context holds."""
     max_body_bytes: int = 4 << 20
+    body_seconds: float = 30.0
+    """Seconds within which a request's body has to be complete."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins, such as `https://chat.example`, whose web pages may use the server; `*` for all."""
     max_orders: int = 64
     """Most answers that one request may ask for: prompts × `n`."""
     created: int = 0

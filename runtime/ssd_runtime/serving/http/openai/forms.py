@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from ssd_runtime.engine.offline.result import Outcome
@@ -85,11 +85,21 @@ class ChatForm:
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def __init__(self, decode: Decode, with_tools: bool = False, most_calls: int | None = None) -> None:
-        """`decode` gives the text of a token alone. Calls after the first `most_calls` of an answer are dropped."""
+    def __init__(
+        self,
+        decode: Decode,
+        with_tools: bool = False,
+        most_calls: int | None = None,
+        bare_tools: Collection[str] = (),
+    ) -> None:
+        """`decode` gives the text of a token alone. Calls after the first `most_calls` of an answer are dropped.
+
+        Calls of `bare_tools` are read without tags, too (`ToolCallReader`).
+        """
         self._decode = decode
         self._with_tools = with_tools
         self._most_calls = most_calls
+        self._bare_tools = bare_tools
         self._readers: dict[int, ToolCallReader] = {}
         """Readers of streamed choices by place."""
 
@@ -119,7 +129,7 @@ class ChatForm:
 
     def choice(self, place: int, outcome: Outcome) -> Json:
         """The whole message."""
-        reader = ToolCallReader(self._most_calls)
+        reader = self._new_reader()
         parts = [*reader.feed(outcome.text), *reader.close()] if self._with_tools else [outcome.text]
         calls = [_call(part) for part in parts if isinstance(part, Call)]
         text = "".join(part for part in parts if isinstance(part, str))
@@ -130,7 +140,12 @@ class ChatForm:
         return {"index": place, "message": message, "logprobs": None, "finish_reason": reason}
 
     def _reader(self, place: int) -> ToolCallReader:
-        return self._readers.setdefault(place, ToolCallReader(self._most_calls))
+        if place not in self._readers:
+            self._readers[place] = self._new_reader()
+        return self._readers[place]
+
+    def _new_reader(self) -> ToolCallReader:
+        return ToolCallReader(self._most_calls, self._bare_tools)
 
     def _deltas(self, place: int, parts: list[str | Call], before: int) -> list[Json]:
         """Choices of parts, after `before` calls of the same answer."""

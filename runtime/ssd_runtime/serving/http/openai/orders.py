@@ -32,8 +32,7 @@ COMPLETION_TOKENS = 16
 def chat_orders(request: ChatRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str) -> list[Order]:
     """The orders of a chat request, one per choice. Raises ApiError for what cannot be honoured."""
     ids = encoder.chat(request.messages, request.offered_tools)
-    room = settings.max_context - len(ids)
-    return _orders(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=max(1, room))
+    return _orders(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
 
 
 def completion_orders(
@@ -62,12 +61,12 @@ def _orders(
     common = RunSettings(
         strategy=strategy,
         parameters=parameters,
-        max_new_tokens=_new_tokens(request, settings, usual),
         stops=request.stops,
         raw=True,
         sampling=_sampling(request, settings),
     )
     biases = _biases(request, settings)
+    most = _new_tokens(request, settings, usual)
     orders = list[Order]()
     for ids in prompts:
         for choice in range(choices):
@@ -78,7 +77,8 @@ def _orders(
                 processors += filters_of(sampling)
                 before = torch.empty(0, dtype=torch.long, device=encoder.loaded.model.device)
                 sampling = replace(sampling, processors=RowProcessors(processors, before))
-            one = replace(common, sampling=sampling)
+            room = settings.max_context - len(ids)
+            one = replace(common, sampling=sampling, max_new_tokens=min(most, room))
             orders.append(Order(ids=ids, settings=one, stream=stream, logprobs=recorder))
     return orders
 

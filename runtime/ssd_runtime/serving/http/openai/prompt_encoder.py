@@ -10,9 +10,11 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from ssd_profiles.errors import UserError
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.requests import Message, Tool, ToolCall
+from ssd_runtime.serving.http.openai.tool_calls import OPEN
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """Errors that a template raises on messages which it does not expect."""
@@ -21,26 +23,36 @@ TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeE
 class PromptEncoder:
     """Encodes prompts for one model; several threads may use it."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, template: str | None = None) -> None:
+        """`template` stands for the tokenizer's own chat template, which is part of a bundle's fingerprint."""
         self.loaded = loaded
         self._lock = Lock()
-        templates = loaded.tokenizer.chat_template or ""
+        self._template = template
+        templates = template or loaded.tokenizer.chat_template or ""
         text = templates if isinstance(templates, str) else "\n".join(templates.values())
+        self._has_template = bool(templates)
         self.takes_tools = re.search(r"\btools\b", text) is not None
         """Whether the chat template shows tools to the model."""
+        self.tags_calls = OPEN in text
+        """Whether the chat template asks for calls within tags."""
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Encode a conversation. Raises ApiError if the template refuses it, or takes no tools."""
         if tools and not self.takes_tools:
-            raise invalid("tools", "this model's chat template takes no tools; omit them", "unsupported_parameter")
+            raise invalid(
+                "tools",
+                "this model's chat template takes no tools; omit them, or start the server with a --chat-template",
+                "unsupported_parameter",
+            )
         turns = [_turn(message, place) for place, message in enumerate(messages)]
         tokenizer = self.loaded.tokenizer
-        if not tokenizer.chat_template:
+        if not self._has_template:
             return self._encoded("\n\n".join(turn["content"] for turn in turns))
         try:
             with self._lock:
                 encoded = tokenizer.apply_chat_template(
                     turns,
+                    chat_template=self._template,
                     tools=[tool.model_dump(exclude_none=True) for tool in tools] or None,
                     add_generation_prompt=True,
                     return_dict=True,
@@ -49,6 +61,13 @@ class PromptEncoder:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise invalid("messages", f"the model's chat template refuses them ({reason}); change them") from None
         return list(encoded["input_ids"])
+
+    def check_template(self, where: str) -> None:
+        """Raise UserError, which names the template `where`, if it cannot write a message of a user."""
+        try:
+            self.chat([Message(role="user", content="?")], [])
+        except ApiError as error:
+            raise UserError(f"--chat-template: {where} does not work: {error.message}") from None
 
     def text(self, prompt: str | list[int], vocabulary: int) -> list[int]:
         """Encode a text without the chat template; token ids are checked against the size of the vocabulary."""

@@ -1,9 +1,15 @@
-"""Finds tool calls in an answer's text, as it comes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+"""Finds tool calls in an answer's text, as it comes.
+
+Two forms are read: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, of Hermes, Qwen and SmolLM3; and an answer
+that is nothing but such an object, or a list of them, of Llama 3 and Mistral, whose marks are special tokens.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import uuid4
 
 from ssd_runtime.engine.sequence.text_stream import beginning_of
@@ -24,9 +30,13 @@ class Call:
 class ToolCallReader:
     """Splits text into what the user reads and calls; text that is no valid call stays text."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """Calls after the first `most` are dropped."""
+    def __init__(self, most: int | None = None, bare: Collection[str] = ()) -> None:
+        """Calls after the first `most` are dropped.
+
+        Calls of the tools named in `bare` are also read without tags, if the answer is nothing else.
+        """
         self._most = most
+        self._bare = bare
         self._held = ""
         self.calls = 0
         """Number of calls so far."""
@@ -34,6 +44,10 @@ class ToolCallReader:
     def feed(self, text: str) -> list[str | Call]:
         """Add text; returns the parts that are certain by now."""
         self._held += text
+        if self._bare:
+            if self._held.lstrip()[:1] in ("", "{", "["):
+                return []  # whether these are calls is certain at the end alone
+            self._bare = ()
         parts = list[str | Call]()
         while (place := self._held.find(OPEN)) >= 0:
             end = self._held.find(CLOSE, place)
@@ -41,7 +55,7 @@ class ToolCallReader:
                 parts.append(self._held[:place])
                 self._held = self._held[place:]
                 return self._kept(parts)
-            parts += [self._held[:place], self._read(self._held[place : end + len(CLOSE)])]
+            parts += [self._held[:place], *_tagged(self._held[place : end + len(CLOSE)])]
             self._held = self._held[end + len(CLOSE) :]
         certain = len(self._held) - beginning_of(self._held, OPEN)
         parts.append(self._held[:certain])
@@ -50,24 +64,19 @@ class ToolCallReader:
 
     def close(self) -> list[str | Call]:
         """The rest at the end of the answer; a call may end there without its closing tag."""
+        parts = list[str | Call]()
+        if self._bare:
+            calls = _calls(self._held)
+            if calls and all(call.name in self._bare for call in calls):
+                self._held = ""
+                return self._kept(calls)
+            self._bare = ()
+            parts += self.feed("")
         rest = self._held
         self._held = ""
-        return self._kept([self._read(rest) if rest.startswith(OPEN) else rest])
+        return [*parts, *self._kept(_tagged(rest) if rest.startswith(OPEN) else [rest])]
 
-    def _read(self, text: str) -> str | Call:
-        """A call from its tagged text, or the text itself if it is none."""
-        try:
-            value = json.loads(text.removeprefix(OPEN).removesuffix(CLOSE))
-        except (ValueError, RecursionError):
-            return text
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            return text
-        arguments = value.get("arguments", value.get("parameters", {}))
-        if not isinstance(arguments, dict):
-            return text
-        return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
-
-    def _kept(self, parts: list[str | Call]) -> list[str | Call]:
+    def _kept(self, parts: Sequence[str | Call]) -> list[str | Call]:
         """Parts without empty text, white space around calls, and calls beyond the limit."""
         kept = list[str | Call]()
         for part in parts:
@@ -78,3 +87,26 @@ class ToolCallReader:
             elif part.strip() or (part and not self.calls):
                 kept.append(part)
         return kept
+
+
+def _tagged(text: str) -> list[str | Call]:
+    """The calls of tagged text, or the text itself if it holds none."""
+    return list(_calls(text.removeprefix(OPEN).removesuffix(CLOSE))) or [text]
+
+
+def _calls(text: str) -> list[Call]:
+    """The calls of a JSON object, or of a list of them; empty if one is no call."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    calls = [_call(each) for each in (value if isinstance(value, list) else [value])]
+    return [call for call in calls if call is not None] if None not in calls else []
+
+
+def _call(value: Any) -> Call | None:
+    """A call from its JSON object; None if it is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    return Call(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
