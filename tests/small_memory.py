@@ -20,7 +20,7 @@ def small_memory() -> Iterator[None]:
         patch.setattr("ssd_runtime.model.kv_cache.FORWARD_ROWS", 2 * SPARE)
         for module in ("sequence.session", "scheduler"):
             patch.setattr(f"ssd_runtime.engine.{module}.PREFILL_CHUNK", SPARE)
-        for module in ("sequence.session", "job"):
+        for module in ("sequence.session", "job", "scheduler"):
             patch.setattr(f"ssd_runtime.engine.{module}.POOL_ROOM", ROOM)
         patch.setattr("ssd_runtime.engine.scheduler.PREFILL_ROWS", 2 * BLOCK)
         for module in ("sequence.session", "sequence.prompt_states", "prefix_cache"):

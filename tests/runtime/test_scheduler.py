@@ -163,6 +163,63 @@ def test_sequences_that_share_a_prefix_at_once_each_have_it() -> None:
                 assert_as_alone(decoder, GREEDY, ids, Limits(12), job.ended().token_ids)
 
 
+@pytest.mark.parametrize("variant", ["llama", "mistral-sliding", "gemma3", "phi3-longrope"])
+def test_a_prompt_that_several_requests_share_is_run_once(variant: str) -> None:
+    decoder, shared = Decoder(tiny_model(variant)), [5 + i % 40 for i in range(33)]
+    prompts = [[*shared, last] for last in (3, 3, 4, 3)]
+    with small_memory():
+        scheduler, jobs = Scheduler(decoder, 8), list[Job[Generation]]()
+        for number, ids in enumerate(prompts):
+            session = scheduler.session(owner="other" if number == 3 else "")
+            work = generating(session, ids, planners(decoder)[number % 3], Limits(30))
+            jobs.append(scheduler.add(session, work, ids))
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+        cached = [job.ended().num_cached_tokens for job in jobs]
+        assert cached == [0, 32, 32, 0], "the first one runs it, and another stream never shares"
+        for ids, job in zip(prompts, jobs, strict=True):
+            assert_as_alone(decoder, GREEDY, ids, Limits(30), job.ended().token_ids)
+        assert scheduler.pool.used_bytes == scheduler.prefixes.bytes
+
+
+def test_only_a_prompt_whose_keys_are_there_is_lent() -> None:
+    """Not that of a paused, resuming, cancelled or ended request, whose keys are gone, computed again or kept."""
+    decoder, ids = Decoder(tiny_model("llama")), [5 + i % 40 for i in range(33)]
+    with small_memory():
+        scheduler = Scheduler(decoder, 4)
+        jobs = list[Job[Generation]]()
+        for _ in range(2):
+            session = scheduler.session()
+            jobs.append(scheduler.add(session, generating(session, ids, PlainPlanner(), Limits(60)), ids))
+            while not session.prefilled:
+                scheduler.step()
+            assert scheduler.session().known_prefix(ids) is not None
+        scheduler.cancel(jobs[0])
+        assert scheduler.session().known_prefix(ids) is not None
+        scheduler.pause_latest()
+        assert scheduler.session().known_prefix(ids) is None
+        scheduler.step()
+        assert scheduler.running == 1
+        assert scheduler.session().known_prefix(ids) is None
+        scheduler.finish(jobs[1])
+        assert_as_alone(decoder, GREEDY, ids, Limits(60), jobs[1].ended().token_ids)
+        assert scheduler.pool.used_bytes == scheduler.prefixes.bytes
+
+
+def test_the_most_tokens_of_a_pool_are_those_of_a_lone_request() -> None:
+    for variant in ("llama", "mistral-sliding", "gemma3"):
+        decoder = Decoder(tiny_model(variant))
+        with small_memory():
+            for slots in (90, 131, 200):
+                scheduler = Scheduler(decoder, 3, cache_bytes=slots * decoder.kv_layout.bytes_per_slot)
+                most = scheduler.most_tokens
+                assert most > 0
+                for length in (1, most // 2, most - 1):
+                    ids, session = [7] * length, scheduler.session()
+                    work = generating(session, ids, planners(decoder)[1], Limits(most - length))
+                    assert len(scheduler.finish(scheduler.add(session, work, ids)).token_ids) == most - length
+
+
 def test_prefixes_give_way_to_a_prompt_that_is_alone() -> None:
     decoder, ids = Decoder(tiny_model("llama")), [5, 6, 7] * 22
     with small_memory():

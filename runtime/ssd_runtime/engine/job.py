@@ -74,7 +74,7 @@ class Job(Generic[T]):
             # The forward of an early-exit draft begins after its first layers and reads the keys that it left there.
             drafted = session.cache.save(session.committed, session.committed + self.request.size)
             self._paused = _Paused(self.request, drafted, session.recomputing())
-        session.cache.release()
+        session.release()
 
     def resume(self) -> None:
         """Reserve memory and request the forwards that compute the committed tokens' keys and values again."""

@@ -1,4 +1,4 @@
-"""Keeps keys and values of ended sequences, for new sequences that begin with the same tokens."""
+"""Keeps keys and values of ended sequences, and lends those of running ones, for prompts that begin alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAKEN_OVER = 0.75
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """The committed tokens of an ended sequence."""
+    """The committed tokens of an ended sequence, or the prompt of a running one."""
 
     ids: NDArray[np.int64]
     cache: KVCache
@@ -36,10 +36,7 @@ class Prefix:
 
     def common(self, ids: NDArray[np.int64]) -> int:
         """Number of common leading tokens after which decoding can resume: a multiple of `BLOCK`."""
-        most = min(len(ids), len(self.ids))
-        differing = np.flatnonzero(self.ids[:most] != ids[:most])
-        same = int(differing[0]) if differing.size else most
-        positions = range(same // BLOCK * BLOCK, 0, -BLOCK)
+        positions = range(_same(self.ids, ids) // BLOCK * BLOCK, 0, -BLOCK)
         return next((position for position in positions if self.cache.resumable(position)), 0)
 
 
@@ -47,12 +44,15 @@ class PrefixCache:
     """Prefixes within a pool, the least recently used first.
 
     They take at most `SHARE` of the pool, and are dropped when a running sequence needs the room. A prefix serves only
-    sequences of its owner, because the time of a prefill shows whether its beginning was known.
+    sequences of its owner, because the time of a prefill shows whether its beginning was known. Running sequences lend
+    their prompts, which are copied and take no room of their own.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         self._prefixes: list[Prefix] = []
+        self._lent: list[Prefix] = []
+        """Prompts of running sequences."""
         self.bytes = 0
         """Bytes that the prefixes take."""
 
@@ -87,6 +87,20 @@ class PrefixCache:
         while self._prefixes and self.bytes > SHARE * self.pool.bytes:
             self._forget(self._prefixes[0])
 
+    def lend(self, ids: Sequence[int], cache: KVCache, states: PromptStates, version: int, owner: str = "") -> None:
+        """Let new sequences copy the prompt of a running sequence, until `withdraw`."""
+        if len(ids) >= BLOCK:
+            tokens = np.asarray(ids, np.int64)
+            self._lent.append(
+                Prefix(
+                    ids=tokens, cache=cache, states=states, version=version, start=_start(tokens), size=0, owner=owner
+                )
+            )
+
+    def withdraw(self, cache: KVCache) -> None:
+        """End the loan of a sequence's prompt, whose keys are about to change or to be released."""
+        self._lent = [each for each in self._lent if each.cache is not cache]
+
     def longest(self, ids: Sequence[int], long: bool, version: int, owner: str = "") -> tuple[Prefix, int] | None:
         """The owner's prefix with the most tokens in common with a prompt, and their number; None without any.
 
@@ -97,7 +111,7 @@ class PrefixCache:
         start = _start(wanted)
         usable = [
             each
-            for each in self._prefixes
+            for each in (*self._lent, *self._prefixes)
             if each.start == start and each.owner == owner and each.version == version and each.cache.long == long
         ]
         found = max(((each.common(wanted), place) for place, each in enumerate(usable)), default=(0, 0))
@@ -105,6 +119,9 @@ class PrefixCache:
 
     def reuse(self, prefix: Prefix, tokens: int, cache: KVCache) -> KVCache:
         """Return a cache of the prefix's first `tokens` tokens: the prefix's own, or `cache` with a copy of them."""
+        if prefix in self._lent:
+            cache.copy_from(prefix.cache, tokens)
+            return cache
         self._prefixes.remove(prefix)
         if tokens < TAKEN_OVER * len(prefix.ids):
             self._prefixes.append(prefix)
@@ -138,6 +155,20 @@ class PrefixCache:
         self._prefixes.remove(prefix)
         self.bytes -= prefix.size
         prefix.cache.release()
+
+
+def shared_tokens(ids: Sequence[int], other: Sequence[int]) -> int:
+    """Number of common leading tokens of two prompts, in whole blocks; at least one token of `ids` is left."""
+    if list(ids[:BLOCK]) != list(other[:BLOCK]):
+        return 0
+    return _same(np.asarray(ids[:-1], np.int64), np.asarray(other, np.int64)) // BLOCK * BLOCK
+
+
+def _same(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """Number of common leading tokens."""
+    most = min(len(one), len(other))
+    differing = np.flatnonzero(one[:most] != other[:most])
+    return int(differing[0]) if differing.size else most
 
 
 def _start(ids: NDArray[np.int64]) -> bytes:

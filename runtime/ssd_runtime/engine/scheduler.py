@@ -145,6 +145,8 @@ class Scheduler:
         failed = list[Job[Any]]()
         while (queue := self._paused or self._waiting) and len(self._running) < self.max_sequences:
             job = queue[0]
+            if queue is self._waiting and any(self._awaits(job, other) for other in self._running):
+                break
             job.session.chunk = PREFILL_ROWS if self._running else PREFILL_CHUNK
             fits = self._fits(job)
             if self._running and not fits:
@@ -161,6 +163,10 @@ class Scheduler:
         """Answer all other requests until every running job waits for the full model."""
         while drafting := [job for job in self._running if not (job.done or is_full(job.request))]:
             self._answer(drafting)
+
+    def _awaits(self, job: Job[Any], other: Job[Any]) -> bool:
+        """Whether a job waits until another has run the prompt whose beginning they share: it is run once, then."""
+        return job.session.awaits(job.prompt, other.session, other.prompt)
 
     def _fits(self, job: Job[Any]) -> bool:
         """Whether the pool has room for a job; prefixes of other sequences are dropped for it."""

@@ -91,7 +91,10 @@ class KVPool:
     def most_slots(self) -> int:
         """Most slots that one sequence can have in every layer of a fixed pool."""
         most = self.layout.max_slots
-        short = [group.ranges.size for group in self.groups if self.slots_for(group, most) > group.ranges.size]
+        # Sliding layers may outgrow their usual slots once before they slide.
+        short = [
+            group.ranges.size for group in self.groups if self.slots_for(group, most) > group.ranges.size - SPARE_SLOTS
+        ]
         return min(short, default=most)
 
     def cache(self) -> KVCache:

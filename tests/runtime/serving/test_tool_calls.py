@@ -17,7 +17,9 @@ TEXTS = st.lists(
 
 
 BARE = '{"name": "weather", "parameters": {"city": "Ulm"}}'
-BARE_TEXTS = st.lists(st.sampled_from([BARE, CALL, "[", "]", ", ", " ", "{", "}", "It rains. "]), max_size=5).map("".join)
+BARE_TEXTS = st.lists(st.sampled_from([BARE, CALL, "[", "]", ", ", " ", "{", "}", "It rains. "]), max_size=5).map(
+    "".join
+)
 
 
 def parts_of(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache
+from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache, shared_tokens
 from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
 from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
@@ -137,6 +137,7 @@ class Session:
             ids = known + ids
             known = []
             beginning = None
+        self._withdraw()
         self.ids = known
         self._prompt = None
         self.reused = 0
@@ -159,6 +160,9 @@ class Session:
         self.cache.mark(total)
         if self._prefixes is not None:
             self.cache.mark(total // BLOCK * BLOCK)
+            self._prefixes.lend(
+                ids=ids, cache=self.cache, states=self._states.copy(), version=self._version, owner=self._owner
+            )
         self._prompt = Prefill(
             last=normed[-1],
             mean=self._states.mean(normed, total),
@@ -172,6 +176,21 @@ class Session:
         if self._prefixes is None:
             return None
         return self._prefixes.longest(ids, self._is_long(len(ids)), self._version, self._owner)
+
+    def awaits(self, ids: Sequence[int], running: Session, prompt: Sequence[int]) -> bool:
+        """Whether a prompt that has not begun had better wait until a running sequence has run its own `prompt`.
+
+        It can then copy more of that than of any prefix that is known now.
+        """
+        if self._prefixes is None or running._prefixes is not self._prefixes or running.prefilled:
+            return False
+        if running._owner != self._owner or self._is_long(len(ids)) != self._is_long(len(prompt)):
+            return False
+        shared = shared_tokens(ids, prompt)
+        if not shared:
+            return False
+        known = self.known_prefix(ids)
+        return shared > (known[1] if known is not None else 0)
 
     def _reusing(self, ids: list[int]) -> Work[None]:
         """Take over the longest known prefix of a prompt."""
@@ -193,12 +212,23 @@ class Session:
         """Release the slots of a pool; with `keep`, the tokens become a prefix for new sequences."""
         if self._prefixes is None:
             return
+        self._withdraw()
         if keep and self.cache.long == self._states_are_long:
             self._prefixes.keep(
                 ids=self.ids, cache=self.cache, states=self._states, version=self._version, owner=self._owner
             )
         else:
             self.cache.release()
+
+    def release(self) -> None:
+        """Give the slots back to the pool; the tokens stay, for `recomputing`."""
+        self._withdraw()
+        self.cache.release()
+
+    def _withdraw(self) -> None:
+        """End the loan of the prompt."""
+        if self._prefixes is not None:
+            self._prefixes.withdraw(self.cache)
 
     def fork(self) -> Session:
         """Make an independent session with the same committed tokens."""
@@ -356,6 +386,7 @@ class Session:
 
     def _compute_again(self, long: bool) -> None:
         """Compute the committed tokens' keys and values again, with the other angles of longrope."""
+        self._withdraw()
         self.cache.long = long
         for request in self.recomputing():
             self._runner.answer([request])
