@@ -101,23 +101,30 @@ def running(engine: Engine, places: int = 16) -> Iterator[EngineThread]:
 
 
 def tiny_service(
-    engine: Engine, places: int = 16, keys: Sequence[str] = (), template: str | None = None, **changes: Any
+    engine: Engine,
+    places: int = 16,
+    keys: Sequence[str] = (),
+    template: str | None = None,
+    own_template: str | None = None,
+    **changes: Any,
 ) -> Service:
-    """A service of a tiny engine, whose thread has not started."""
+    """A service of a tiny engine, whose thread has not started.
+
+    `template` becomes the model's chat template, and `own_template` the server's.
+    """
     if template is not None:
         engine.loaded.tokenizer.chat_template = template
     config = engine.loaded.model.config
     settings = ServerSettings(
         model_name="tiny",
-        max_context=config.max_position_embeddings,
         vocabulary=config.vocab_size,
-        **{"temperature": 0.0, **changes},
+        **{"max_context": config.max_position_embeddings, "temperature": 0.0, **changes},
     )
     metrics = Metrics("tiny")
     service = Service(
         thread=EngineThread(engine, places, metrics),
         settings=settings,
-        encoder=PromptEncoder(engine.loaded),
+        encoder=PromptEncoder(engine.loaded, own_template),
         metrics=metrics,
         keys=ApiKeys(keys),
     )

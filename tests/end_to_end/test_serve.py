@@ -21,6 +21,7 @@ import pytest
 
 from ssd_profiles.prompts import read_prompts
 from tests.folders import TEXTS, save_tiny_model
+from tests.serving import TOOL_TEMPLATE
 
 SERVE = [sys.executable, "-c", "from ssd_runtime.serving.http.cli import main; main()"]
 
@@ -85,6 +86,43 @@ def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
         assert answers == [expected]
         with pytest.raises(ConnectionError):
             post(address)
+
+
+def test_options_reach_the_server(room: Path) -> None:
+    (room / "tools.jinja").write_text(TOOL_TEMPLATE)
+    options = ["--chat-template", "tools.jinja", "--allow-origin", "https://a.example", "--kv-memory", "7M"]
+    with server(room, *options) as (_, address):
+        tool = {"type": "function", "function": {"name": "loaves"}}
+        assert post(address, max_tokens=2, tools=[tool]).status == 200
+        connection = http.client.HTTPConnection(address, timeout=60)
+        connection.request("GET", "/v1/models", headers={"Origin": "https://a.example"})
+        response = connection.getresponse()
+        assert response.getheader("access-control-allow-origin") == "https://a.example"
+        context = json.load(response)["data"][0]["max_model_len"]
+        assert 256 <= context < 512
+        response = post(address, messages=[{"role": "user", "content": TEXTS[0] * 20}])
+        assert response.status == 400
+        assert f"at most {context - 1}" in json.load(response)["error"]["message"]
+
+
+def test_nobody_gets_in_before_the_model_is_there(room: Path) -> None:
+    """So a health check that connects is no sign of life while the model is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*SERVE, "--model", "model", "--port", str(port), "--strategy", "plain"]
+    process = subprocess.Popen(command, cwd=room, env=environment(room), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if "loading model; requests are taken on" in line:
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port), timeout=5)
+            elif "serving model on" in line:
+                assert post(f"127.0.0.1:{port}", max_tokens=2).status == 200
+                break
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_requests_beyond_the_grace_are_told_so(room: Path) -> None:
@@ -180,6 +218,8 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         (["--model", "model", "--api-key", ""], "--api-key: a key is text"),
         (["--model", "model", "--host", "192.0.2.1"], "--host, --port: 192.0.2.1:8000 cannot be listened on"),
         (["--model", "model", "--record-share", "0.5"], "--record-share: nothing is recorded"),
+        (["--model", "model", "--kv-memory", "much"], "--kv-memory: expected a size such as 2G"),
+        (["--model", "model", "--chat-template", "nowhere.jinja"], "--chat-template: nowhere.jinja cannot be read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,24 +1,31 @@
 """`ssd-serve` under closed-loop load: latencies and tokens/s by strategy, every answer held against its lone decode.
 
 `python -m bench.studies.front_doors.serving pairs --out pairs.jsonl`
-`python -m bench.studies.front_doors.serving load --pairs pairs.jsonl --clients 4 --seconds 40`
+`python -m bench.studies.front_doors.serving load --pairs pairs.jsonl --clients 4 --rounds 3 --keep 4.jsonl`
+`python -m bench.studies.front_doors.serving table 4.jsonl`
 
 `pairs` decodes 100 distinct (prompt, settings) pairs plainly and alone, once. `load` lets clients send them, each the
-next one as soon as its answer is complete. Strategies take turns in slices of `--seconds`; a slice has an API key of
-its own and begins with the first pair, so nothing is known from an earlier slice. `--url` measures a server that runs
-already, by one strategy and without our extension fields. Time per token is (last - first) ÷ (tokens - 1).
+next one as soon as its answer is complete. Contenders take turns in slices of `--seconds`; a slice of ours has an API
+key of its own and begins with the first pair, so nothing is known from an earlier slice. `--beside FOLDER` lets
+`transformers serve` take part, with the model in FOLDER, in a process of its own; its sampled answers are its own, and
+not compared. `table` joins the slices of several calls. Time per token is (last - first) ÷ (tokens - 1).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -26,20 +33,31 @@ import numpy as np
 from bench.fixtures.prompt_files import SPEC_BENCH, stratified
 from bench.harness.http_client import Reply, ask, server
 from bench.harness.provenance import Watch, commit, disturbance
+from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime.command import run_guarded
 
-AS_SERVED = "as served"
-"""The one strategy of a server that is not ours."""
+PEER = "transformers serve"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A server with a strategy; one without a strategy is not ours."""
+
+    name: str
+    address: str
+    model: str
+    strategy: str | None = None
 
 
 @dataclass(slots=True)
 class Slice:
-    """The answers of one strategy, and the seconds in which they came."""
+    """The answers of one contender in one of its turns, and the seconds in which they came."""
 
-    strategy: str
-    key: str | None = None
-    replies: list[tuple[int, Reply]] = field(default_factory=list)
+    contender: str
+    clients: int
+    turn: int
     seconds: float = 0.0
+    replies: list[dict[str, Any]] = field(default_factory=list)
 
 
 def main() -> None:
@@ -55,15 +73,18 @@ def main() -> None:
     load = commands.add_parser("load")
     load.add_argument("--artifact", "--bundle")
     load.add_argument("--model", default="demo")
-    load.add_argument("--url", help="a server that runs already, with the name of its model as --model")
+    load.add_argument("--beside", type=Path, help="folder of the same model, for transformers serve")
     load.add_argument("--pairs", type=Path, required=True)
     load.add_argument("--strategies", default="auto,plain")
     load.add_argument("--clients", type=int, default=4)
     load.add_argument("--seconds", type=float, default=40.0)
     load.add_argument("--rounds", type=int, default=1)
-    load.add_argument("--greedy", action="store_true", help="send the greedy pairs alone")
     load.add_argument("--max-concurrency", type=int, default=16)
+    load.add_argument("--keep", type=Path, help="append the slices to this file, for `table`")
     load.set_defaults(run=measure)
+    table = commands.add_parser("table")
+    table.add_argument("slices", type=Path, nargs="+")
+    table.set_defaults(run=show)
     arguments = parser.parse_args()
     arguments.run(arguments)
 
@@ -90,56 +111,62 @@ def write_pairs(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Load a server, and print a line for each strategy."""
+    """Load the servers in turn, and print a line for each contender."""
     pairs = [json.loads(line) for line in arguments.pairs.read_text().splitlines()]
-    if arguments.greedy:
-        pairs = [pair for pair in pairs if not pair["body"]["temperature"]]
+    strategies = arguments.strategies.split(",")
     source = ["--artifact", arguments.artifact] if arguments.artifact else []
-    keys = [f"--api-key={number}" for number in range(arguments.rounds * len(arguments.strategies.split(",")) + 1)]
+    keys = [f"--api-key={number}" for number in range(arguments.rounds * len(strategies) + 1)]
     options = [*source, *keys, "--model", arguments.model, "--max-concurrency", str(arguments.max_concurrency)]
     print(f"commit {commit()}; {arguments.clients} clients, {len(pairs)} pairs", flush=True)
     watch = Watch()
-    if arguments.url:
-        for pair in pairs:
-            pair["body"]["model"] = arguments.model
-        slices = take_turns(arguments.url, arguments, pairs, [AS_SERVED])
-    else:
-        with server(*options) as (address, process):
-            slices = take_turns(address, arguments, pairs, arguments.strategies.split(","))
-            print(f"the server holds {process.memory_info().rss / 2**20:.0f} MiB")
-    for strategy in dict.fromkeys(each.strategy for each in slices):
-        describe([each for each in slices if each.strategy == strategy], pairs)
+    with ExitStack() as stack:
+        address, process = stack.enter_context(server(*options))
+        contenders = [Contender(name, address, arguments.model, name) for name in strategies]
+        if arguments.beside is not None:
+            url = stack.enter_context(transformers_serve(arguments.beside))
+            contenders.append(Contender(PEER, url, str(arguments.beside)))
+        slices = take_turns(contenders, arguments, pairs)
+        print(f"the server holds {process.memory_info().rss / 2**20:.0f} MiB")
+    if arguments.keep is not None:
+        with arguments.keep.open("a") as file:
+            file.writelines(json.dumps(asdict(each)) + "\n" for each in slices)
+    describe(slices)
     print(disturbance(watch.stolen()))
 
 
 def take_turns(
-    address: str, arguments: argparse.Namespace, pairs: Sequence[dict[str, Any]], strategies: Sequence[str]
+    contenders: Sequence[Contender], arguments: argparse.Namespace, pairs: Sequence[dict[str, Any]]
 ) -> list[Slice]:
-    """Load the server with one strategy after the other, the other way round in every second round."""
-    slices = list[Slice]()
-    for strategy in strategies:
-        run_clients(address, Slice(strategy, key="0"), pairs[-2:], clients=1, seconds=3.0)  # a warm-up
+    """Load one contender after the other, the other way round in every second round."""
+    slices, key = list[Slice](), count(1)
+    for contender in contenders:
+        run_clients(contender, Slice(contender.name, 1, 0), pairs[-2:], seconds=3.0, key="0")  # a warm-up
     for turn in range(arguments.rounds):
-        for strategy in strategies if turn % 2 == 0 else reversed(strategies):
-            slices.append(Slice(strategy, key=str(len(slices) + 1)))
-            run_clients(address, slices[-1], pairs, arguments.clients, arguments.seconds)
+        for contender in contenders if turn % 2 == 0 else reversed(contenders):
+            slices.append(Slice(contender.name, arguments.clients, turn))
+            run_clients(
+                contender, slices[-1], pairs, arguments.seconds, key=str(next(key)) if contender.strategy else None
+            )
     return slices
 
 
-def run_clients(address: str, part: Slice, pairs: Sequence[dict[str, Any]], clients: int, seconds: float) -> None:
+def run_clients(
+    contender: Contender, part: Slice, pairs: Sequence[dict[str, Any]], seconds: float, key: str | None
+) -> None:
     """Send the next pair whenever an answer is complete, for `seconds` seconds; answers under way are waited for."""
     number = count()
     began = perf_counter()
-    extra: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    if part.strategy != AS_SERVED:
-        extra |= {"return_token_ids": True, "ssd": {"strategy": part.strategy}}
+    extra: dict[str, Any] = {"model": contender.model, "stream": True, "stream_options": {"include_usage": True}}
+    if contender.strategy is not None:
+        extra |= {"return_token_ids": True, "ssd": {"strategy": contender.strategy}}
 
     def client() -> None:
         while perf_counter() - began < seconds:
             place = next(number) % len(pairs)
-            part.replies.append((place, ask(address, {**pairs[place]["body"], **extra}, part.key)))
+            reply = ask(contender.address, {**pairs[place]["body"], **extra}, key)
+            part.replies.append(judged(reply, contender, place, pairs[place]))
 
-    threads = [threading.Thread(target=client) for _ in range(clients)]
+    threads = [threading.Thread(target=client) for _ in range(part.clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -147,32 +174,88 @@ def run_clients(address: str, part: Slice, pairs: Sequence[dict[str, Any]], clie
     part.seconds = perf_counter() - began
 
 
-def describe(slices: Sequence[Slice], pairs: Sequence[dict[str, Any]]) -> None:
-    """Print a strategy's figures, and how many answers differ from their lone decodes."""
-    replies = [each for part in slices for each in part.replies]
+def judged(reply: Reply, contender: Contender, place: int, pair: dict[str, Any]) -> dict[str, Any]:
+    """A reply's figures, and whether it is its lone decode; None where that is not to be expected."""
     # Not every server ends a stream with [DONE]; a reason of the end will do for those.
-    ended = [reply for _, reply in replies if reply.complete or (is_foreign(slices) and reply.finish_reason)]
-    good = [reply for reply in ended if reply.error is None and reply.first is not None]
-    first = np.asarray([reply.first for reply in good])
-    per_token = np.asarray([1e3 * (reply.last - reply.first) / (n - 1) for reply in good if (n := reply.tokens) > 1])
-    tokens = sum(reply.tokens for reply in good)
-    rates = [sum(reply.tokens for _, reply in part.replies) / part.seconds for part in slices]
-    differing = sum(reply.text != pairs[place]["text"] for place, reply in replies)
-    print(
-        f"{slices[0].strategy:10} {tokens / sum(part.seconds for part in slices):6.1f} tokens/s "
-        f"(slices {', '.join(f'{rate:.1f}' for rate in rates)}), {len(good)} of {len(replies)} answers; first token "
-        f"{_percentiles(first)} s, per token {_percentiles(per_token)} ms; {differing} differ from their lone decodes",
-        flush=True,
-    )
-    for place, reply in replies:
-        if reply.token_ids and reply.token_ids != pairs[place]["token_ids"]:
-            same = next(i for i, (a, b) in enumerate(zip(reply.token_ids, pairs[place]["token_ids"])) if a != b)  # noqa: B905
-            print(f"  pair {place} differs from token {same} on")
+    ours = contender.strategy is not None
+    complete = reply.error is None and (reply.complete if ours else reply.finish_reason is not None)
+    same: bool | None = reply.text == pair["text"] and (not ours or reply.token_ids == pair["token_ids"])
+    if not ours and pair["body"]["temperature"]:
+        same = None
+    return {
+        "pair": place,
+        "complete": complete and reply.first is not None,
+        "first": reply.first,
+        "last": reply.last,
+        "tokens": reply.tokens,
+        "same": same,
+    }
 
 
-def is_foreign(slices: Sequence[Slice]) -> bool:
-    """Whether the server is not ours."""
-    return slices[0].strategy == AS_SERVED
+def show(arguments: argparse.Namespace) -> None:
+    """Print the lines of the slices in files, by number of clients."""
+    slices = [Slice(**json.loads(line)) for path in arguments.slices for line in path.read_text().splitlines()]
+    for clients in sorted({each.clients for each in slices}):
+        print(f"{clients} clients")
+        describe([each for each in slices if each.clients == clients])
+
+
+def describe(slices: Sequence[Slice]) -> None:
+    """Print the figures of every contender, and its speed against `plain` in the same turns."""
+    by_name = {name: [s for s in slices if s.contender == name] for name in dict.fromkeys(s.contender for s in slices)}
+    for name, own in by_name.items():
+        replies = [reply for part in own for reply in part.replies]
+        good = [reply for reply in replies if reply["complete"]]
+        first = np.asarray([reply["first"] for reply in good])
+        per_token = np.asarray(
+            [1e3 * (r["last"] - r["first"]) / (r["tokens"] - 1) for r in good if r["tokens"] > 1], float
+        )
+        seconds = sum(part.seconds for part in own)
+        tokens = sum(reply["tokens"] for reply in good)
+        compared = [reply["same"] for reply in good if reply["same"] is not None]
+        print(
+            f"{name:18} {tokens / seconds:6.1f} tokens/s{_against_plain(own, by_name.get('plain', []))}, "
+            f"{len(own)} slices ({', '.join(f'{_rate(part):.1f}' for part in own)}) of {seconds:.0f} s in all; "
+            f"first token {_percentiles(first)} s, per token {_percentiles(per_token)} ms; "
+            f"{len(good)} of {len(replies)} answers, {sum(compared)} of {len(compared)} are their lone decodes",
+            flush=True,
+        )
+
+
+def _rate(part: Slice) -> float:
+    return sum(float(reply["tokens"]) for reply in part.replies) / part.seconds
+
+
+def _against_plain(own: Sequence[Slice], plain: Sequence[Slice]) -> str:
+    """The speed over that of plain decoding with its interval over turns; empty for plain decoding itself."""
+    if len(own) != len(plain) or own[0].contender == "plain":
+        return ""
+    seconds = [1 / _rate(part) for part in plain], [1 / _rate(part) for part in own]
+    interval = speedup_interval(*seconds)
+    shown = f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval is not None else ""
+    return f", {speedup(*seconds):.2f}{shown} of plain"
+
+
+@contextmanager
+def transformers_serve(folder: Path) -> Iterator[str]:
+    """Run `transformers serve` with continuous batching on a free port; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(folder)]
+    # By default it takes most of the memory for keys and values, which the other server has a share in.
+    options = ["--continuous-batching", "--cb-max-memory-percent", "0.2", "--dtype", "float32", "--device", "cpu"]
+    process = subprocess.Popen([*command, *options, "--port", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with suppress(OSError), urllib.request.urlopen(f"http://localhost:{port}/health", timeout=5):
+                break
+            if process.poll() is not None:
+                raise RuntimeError("transformers serve did not start; pip install 'transformers[serving]'")
+            sleep(0.5)
+        yield f"http://localhost:{port}"
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _percentiles(values: np.ndarray[Any, np.dtype[Any]]) -> str:

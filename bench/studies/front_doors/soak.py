@@ -52,10 +52,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--kv-memory", help="the server's, so small that it is in use before the end")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     pairs = [json.loads(line) for line in arguments.pairs.read_text().splitlines()]
     source = ["--artifact", arguments.artifact] if arguments.artifact else []
+    source += ["--kv-memory", arguments.kv_memory] if arguments.kv_memory else []
     print(f"commit {commit()}; {arguments.requests} requests, {arguments.clients} clients", flush=True)
     with server(*source, "--model", arguments.model, "--max-concurrency", "8") as (address, process):
         soak = Soak(address, pairs, arguments.seed)

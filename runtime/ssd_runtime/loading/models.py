@@ -88,6 +88,7 @@ class LoadedModel:
         """
         if hasattr(model, "get_base_model"):
             raise UserError("model: it is an adapter around one; give its get_base_model(), which has the adapter too")
+        family_of(model.config)
         if not hasattr(model, "lm_head") or not hasattr(getattr(model, "model", None), "embed_tokens"):
             raise UserError(
                 f"model: {type(model).__name__} is no causal LM of a supported family; load one with "

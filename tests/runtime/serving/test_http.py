@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 import time
@@ -27,6 +28,8 @@ from tests.folders import TEXTS, save_tiny_model
 from tests.serving import TOOL_TEMPLATE, lone, order, serving, tiny_engine, tiny_service
 
 QUESTION = [{"role": "user", "content": TEXTS[0]}]
+BODIES = int(os.environ.get("SSD_BODIES", "400"))
+"""Bodies of requests that are made up; CONTRIBUTING.md says when to try more."""
 
 
 @pytest.fixture(scope="module")
@@ -454,7 +457,7 @@ LIKELY = st.sampled_from(
 )
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=BODIES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
     fields=st.dictionaries(st.sampled_from(FIELDS), LIKELY | JSON, max_size=4),
@@ -473,7 +476,7 @@ def test_no_body_is_a_servers_error(address: str, path: str, fields: dict[str, A
         assert b'"error"' not in answer
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_no_bytes_are_a_servers_error(address: str, body: bytes) -> None:
     assert send(address, "/v1/chat/completions", body)[0] == 400

@@ -31,7 +31,7 @@ COMPLETION_TOKENS = 16
 
 def chat_orders(request: ChatRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str) -> list[Order]:
     """The orders of a chat request, one per choice. Raises ApiError for what cannot be honoured."""
-    ids = encoder.chat(request.messages, request.offered_tools)
+    ids = encoder.chat(request.messages, request.offered_tools, request.chat_template_kwargs)
     return _orders(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from threading import Lock
 from typing import Any
 
@@ -28,6 +29,8 @@ class PromptEncoder:
         self.loaded = loaded
         self._lock = Lock()
         self._template = template
+        self._arguments = {"messages", *signature(loaded.tokenizer.apply_chat_template).parameters}
+        """Names that are no free variables of a template."""
         templates = template or loaded.tokenizer.chat_template or ""
         text = templates if isinstance(templates, str) else "\n".join(templates.values())
         self._has_template = bool(templates)
@@ -36,14 +39,22 @@ class PromptEncoder:
         self.tags_calls = OPEN in text
         """Whether the chat template asks for calls within tags."""
 
-    def chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Encode a conversation. Raises ApiError if the template refuses it, or takes no tools."""
+    def chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Encode a conversation, with more variables for the template.
+
+        Raises ApiError if the template refuses it or takes no tools, or if a variable is not for the client to set.
+        """
         if tools and not self.takes_tools:
             raise invalid(
                 "tools",
                 "this model's chat template takes no tools; omit them, or start the server with a --chat-template",
                 "unsupported_parameter",
             )
+        for name in variables or ():
+            if name in self._arguments:
+                raise invalid("chat_template_kwargs", f"{name!r} is not for a request to set; omit it")
         turns = [_turn(message, place) for place, message in enumerate(messages)]
         tokenizer = self.loaded.tokenizer
         if not self._has_template:
@@ -56,6 +67,7 @@ class PromptEncoder:
                     tools=[tool.model_dump(exclude_none=True) for tool in tools] or None,
                     add_generation_prompt=True,
                     return_dict=True,
+                    **(variables or {}),
                 )
         except TEMPLATE_ERRORS as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,156 @@
+"""What a server's options change in its answers over a socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
+
+QUESTION = [{"role": "user", "content": TEXTS[0]}]
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def ask(address: str, body: Any, method: str = "POST", **headers: str) -> tuple[http.client.HTTPResponse, Any]:
+    """A response, and its body as JSON."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    connection.request(method, CHAT, json.dumps(body), {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    content = response.read()
+    return response, json.loads(content) if content[:1] == b"{" else content
+
+
+def test_another_chat_template_shows_tools_and_leaves_the_models_own_alone(folder: Path) -> None:
+    """A bundle's fingerprint has the model's own template: it must stay as it is."""
+    engine = tiny_engine(folder)
+    own = engine.loaded.tokenizer.chat_template
+    tool = {"type": "function", "function": {"name": "loaves", "parameters": {"type": "object"}}}
+    body = {"messages": QUESTION, "max_tokens": 3, "tools": [tool]}
+    tokens = list[int]()
+    for template in (TOOL_TEMPLATE, TOOL_TEMPLATE.replace("tools:", "use these tools, one by one:")):
+        with serving(tiny_service(engine := tiny_engine(folder), own_template=template)) as address:
+            response, answer = ask(address, body)
+            assert response.status == 200, answer
+            tokens.append(answer["usage"]["prompt_tokens"])
+        assert engine.loaded.tokenizer.chat_template == own
+    assert tokens[0] < tokens[1]
+
+
+def test_requests_set_variables_of_the_template_and_nothing_else(folder: Path) -> None:
+    template = TOOL_TEMPLATE + "{% if thinking %}Let me think, step by step: {% endif %}"
+    with serving(tiny_service(tiny_engine(folder), own_template=template)) as address:
+        body = {"messages": QUESTION, "max_tokens": 2}
+        tokens = [
+            ask(address, {**body, "chat_template_kwargs": {"thinking": thinking}})[1]["usage"]["prompt_tokens"]
+            for thinking in (False, True)
+        ]
+        assert tokens[0] < tokens[1]
+        for name in ("tokenize", "add_generation_prompt", "conversation", "messages", "chat_template", "tools"):
+            response, answer = ask(address, {**body, "chat_template_kwargs": {name: "x"}})
+            assert (response.status, answer["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+def test_a_template_that_does_not_work_is_told_before_the_server_starts(folder: Path) -> None:
+    loaded = tiny_engine(folder).loaded
+    for template, reason in (
+        ("{% for m in messages %}", "endfor"),
+        ("{{ raise_exception('no users') }}", "no users"),
+        ("{{ messages[5].content }}", "undefined|no element"),
+    ):
+        with pytest.raises(UserError, match=f"^--chat-template: here does not work: .*({reason})"):
+            PromptEncoder(loaded, template).check_template("here")
+    PromptEncoder(loaded, TOOL_TEMPLATE).check_template("here")
+
+
+def test_calls_without_tags_are_read_where_the_template_asks_for_none(folder: Path) -> None:
+    engine = tiny_engine(folder)
+    assert not PromptEncoder(engine.loaded, TOOL_TEMPLATE).tags_calls
+    assert PromptEncoder(engine.loaded, TOOL_TEMPLATE + "<tool_call>").tags_calls
+
+
+@pytest.mark.parametrize(("allowed", "leave"), [((), False), (("https://a.example",), True), (("*",), True)])
+def test_web_pages_need_leave(folder: Path, allowed: tuple[str, ...], leave: bool) -> None:
+    """Without it a browser does not even send the request, because its type is JSON."""
+    with serving(tiny_service(tiny_engine(folder), allowed_origins=allowed)) as address:
+        asked = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        }
+        for origin, given in (("https://a.example", leave), ("https://b.example", allowed == ("*",))):
+            response, _ = ask(address, {}, "OPTIONS", Origin=origin, **asked)
+            granted = response.getheader("access-control-allow-origin") in (origin, "*")
+            assert granted == given == (response.status == 200)
+            response, _ = ask(address, {"messages": QUESTION, "max_tokens": 2}, Origin=origin)
+            assert (response.getheader("access-control-allow-origin") in (origin, "*")) == given
+
+
+def test_a_body_that_comes_too_slowly_is_refused(folder: Path) -> None:
+    service = tiny_service(tiny_engine(folder), body_seconds=0.3)
+    with serving(service) as address:
+        host, port = urlsplit(address).netloc.split(":")
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=30) as slow:
+            began = time.monotonic()
+            slow.sendall(head.encode())
+            for _ in range(3):
+                slow.sendall(b" ")
+                time.sleep(0.02)
+            response = http.client.HTTPResponse(slow)
+            response.begin()
+            assert time.monotonic() - began >= 0.3
+            assert response.status == 408
+            assert json.loads(response.read())["error"]["code"] == "request_timeout"
+        assert ask(address, {"messages": QUESTION, "max_tokens": 2})[0].status == 200
+
+
+def test_the_memory_for_keys_bounds_a_request_and_none_fails_of_it(folder: Path) -> None:
+    """A longer prompt is refused as the client's mistake, and an answer ends where the memory does."""
+    engine = tiny_engine(folder)
+    engine.cache_bytes = 760 * engine.decoder.kv_layout.bytes_per_slot
+    most = engine.scheduler.most_tokens
+    assert 100 < most < engine.decoder.shape.max_context
+    with serving(tiny_service(engine, max_context=most)) as address:
+        ids = engine.loaded.encode([("user", TEXTS[0])])
+        response, answer = ask(address, {"messages": QUESTION, "max_tokens": 5000})
+        assert response.status == 200, answer
+        assert answer["usage"]["total_tokens"] == most
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+        response, answer = ask(address, {"messages": [{"role": "user", "content": TEXTS[0] * 10}]})
+        assert (response.status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_the_prompt_of_several_choices_is_run_once(folder: Path) -> None:
+    service = tiny_service(engine := tiny_engine(folder), temperature=0.9)
+    messages = [{"role": "user", "content": TEXTS[0] * 3}]
+    rows = 0
+    run = engine.decoder.run
+
+    def counted(x: Any, batch: Any, *others: Any, **named: Any) -> Any:
+        nonlocal rows
+        rows += x.shape[0]
+        return run(x, batch, *others, **named)
+
+    engine.decoder.run = counted  # type: ignore[method-assign]
+    with serving(service) as address:
+        body = {"messages": messages, "n": 4, "seed": 1, "max_tokens": 2, "ssd": {"strategy": "plain"}}
+        response, answer = ask(address, body)
+    assert response.status == 200
+    prompt = answer["usage"]["prompt_tokens"]
+    assert prompt > 2 * 64
+    assert rows < 2 * prompt, "one prompt, and of the others what follows the last whole block"
