@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -47,6 +48,8 @@ class Contender:
     address: str
     model: str
     strategy: str | None = None
+    process: subprocess.Popen[bytes] | None = None
+    """A process that is stopped while it is not its turn, since it might poll."""
 
 
 @dataclass(slots=True)
@@ -123,8 +126,7 @@ def measure(arguments: argparse.Namespace) -> None:
         address, process = stack.enter_context(server(*options))
         contenders = [Contender(name, address, arguments.model, name) for name in strategies]
         if arguments.beside is not None:
-            url = stack.enter_context(transformers_serve(arguments.beside))
-            contenders.append(Contender(PEER, url, str(arguments.beside)))
+            contenders.append(stack.enter_context(transformers_serve(arguments.beside)))
         slices = take_turns(contenders, arguments, pairs)
         print(f"the server holds {process.memory_info().rss / 2**20:.0f} MiB")
     if arguments.keep is not None:
@@ -155,6 +157,8 @@ def run_clients(
 ) -> None:
     """Send the next pair whenever an answer is complete, for `seconds` seconds; answers under way are waited for."""
     number = count()
+    if contender.process is not None:
+        contender.process.send_signal(signal.SIGCONT)
     began = perf_counter()
     extra: dict[str, Any] = {"model": contender.model, "stream": True, "stream_options": {"include_usage": True}}
     if contender.strategy is not None:
@@ -172,6 +176,8 @@ def run_clients(
     for thread in threads:
         thread.join()
     part.seconds = perf_counter() - began
+    if contender.process is not None:
+        contender.process.send_signal(signal.SIGSTOP)
 
 
 def judged(reply: Reply, contender: Contender, place: int, pair: dict[str, Any]) -> dict[str, Any]:
@@ -237,13 +243,13 @@ def _against_plain(own: Sequence[Slice], plain: Sequence[Slice]) -> str:
 
 
 @contextmanager
-def transformers_serve(folder: Path) -> Iterator[str]:
-    """Run `transformers serve` with continuous batching on a free port; yields its address."""
+def transformers_serve(folder: Path) -> Iterator[Contender]:
+    """Run `transformers serve` with continuous batching on a free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(folder)]
     # By default it takes most of the memory for keys and values, which the other server has a share in.
-    options = ["--continuous-batching", "--cb-max-memory-percent", "0.2", "--dtype", "float32", "--device", "cpu"]
+    options = ["--continuous-batching", "--cb-max-memory-percent", "0.1", "--dtype", "float32", "--device", "cpu"]
     process = subprocess.Popen([*command, *options, "--port", str(port)], stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
@@ -252,8 +258,10 @@ def transformers_serve(folder: Path) -> Iterator[str]:
             if process.poll() is not None:
                 raise RuntimeError("transformers serve did not start; pip install 'transformers[serving]'")
             sleep(0.5)
-        yield f"http://localhost:{port}"
+        process.send_signal(signal.SIGSTOP)
+        yield Contender(PEER, f"http://localhost:{port}", str(folder), process=process)
     finally:
+        process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait()
 
