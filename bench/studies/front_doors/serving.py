@@ -129,9 +129,6 @@ def measure(arguments: argparse.Namespace) -> None:
             contenders.append(stack.enter_context(transformers_serve(arguments.beside)))
         slices = take_turns(contenders, arguments, pairs)
         print(f"the server holds {process.memory_info().rss / 2**20:.0f} MiB")
-    if arguments.keep is not None:
-        with arguments.keep.open("a") as file:
-            file.writelines(json.dumps(asdict(each)) + "\n" for each in slices)
     describe(slices)
     print(disturbance(watch.stolen()))
 
@@ -149,6 +146,9 @@ def take_turns(
             run_clients(
                 contender, slices[-1], pairs, arguments.seconds, key=str(next(key)) if contender.strategy else None
             )
+            if arguments.keep is not None:
+                with arguments.keep.open("a") as file:
+                    file.write(json.dumps(asdict(slices[-1])) + "\n")
     return slices
 
 
