@@ -234,9 +234,10 @@ def _rate(part: Slice) -> float:
 
 def _against_plain(own: Sequence[Slice], plain: Sequence[Slice]) -> str:
     """The speed over that of plain decoding with its interval over turns; empty for plain decoding itself."""
-    if len(own) != len(plain) or own[0].contender == "plain":
+    turns = min(len(own), len(plain))
+    if not turns or own[0].contender == "plain":
         return ""
-    seconds = [1 / _rate(part) for part in plain], [1 / _rate(part) for part in own]
+    seconds = [1 / _rate(part) for part in plain[:turns]], [1 / _rate(part) for part in own[:turns]]
     interval = speedup_interval(*seconds)
     shown = f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval is not None else ""
     return f", {speedup(*seconds):.2f}{shown} of plain"
