@@ -251,7 +251,9 @@ def transformers_serve(folder: Path) -> Iterator[Contender]:
     command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(folder)]
     # By default it takes most of the memory for keys and values, which the other server has a share in.
     options = ["--continuous-batching", "--cb-max-memory-percent", "0.1", "--dtype", "float32", "--device", "cpu"]
-    process = subprocess.Popen([*command, *options, "--port", str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, *options, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         for _ in range(600):
             with suppress(OSError), urllib.request.urlopen(f"http://localhost:{port}/health", timeout=5):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -43,6 +46,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 log = logging.getLogger("ssd_serve")
 KEY_VARIABLE = "SSD_API_KEY"
 POLL_SECONDS = 2.0
+T = TypeVar("T")
 LEAST_CONTEXT = 256
 """Fewer tokens of a prompt with its answer are no use to anybody."""
 
@@ -137,16 +141,21 @@ def serve(
     from ssd_runtime.serving.http.reload import BundleWatch
     from ssd_runtime.serving.http.settings import ServerSettings
 
-    engine = open_engine(source, load_settings, log.info)
-    engine.max_sequences = max_concurrency
-    engine.cache_bytes = cache_bytes
-    encoder = PromptEncoder(engine.loaded, template)
-    if template is not None:
-        encoder.check_template(str(chat_template))
-    _prepare(engine, strategy, parameters)
+    def load() -> tuple[Engine, PromptEncoder, int]:
+        engine = open_engine(source, load_settings, log.info)
+        engine.max_sequences = max_concurrency
+        engine.cache_bytes = cache_bytes
+        encoder = PromptEncoder(engine.loaded, template)
+        if template is not None:
+            encoder.check_template(str(chat_template))
+        context = _context(engine)
+        _prepare(engine, strategy, parameters)
+        return engine, encoder, context
+
+    engine, encoder, context = _in_a_thread(load)
     settings = ServerSettings(
         model_name=name or source.model,
-        max_context=_context(engine),
+        max_context=context,
         vocabulary=engine.loaded.model.config.vocab_size,
         strategy=strategy,
         parameters=parameters,
@@ -208,6 +217,28 @@ def _prepare(engine: Engine, strategy: str, parameters: Any) -> None:
     _ = engine.latency
     _ = engine.scheduler
     engine.planners(strategy, parameters)
+
+
+def _in_a_thread(work: Callable[[], T]) -> T:
+    """The result of work that is done in a thread of its own.
+
+    OpenMP's helpers belong to the thread that needed them first, and end with it. While there are more of them than
+    processors they sleep after every operation instead of waiting awake, and to wake them takes a third of a small
+    model's step. So those that loaded and measured have to be gone before the engine's thread begins.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # raised where the result is asked for
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="ssd-load", daemon=True)
+    thread.start()
+    result = done.result()
+    thread.join()
+    return result
 
 
 def _context(engine: Engine) -> int:
