@@ -1,8 +1,8 @@
 """`ssd-serve` under closed-loop load: latencies and tokens/s by strategy, every answer held against its lone decode.
 
 `python -m bench.studies.front_doors.serving pairs --out pairs.jsonl`
-`python -m bench.studies.front_doors.serving load --pairs pairs.jsonl --clients 4 --rounds 3 --keep 4.jsonl`
-`python -m bench.studies.front_doors.serving table 4.jsonl`
+`python -m bench.studies.front_doors.serving load --pairs pairs.jsonl --clients 1,4,16 --rounds 3 --keep load.jsonl`
+`python -m bench.studies.front_doors.serving table load.jsonl`
 
 `pairs` decodes 100 distinct (prompt, settings) pairs plainly and alone, once. `load` lets clients send them, each the
 next one as soon as its answer is complete. Contenders take turns in slices of `--seconds`; a slice of ours has an API
@@ -79,7 +79,7 @@ def main() -> None:
     load.add_argument("--beside", type=Path, help="folder of the same model, for transformers serve")
     load.add_argument("--pairs", type=Path, required=True)
     load.add_argument("--strategies", default="auto,plain")
-    load.add_argument("--clients", type=int, default=4)
+    load.add_argument("--clients", default="4", help="numbers of clients, one load after the other: 1,4,16")
     load.add_argument("--seconds", type=float, default=40.0)
     load.add_argument("--rounds", type=int, default=1)
     load.add_argument("--max-concurrency", type=int, default=16)
@@ -118,38 +118,43 @@ def measure(arguments: argparse.Namespace) -> None:
     pairs = [json.loads(line) for line in arguments.pairs.read_text().splitlines()]
     strategies = arguments.strategies.split(",")
     source = ["--artifact", arguments.artifact] if arguments.artifact else []
-    keys = [f"--api-key={number}" for number in range(arguments.rounds * len(strategies) + 1)]
+    loads = [int(number) for number in arguments.clients.split(",")]
+    keys = [f"--api-key={number}" for number in range(len(loads) * arguments.rounds * len(strategies) + 1)]
     options = [*source, *keys, "--model", arguments.model, "--max-concurrency", str(arguments.max_concurrency)]
-    print(f"commit {commit()}; {arguments.clients} clients, {len(pairs)} pairs", flush=True)
+    print(f"commit {commit()}; {len(pairs)} pairs", flush=True)
     watch = Watch()
     with ExitStack() as stack:
         address, process = stack.enter_context(server(*options))
         contenders = [Contender(name, address, arguments.model, name) for name in strategies]
         if arguments.beside is not None:
             contenders.append(stack.enter_context(transformers_serve(arguments.beside)))
-        slices = take_turns(contenders, arguments, pairs)
+        for contender in contenders:
+            run_clients(contender, Slice(contender.name, 1, 0), pairs[-2:], seconds=3.0, key="0")  # a warm-up
+        slices, numbers = list[Slice](), count(1)
+        for turn in range(arguments.rounds):
+            for clients in loads:
+                slices += take_turns(contenders, clients, turn, arguments, pairs, numbers)
         print(f"the server holds {process.memory_info().rss / 2**20:.0f} MiB")
-    describe(slices)
+    describe_loads(slices)
     print(disturbance(watch.stolen()))
 
 
 def take_turns(
-    contenders: Sequence[Contender], arguments: argparse.Namespace, pairs: Sequence[dict[str, Any]]
-) -> list[Slice]:
-    """Load one contender after the other, the other way round in every second round."""
-    slices, key = list[Slice](), count(1)
-    for contender in contenders:
-        run_clients(contender, Slice(contender.name, 1, 0), pairs[-2:], seconds=3.0, key="0")  # a warm-up
-    for turn in range(arguments.rounds):
-        for contender in contenders if turn % 2 == 0 else reversed(contenders):
-            slices.append(Slice(contender.name, arguments.clients, turn))
-            run_clients(
-                contender, slices[-1], pairs, arguments.seconds, key=str(next(key)) if contender.strategy else None
-            )
-            if arguments.keep is not None:
-                with arguments.keep.open("a") as file:
-                    file.write(json.dumps(asdict(slices[-1])) + "\n")
-    return slices
+    contenders: Sequence[Contender],
+    clients: int,
+    turn: int,
+    arguments: argparse.Namespace,
+    pairs: Sequence[dict[str, Any]],
+    numbers: Iterator[int],
+) -> Iterator[Slice]:
+    """Load one contender after the other, the other way round in every second turn; `numbers` are unused keys."""
+    for contender in contenders if turn % 2 == 0 else reversed(contenders):
+        part = Slice(contender.name, clients, turn)
+        run_clients(contender, part, pairs, arguments.seconds, str(next(numbers)) if contender.strategy else None)
+        if arguments.keep is not None:
+            with arguments.keep.open("a") as file:
+                file.write(json.dumps(asdict(part)) + "\n")
+        yield part
 
 
 def run_clients(
@@ -200,7 +205,11 @@ def judged(reply: Reply, contender: Contender, place: int, pair: dict[str, Any])
 
 def show(arguments: argparse.Namespace) -> None:
     """Print the lines of the slices in files, by number of clients."""
-    slices = [Slice(**json.loads(line)) for path in arguments.slices for line in path.read_text().splitlines()]
+    describe_loads([Slice(**json.loads(line)) for path in arguments.slices for line in path.read_text().splitlines()])
+
+
+def describe_loads(slices: Sequence[Slice]) -> None:
+    """Print the figures of every contender by number of clients."""
     for clients in sorted({each.clients for each in slices}):
         print(f"{clients} clients")
         describe([each for each in slices if each.clients == clients])
