@@ -218,6 +218,17 @@ def test_text_streams_and_stops(room: Path) -> None:
     assert cut == record["text"][: record["text"].index(stop)] + "\n"
 
 
+def test_short_options_and_the_option_of_the_prompt(room: Path) -> None:
+    long = ["--model", "model", "--max-new-tokens", "8", "--threads", "1", "--dtype", "fp32", "--strategy", "plain"]
+    short = ["-m", "model", "-n", "8", "-t", "1", "--dtype", "float32", "--strategy", "plain"]
+    expected = command(room, RUN, *long, "The river")
+    assert expected.returncode == 0
+    assert command(room, RUN, *short, "-p", "The river").stdout == expected.stdout
+    both = command(room, RUN, *short, "-p", "The river", "The sea")
+    assert (both.returncode, both.stderr.count("\n")) == (2, 1)
+    assert "--prompt: a prompt is given already" in both.stderr
+
+
 def test_all_turns_see_the_answers_before(room: Path) -> None:
     (room / "turns.jsonl").write_text('{"turns": ["The river", "And then?"]}')
     options = ["--artifact", "bundle", "--prompts", "turns.jsonl", "--max-new-tokens", "8", "--json"]

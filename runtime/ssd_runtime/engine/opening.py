@@ -51,7 +51,7 @@ def read_source(artifact: str | Path | None, model: str | None, key: Path | None
     opened = open_given(artifact, key)
     if model is None:
         if opened is None:
-            raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
+            raise UserError("--model: none given; give a model, or a --bundle that names one")
         model = opened.model_spec()
     return ModelSource(model, opened)
 

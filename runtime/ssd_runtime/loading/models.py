@@ -39,6 +39,7 @@ from ssd_runtime.loading.sources import (
 from ssd_runtime.model.families import family_of
 from ssd_runtime.profiling.memory import require_room, weight_bytes
 from ssd_runtime.weights.dtype_choice import faster_dtype
+from ssd_runtime.weights.dtype_names import AUTO, read_dtype
 from ssd_runtime.weights.gguf_index import GgufIndex
 
 UNSUPPORTED = (
@@ -60,7 +61,6 @@ UNSUPPORTED = (
 """Settings of transformers' `generate` that affect the choice of tokens and that this engine ignores."""
 PACKED = "gguf"
 """First word of the quantisation in fingerprints of models whose weights stay packed."""
-AUTO = "auto"
 WEIGHTS = ("dense", "packed")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -176,10 +176,11 @@ def conversation(prompt: Prompt) -> list[tuple[str, str]]:
 def load_model(spec: str, device: str | None = None, dtype: str | None = None, weights: str = "dense") -> LoadedModel:
     """Load `spec` onto `device`, by default CUDA where there is one.
 
-    `dtype` is fp32, bf16, fp16 or auto (of the first two, the faster one); the default is fp32 on a CPU and the
-    checkpoint's own elsewhere. `weights` is dense, or packed for a `.gguf` file whose
-    weights stay quantised. Raises UserError that says what to give instead.
+    `dtype` is fp32, bf16, fp16 (or transformers' names for these: float32, bfloat16, float16) or auto, which measures
+    whether fp32 or bf16 decodes faster. The default is fp32 on a CPU and the checkpoint's own elsewhere. `weights` is
+    dense, or packed for a `.gguf` file whose weights stay quantised. Raises UserError that says what to give instead.
     """
+    dtype = read_dtype(dtype)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if weights not in WEIGHTS:
@@ -187,8 +188,6 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
     if weights == "packed":
         return _load_packed(spec, device, dtype)
     target = _device(device)
-    if dtype is not None and dtype not in (*DTYPES, AUTO):
-        raise UserError(f"--dtype: {dtype!r} is unknown; give one of {', '.join(DTYPES)}, {AUTO}")
     notes: tuple[str, ...] = ()
     if dtype == AUTO:
         dtype, notes = _faster(spec, target)
