@@ -210,24 +210,28 @@ def run(
     source = read_source(artifact, model, require_signature)
     recorder = read_recorder(record, record_share, record_redact)
 
-    # These imports take seconds and come last, so that bad input is answered at once.
-    from ssd_runtime.engine.offline.result import Summary, Tally
-    from ssd_runtime.engine.offline.runner import RunSettings
-    from ssd_runtime.engine.offline.together import Together
+    from ssd_runtime.waiting import counting, waiting
 
-    engine = open_engine(source, load_settings, _note)
+    with waiting(f"loading {source.model}", shown=not quiet):
+        # These imports take seconds and come last, so that bad input is answered at once.
+        from ssd_runtime.engine.offline.result import Summary, Tally
+        from ssd_runtime.engine.offline.runner import RunSettings
+        from ssd_runtime.engine.offline.together import Together
+
+        run_settings = RunSettings(
+            strategy,
+            parameters=settings,
+            max_new_tokens=max_new_tokens,
+            stops=tuple(stop or ()),
+            raw=raw,
+            compare=compare,
+            sampling=sampling,
+        )
+        engine = open_engine(source, load_settings, _note)
+        # The first runner measures the device and copies weights, for which the user waits too.
+        runner = engine.runner(run_settings, None if as_json else write)
     if explain or explain_steps:
         print(engine.decoder.memory, file=sys.stderr)
-    run_settings = RunSettings(
-        strategy,
-        parameters=settings,
-        max_new_tokens=max_new_tokens,
-        stops=tuple(stop or ()),
-        raw=raw,
-        compare=compare,
-        sampling=sampling,
-    )
-    runner = engine.runner(run_settings, None if as_json else write)
     summary = Summary(compare, concurrency=concurrency)
 
     def answered(outcome: Outcome) -> None:
@@ -249,32 +253,37 @@ def run(
 
         run_chat(chat, answered_turn)
         return
-    if concurrency > 1:
-        together = Together(runner, concurrency)
-        for one in together.run(requests):
-            for outcome in one.outcomes:
-                if not as_json:
-                    write(outcome.text)
-                answered(outcome)
-            _record(recorder, one.outcomes)
-            if one.error is not None:
-                summary.failed += 1
-                report_failure(one.prompt, str(one.error), as_json)
-        summary.seconds = together.seconds
-        summary.plain_seconds = together.plain_seconds
-    else:
-        for request in requests:
-            outcomes: list[Outcome] = []
-            try:
-                for outcome in runner.run(request):
+    # On a terminal, the answers themselves show how far the run has come.
+    counted = len(requests) > 1 and not quiet and not sys.stdout.isatty()
+    with counting("prompts", len(requests), counted) as tick:
+        if concurrency > 1:
+            together = Together(runner, concurrency)
+            for one in together.run(requests):
+                for outcome in one.outcomes:
+                    if not as_json:
+                        write(outcome.text)
                     answered(outcome)
-                    outcomes.append(outcome)
-            except UserError as error:
-                if prompts is None:
-                    raise
-                summary.failed += 1
-                report_failure(request, str(error), as_json)
-            _record(recorder, outcomes)
+                _record(recorder, one.outcomes)
+                if one.error is not None:
+                    summary.failed += 1
+                    report_failure(one.prompt, str(one.error), as_json)
+                tick()
+            summary.seconds = together.seconds
+            summary.plain_seconds = together.plain_seconds
+        else:
+            for request in requests:
+                outcomes: list[Outcome] = []
+                try:
+                    for outcome in runner.run(request):
+                        answered(outcome)
+                        outcomes.append(outcome)
+                except UserError as error:
+                    if prompts is None:
+                        raise
+                    summary.failed += 1
+                    report_failure(request, str(error), as_json)
+                _record(recorder, outcomes)
+                tick()
     finish(summary, as_json, quiet)
 
 

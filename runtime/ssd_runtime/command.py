@@ -31,14 +31,13 @@ def closing(*examples: str, codes: str = EXIT_CODES) -> str:
     return "\n".join(each.replace("[", r"\[") for each in examples) + f"\n\n{codes}"
 
 
-def require_packages(command: str, extra: str, *packages: str) -> None:
-    """Raise UserError if a package of an optional extra is not installed."""
-    for package in packages:
-        if find_spec(package) is None:
-            raise UserError(
-                f"{command}: needs {package}; install it with pip install 'ssd-decoding[{extra}]' "
-                f"(in a clone, pip install '.[{extra}]')"
-            )
+def require_packages(command: str, extra: str, *modules: str) -> None:
+    """Raise UserError that says what to install if modules of an optional extra are missing."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        raise UserError(
+            f"{command}: {' and '.join(missing)} cannot be imported; pip install 'ssd-decoding[{extra}]' brings what "
+            f"is missing (in a clone, pip install '.[{extra}]')"
+        )
 
 
 def run_command(app: typer.Typer) -> None:
