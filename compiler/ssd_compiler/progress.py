@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ssd_runtime.waiting import REFRESHES_PER_SECOND
+
 RESUMED_SECONDS = 1.0
 """A domain that took less was taken from an earlier, interrupted compile."""
 
@@ -63,7 +65,8 @@ class Reporter:
             return
         columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
         columns += [TimeElapsedColumn(), *([TextColumn("left"), TimeRemainingColumn()] if total else [])]
-        with Progress(*columns, console=self.console) as progress:
+        # Drawing takes time from what a stage measures, so it is rare.
+        with Progress(*columns, console=self.console, refresh_per_second=REFRESHES_PER_SECOND) as progress:
             task = progress.add_task(title, total=total)
             yield lambda: progress.advance(task)
             # A stage may end before its bound, or have none.

@@ -16,6 +16,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+REFRESHES_PER_SECOND = 2
+"""Few, because drawing takes time from what is measured meanwhile."""
+
 
 @contextmanager
 def waiting(title: str, shown: bool = True, console: Console | None = None) -> Iterator[None]:
@@ -25,7 +28,14 @@ def waiting(title: str, shown: bool = True, console: Console | None = None) -> I
     """
     console = console or Console(stderr=True, highlight=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with _progress(console, shown, *columns) as progress:
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not (shown and console.is_terminal),
+        refresh_per_second=REFRESHES_PER_SECOND,
+    ) as progress:
         progress.add_task(title, total=None)
         yield
 
@@ -34,16 +44,25 @@ def waiting(title: str, shown: bool = True, console: Console | None = None) -> I
 def counting(
     title: str, total: int, shown: bool = True, console: Console | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` steps and an estimate of the time left; yields a function to call after each step."""
+    """Show a bar of `total` steps and an estimate of the time left; yields a function to call after each step.
+
+    The bar is drawn after each step only, so that decoding is not disturbed in between.
+    """
     console = console or Console(stderr=True, highlight=False)
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with _progress(console, shown, *columns) as progress:
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not (shown and console.is_terminal),
+        auto_refresh=False,
+    ) as progress:
         task = progress.add_task(title, total=total)
-        yield lambda: progress.advance(task)
+        progress.refresh()
 
+        def tick() -> None:
+            progress.update(task, advance=1, refresh=True)
 
-def _progress(console: Console, shown: bool, *columns: object) -> Progress:
-    """A display that vanishes at its end and leaves standard output alone."""
-    hidden = not (shown and console.is_terminal)
-    return Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=hidden)  # type: ignore[arg-type]
+        yield tick
