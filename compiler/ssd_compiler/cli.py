@@ -247,15 +247,17 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
                 f"domain {name!r}: names must differ, be lower-case letters, digits, - or _, and not {MIXTURE!r}"
             )
         if base is not None and name in base.domains:
-            raise UserError(f"domain {name!r}: {settings.base} has it already; give others, or compile without --from")
+            raise UserError(
+                f"domain {name!r}: {settings.base} has this domain already; give others, or compile without --from"
+            )
     if base is not None and settings.exits and base.exits is not None:
-        raise UserError(f"--exits: {settings.base} has exit heads, which stay as they are; omit --exits")
+        raise UserError(f"--exits: {settings.base} has exit heads already, which are kept; omit --exits")
     if settings.exit_epochs and settings.weights == "packed":
-        raise UserError("--exit-epochs: packed weights have no gradients; use --weights dense, or omit it")
+        raise UserError("--exit-epochs: packed weights have no gradients; use --weights dense, or omit --exit-epochs")
     if settings.exit_epochs and not settings.exits:
-        raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
+        raise UserError("--exit-epochs: no exit heads to train; give --exits N")
     if settings.exit_depth and not settings.exits:
-        raise UserError("--exit-depth: there are no exit heads to place; give --exits N")
+        raise UserError("--exit-depth: no exit heads to place; give --exits N")
     if settings.anchor_prompts < settings.anchors:
         raise UserError(
             f"--anchor-pool {settings.anchor_prompts}: give at least as many as --anchors {settings.anchors}"
@@ -267,7 +269,9 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
     for _, path in settings.domain_files:
         read_prompts(Path(path))
     if out.is_mount() or Path.cwd().is_relative_to(out.resolve()):
-        raise UserError(f"--out: {out} cannot be replaced as a whole; name a folder inside it")
+        raise UserError(
+            f"--out: {out} is a mount point or contains the current folder, and cannot be replaced; name another"
+        )
     try:
         require_replaceable(out)
     except UserError as error:

@@ -194,12 +194,12 @@ def run(
     prompt = prompt if prompt is not None else text
     chatting = prompt is None and prompts is None and sys.stdin.isatty()
     if chatting and (as_json or compare):
-        raise UserError("prompt: --json and --compare are not for a chat; give a prompt or --prompts FILE.jsonl")
+        raise UserError("prompt: --json and --compare need one; give a prompt or --prompts FILE.jsonl")
     requests = [] if chatting else _requests(prompt, prompts, all_turns)
     if concurrency > 1 and prompts is None:
-        raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
+        raise UserError("--concurrency: needs several prompts; give them with --prompts FILE.jsonl")
     if concurrency > 1 and bitwise:
-        raise UserError("--bitwise: it decodes one prompt at a time; omit it, or --concurrency")
+        raise UserError("--bitwise: decodes one prompt at a time; omit --bitwise or --concurrency")
     bits = read_draft_bits(draft_bits)
     load_settings = LoadSettings(device, read_dtype(dtype), weights, read_size(weight_memory), threads, bits, bitwise)
     if "" in (stop or ()):
@@ -302,7 +302,7 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
     if not prompt.strip():
         raise UserError("prompt: must not be empty; give some text")
     if not is_text(prompt):
-        raise UserError("prompt: it is not text in this terminal's encoding; give it in a file with --prompts")
+        raise UserError("prompt: is not valid text in this terminal's encoding; put it in a file and use --prompts")
     return [Prompt("1", turns=(prompt,))]
 
 
@@ -311,7 +311,7 @@ def _standard_input() -> str:
     try:
         return sys.stdin.buffer.read().decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise UserError("prompt: standard input is not text in UTF-8; convert it") from None
+        raise UserError("prompt: standard input is not UTF-8; convert it to UTF-8") from None
 
 
 def _record(recorder: Recorder | None, outcomes: Sequence[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""Shared ends of all commands: one line and exit code 2 for a user's mistake, 130 for Ctrl-C."""
+"""What all commands share: their help, and how they end: exit code 2 with one line for bad input, 130 for Ctrl-C."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ BAD_RUNS = {
     "bad bits": (["--artifact", "bundle", "hi", "--draft-bits", "5"], "--draft-bits: expected one of auto, 8, 4, none"),
     "bitwise at once": (
         ["--artifact", "bundle", "--prompts", "rivers.jsonl", "--concurrency", "2", "--bitwise"],
-        "--bitwise: it decodes one prompt at a time",
+        "--bitwise: decodes one prompt at a time",
     ),
     "no copies": (
         ["--model", "model", "hi", "--strategy", "light", "--draft-bits", "none"],
@@ -381,7 +381,7 @@ BAD_COMPILES = {
     "absurd evaluations": (["--model", "model", "--domains", "cnn", "--evaluations", "1e12"], "--evaluations"),
     "a folder nobody can write": (["--model", "model", "--domains", "cnn", "--out", "/proc/bundle"], "/proc"),
     "no bundle to add to": (["--from", "empty", "--domains", "cnn"], "manifest.yaml"),
-    "domain there already": (["--from", "bundle", "--domain-file", "rivers=apples.jsonl"], "has it already"),
+    "domain there already": (["--from", "bundle", "--domain-file", "rivers=apples.jsonl"], "has this domain already"),
     "base of another model": (
         ["--from", "bundle", "--model", "other", "--domain-file", "new=rivers.jsonl"],
         "compiled for",

@@ -87,14 +87,16 @@ class LoadedModel:
         around a causal LM.
         """
         if hasattr(model, "get_base_model"):
-            raise UserError("model: it is an adapter around one; give its get_base_model(), which has the adapter too")
+            raise UserError(
+                "model: is an adapter around a causal LM; pass its get_base_model(), which includes the adapter"
+            )
         if not hasattr(model, "lm_head") or not hasattr(getattr(model, "model", None), "embed_tokens"):
             raise UserError(
-                f"model: {type(model).__name__} is no causal LM of a supported family; load one with "
+                f"model: {type(model).__name__} is not a causal LM of a supported family; load the model with "
                 "AutoModelForCausalLM"
             )
         if model.training:
-            raise UserError("model: it is in training mode; call its eval() first")
+            raise UserError("model: is in training mode; call its eval() first")
         return cls(model, tokenizer, None)
 
     def fingerprint(self, full: bool = False) -> ModelFingerprint:
@@ -213,7 +215,7 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
 
 
 def _faster(spec: str, device: torch.device) -> tuple[str | None, tuple[str, ...]]:
-    """The dtype of `--dtype auto` with a sentence about it: measured on a processor, the checkpoint's elsewhere."""
+    """The dtype that `auto` stands for, and a note about it: measured on a CPU, the checkpoint's on other devices."""
     if device.type != "cpu":
         return None, (f"--dtype auto: the checkpoint's own on {device}",)
     try:
