@@ -28,7 +28,7 @@ class Prefix:
     version: int
     """Version of the decoder that computed the keys: other weights make other keys."""
     start: bytes
-    """The first `BLOCK` tokens as bytes. Prompts that begin otherwise cannot resume, so they are rejected by this alone."""
+    """The first `BLOCK` tokens as bytes. Prompts that begin otherwise cannot resume after the prefix."""
     size: int
     """Bytes of its keys and values."""
     owner: str = ""
