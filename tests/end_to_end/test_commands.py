@@ -608,7 +608,7 @@ def test_one_prompt_is_not_decoded_several_at_once(
 ) -> None:
     done = within(room, run_main, ["--model", "model", "--concurrency", "2", "hello"], monkeypatch, capfd)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --concurrency: one prompt")
+    assert done.stderr.startswith("error: --concurrency: needs several prompts")
 
 
 def test_a_compile_that_runs_out_of_memory_is_one_line(
