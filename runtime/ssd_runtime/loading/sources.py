@@ -48,7 +48,7 @@ LOAD_ERRORS = (
     SafetensorError,
     StrictDataclassError,
 )
-"""Errors that transformers raises on damaged files or on files that are no model."""
+"""Errors that transformers raises for damaged files, or for files that are not a model's."""
 
 
 @dataclass(frozen=True, slots=True)
