@@ -108,10 +108,12 @@ def main() -> None:
 
 def measure(contenders: Sequence[Contender], prompts: Mapping[str, str]) -> dict[str, dict[str, Outcome]]:
     """Outcomes by prompt and contender, each with plain decoding of the same prompt in turn with it."""
-    settings = [
-        RunSettings(parameters=each.parameters, max_new_tokens=MAX_NEW_TOKENS, compare=True) for each in contenders
-    ]
-    runners = [each.engine.runner(wanted) for each, wanted in zip(contenders, settings, strict=True)]
+    runners = {
+        each.title: each.engine.runner(
+            RunSettings(parameters=each.parameters, max_new_tokens=MAX_NEW_TOKENS, compare=True)
+        )
+        for each in contenders
+    }
     found = dict[str, dict[str, Outcome]]()
     for title, text in prompts.items():
         row = found[title] = {}
