@@ -14,9 +14,9 @@ static void gated(const Weight *weight, Rows rows, int64_t n, float *hidden) {
     const int64_t width = weight->out / 2, tiles = width / TILE;
 #pragma omp for schedule(static)
     for (int64_t tile = 0; tile < tiles; tile++)
-        for (int64_t first = 0; first < n; first += ROWS) {
+        for (int64_t first = 0; first < n; first += CHUNK) {
             const int count = chunk(n, first);
-            __m512 gate[ROWS], up[ROWS];
+            __m512 gate[CHUNK], up[CHUNK];
             products(weight, tile, rows, first, count, gate);
             products(weight, tiles + tile, rows, first, count, up);
             for (int r = 0; r < count; r++)
