@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--domain-file", action="append", default=[], help="NAME=prompts.jsonl; repeatable")
     parser.add_argument("--evaluations", default="16")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--within", type=float, help="latest moment of a kill in seconds; the whole compile by default")
     parser.add_argument("--out", type=Path, default=Path("build/resume"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -56,7 +57,7 @@ def main() -> None:
         shutil.rmtree(killed, ignore_errors=True)
         kept: dict[str, int] = {}
         while not killed.exists():
-            wait = rng.uniform(0.0, duration) if kills < arguments.kills else None
+            wait = rng.uniform(0.0, arguments.within or duration) if kills < arguments.kills else None
             was_killed = _compile(options, killed, wait, begun)
             kills += was_killed
             now = _written(killed)
