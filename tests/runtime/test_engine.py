@@ -160,13 +160,13 @@ def test_a_bundle_of_another_model_is_refused(loaded: LoadedModel) -> None:
 
 
 def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
-    with pytest.raises(UserError, match="give a bundle, or a --model"):
+    with pytest.raises(UserError, match="give a model, or a --bundle"):
         Engine.open()
     with pytest.raises(UserError, match="needs a bundle"):
         Engine(loaded).runner(RunSettings("knn"))
     with pytest.raises(UserError, match="training mode"):
         LoadedModel.of(tiny_model("llama").train(), loaded.tokenizer)
-    with pytest.raises(UserError, match="which files"):
+    with pytest.raises(UserError, match="name the files"):
         Engine(LoadedModel.of(tiny_model("llama"), loaded.tokenizer), bundle())
     with pytest.raises(UserError, match="max_new_tokens"):
         Engine(loaded).runner(RunSettings(max_new_tokens=0)).answer(QUESTION)
