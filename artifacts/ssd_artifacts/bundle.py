@@ -12,7 +12,7 @@ from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.integrity import BESIDE, carry_over, check_files, present_files, read_manifest
-from ssd_artifacts.manifest import FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
+from ssd_artifacts.manifest import FIRST_FORMAT, FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
 from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
 from ssd_profiles.errors import UserError
@@ -43,6 +43,14 @@ class Bundle:
     exits: ExitSet | None = None
     successors: SuccessorSet | None = None
 
+    @property
+    def format_version(self) -> int:
+        """The oldest format that holds the bundle."""
+        masks = (entry.mask for domain in self.domains.values() for entry in domain.frontier)
+        rated = (each for domain in self.domains.values() for each, _, _ in domain.search.rated)
+        lighter = any("." in text for text in (*masks, *rated)) or any(table.light for table in self.latency.values())
+        return FORMAT_VERSION if lighter else FIRST_FORMAT
+
     def save(self, path: Path, page: str | None = None) -> None:
         """Write the bundle to `path`, whole or not at all, with `page` beside it as report.html.
 
@@ -61,7 +69,7 @@ class Bundle:
                 target.parent.mkdir(exist_ok=True)
                 target.write_bytes(content)
             manifest = Manifest(
-                format_version=FORMAT_VERSION,
+                format_version=self.format_version,
                 tool_version=self.tool_version,
                 created=self.created,
                 model=self.model,

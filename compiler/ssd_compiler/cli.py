@@ -23,6 +23,7 @@ from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_command
 from ssd_runtime.options import (
     DeviceOption,
+    DraftBitsOption,
     DtypeOption,
     SignatureOption,
     VersionOption,
@@ -30,6 +31,7 @@ from ssd_runtime.options import (
     WeightsOption,
     read_size,
 )
+from ssd_runtime.weights.draft_bits import read_draft_bits
 
 MOST_FOUND = 64
 
@@ -54,6 +56,7 @@ def compile_(
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
+    draft_bits: DraftBitsOption = "auto",
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
     evaluations: Annotated[
         int, typer.Option(min=8, max=100_000, help="Masks evaluated per domain, unless --budget is given.")
@@ -106,6 +109,7 @@ def compile_(
         dtype=dtype,
         weights=weights,
         weight_memory=read_size(weight_memory),
+        draft_bits=read_draft_bits(draft_bits),
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
         search=_method(search),

@@ -23,7 +23,7 @@ def test_counts_and_order(mask: SkipMask) -> None:
     skipped = list(mask)
     assert skipped == sorted(skipped)
     assert mask.attention_skipped + mask.mlp_skipped == len(skipped)
-    assert mask.first_skipped == (skipped[0] if skipped else len(mask))
+    assert mask.first_changed == (skipped[0] if skipped else len(mask))
     assert mask.jaccard(mask) == 1.0
 
 
