@@ -17,6 +17,7 @@ from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
 
 ANCHORS = "anchors.safetensors"
 EXITS = "exits.safetensors"
@@ -46,10 +47,17 @@ class Bundle:
     @property
     def format_version(self) -> int:
         """The oldest format that holds the bundle."""
-        masks = (entry.mask for domain in self.domains.values() for entry in domain.frontier)
-        rated = (each for domain in self.domains.values() for each, _, _ in domain.search.rated)
-        lighter = any("." in text for text in (*masks, *rated)) or any(table.light for table in self.latency.values())
+        rated = (mask for domain in self.domains.values() for mask, _, _ in domain.search.rated)
+        priced = any(table.light for table in self.latency.values())
+        lighter = priced or bool(self.light_masks) or any("." in mask for mask in rated)
         return FORMAT_VERSION if lighter else FIRST_FORMAT
+
+    @property
+    def light_masks(self) -> list[SkipMask]:
+        """The masks of all frontiers that have lighter sub-layers."""
+        entries = (entry for domain in self.domains.values() for entry in domain.frontier)
+        masks = (entry.skip_mask(self.model.num_layers) for entry in entries)
+        return [mask for mask in masks if mask.light]
 
     def save(self, path: Path, page: str | None = None) -> None:
         """Write the bundle to `path`, whole or not at all, with `page` beside it as report.html.

@@ -144,7 +144,7 @@ class Engine:
 
     def lighten(self) -> bool:
         """Make lighter copies of the weights, unless they exist; returns whether there are any."""
-        masks = self._light_masks
+        masks = self.bundle.light_masks if self.bundle is not None else []
         if self._copied_for != masks:
             self._copied_for = masks
             make_copies(self.decoder, self._draft_bits, masks, self._before_copying)
@@ -161,15 +161,6 @@ class Engine:
         if not self.lighten():
             return None
         return with_light(self.latency, self.decoder, config_sha256(self.loaded.model.config.to_dict()))
-
-    @property
-    def _light_masks(self) -> list[SkipMask]:
-        """The bundle's masks with lighter sub-layers."""
-        if self.bundle is None:
-            return []
-        layers = self.bundle.model.num_layers
-        masks = [entry.skip_mask(layers) for domain in self.bundle.domains.values() for entry in domain.frontier]
-        return [mask for mask in masks if mask.light]
 
     def require_fitting(self, bundle: Bundle, where: str) -> None:
         """Raise UserError, which calls the bundle `where`, if it belongs to another model or does not fit its sizes."""
@@ -210,7 +201,7 @@ class Engine:
             self.lighten()
         latency = self.latency if needs.needs_latency else None
         priced = None
-        if needs.uses_masks and (allowed or (allowed is None and self._light_masks)):
+        if needs.uses_masks and (allowed or (allowed is None and self.bundle is not None and self.bundle.light_masks)):
             priced = self.light_latency
         if latency is not None:
             # Without its costs no mask is expected to gain by lighter sub-layers.
