@@ -73,7 +73,7 @@ def lit() -> Decoder:
     return decoder
 
 
-FINE = Weights.fine(with_light_costs(latency_table(8), 0.4, (8, 4)), 100, SkipMask.of(8).lightened(8), (8, 4))
+FINE = Weights.fine(with_light_costs(latency_table(8), 0.4, (8, 4)), 100, [(8, 4)] * 17)
 
 
 def saved(mask: SkipMask) -> int:
@@ -110,7 +110,7 @@ def test_the_planted_layers_are_skipped_and_the_others_lighter(reference: Refere
 
 def test_units_are_fine_enough_for_a_few_percent() -> None:
     table = with_light_costs(latency_table(4), 0.1, (8,))
-    weights = Weights.fine(table, 100, SkipMask.of(4).lightened(8), (8,))
+    weights = Weights.fine(table, 100, [(8,)] * 9)
     assert Weights.of(table, 100).items == (1, 2) * 4
     for item, weight in enumerate(weights.items):
         [(width, gain)] = weights.options(item)[1:]

@@ -146,21 +146,20 @@ def _flipped(point: Point, places: Sequence[int]) -> Point:
 def _variables(evaluator: Evaluator, tried: set[Variable]) -> tuple[Variable, ...]:
     """Variables that were none yet, of disjoint groups.
 
-    They are the most skippable spans, then undecided sub-layers, then spans. Where there are lighter copies, half of
-    each kind change the precision of their groups instead.
+    They are the most skippable spans, then undecided sub-layers, then spans. Where there are lighter copies, variables
+    skip their groups and change their precision in turn.
     """
     chosen = list[Variable]()
     taken = set[int]()
     undecided = [frozenset({index}) for index in undecided_sublayers(list(evaluator.rated.values()))]
     spans = skippable_spans(evaluator)
     head = frozenset({len(evaluator.usual)})
-    precisions = [SKIPPED, *evaluator.precisions]
     for groups, most in ((spans, DIMENSIONS // 2), ([*undecided, head], DIMENSIONS), (spans, DIMENSIONS)):
         for group in groups:
-            begin = len(chosen)  # turn by turn through the precisions
-            order = [precisions[(begin + turn) % len(precisions)] for turn in range(len(precisions))]
-            ways = [Variable(group, each) for each in order if not (group == head and each is SKIPPED)]
-            variable = next((each for each in ways if each not in tried), None)
+            skipping = [] if group == head else [Variable(group)]
+            ways = skipping + [Variable(group, width) for width in evaluator.precisions(group)]
+            turn = len(chosen) % max(1, len(ways))
+            variable = next((each for each in ways[turn:] + ways[:turn] if each not in tried), None)
             if len(chosen) < most and variable is not None and not group & taken:
                 chosen.append(variable)
                 taken |= group

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import FULL, SkipMask
+from ssd_profiles.mask import FULL, WIDTHS, SkipMask
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
@@ -62,11 +62,12 @@ class Evaluator:
         """The draft that skips nothing, on the model's lighter copies if it has any."""
         return self.decoder.light_mask
 
-    @property
-    def precisions(self) -> tuple[int, ...]:
-        """The widths that sub-layers may have besides the usual ones; empty without lighter copies."""
-        widths = self.decoder.light_widths
-        return (*(width for width in widths if width not in self.usual.light), FULL) if widths else ()
+    def precisions(self, sublayers: Collection[int]) -> list[int]:
+        """The widths that all of these sub-layers may have besides the usual ones; 2L is the head."""
+        copies = self.decoder.copy_widths
+        usual = {self.usual.width(index) for index in sublayers}
+        common = [width for width in WIDTHS if all(width in copies[index] for index in sublayers)]
+        return [width for width in (*common, FULL) if usual != {width}]
 
     @property
     def exhausted(self) -> bool:

@@ -191,16 +191,17 @@ def _rate_knapsack(evaluator: Evaluator, evaluations: float, seconds: float) -> 
     decoder = evaluator.decoder
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
     plain = Weights.of(evaluator.latency, evaluator.context)
-    widths = decoder.light_widths
-    if not widths:
+    if not decoder.light_widths:
         found = search_knapsack(decoder, sampled, plain)
         return _rate_candidates(evaluator, found, len(sampled), evaluations, seconds)
-    fine = Weights.fine(evaluator.latency, evaluator.context, decoder.light_mask, widths)
+    fine = Weights.fine(evaluator.latency, evaluator.context, decoder.copy_widths)
     mixed = search_knapsack(decoder, sampled, fine, budget=LIGHT_BUDGET, most=KNAPSACK_STATES)
     forwards = _rate_candidates(evaluator, mixed, len(sampled), evaluations / 2, seconds / 2)
     found = search_knapsack(decoder, sampled, plain, most=KNAPSACK_STATES)
     # Every width carries the states through its own weights.
-    return forwards * (1 + len(widths)) + _rate_candidates(evaluator, found, len(sampled), evaluations / 2, seconds)
+    return forwards * (1 + len(decoder.light_widths)) + _rate_candidates(
+        evaluator, found, len(sampled), evaluations / 2, seconds
+    )
 
 
 def _rate_candidates(
@@ -273,13 +274,11 @@ def uniform_masks(num_layers: int) -> Iterator[SkipMask]:
 
 
 def light_masks(decoder: Decoder) -> Iterator[SkipMask]:
-    """The drafts that skip nothing and run everything at one width, if there are lighter copies."""
-    widths = decoder.light_widths
-    if widths:
-        yield decoder.light_mask
-    if len(widths) > 1:
-        whole = SkipMask.of(decoder.shape.num_layers)
-        yield from (whole.lightened(width) for width in widths)
+    """The drafts that skip nothing and run everything at one width, as far as there are lighter copies of it."""
+    nearest = decoder.light_mask
+    copies = list(enumerate(decoder.copy_widths))
+    masks = [nearest.lightened({i: width for i, has in copies if width in has}) for width in decoder.light_widths]
+    yield from dict.fromkeys(masks)
 
 
 def _with_light(evaluator: Evaluator, masks: Iterator[SkipMask]) -> Iterator[SkipMask]:

@@ -251,21 +251,22 @@ class Decoder:
         return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
 
     @property
+    def copy_widths(self) -> list[tuple[int, ...]]:
+        """The widths of the lighter copies of each sub-layer and, last, of the head; the nearest to the model first."""
+        found = [{width for linear in linears for width in linear.copies} for _, linears in self._sublayers()]
+        return [tuple(width for width in WIDTHS if width in widths) for widths in found]
+
+    @property
     def light_widths(self) -> tuple[int, ...]:
-        """The widths of lighter copies, the nearest to the model first."""
-        found = {width for linear in self._linears() for width in linear.copies}
+        """The widths of all lighter copies, the nearest to the model first."""
+        found = {width for widths in self.copy_widths for width in widths}
         return tuple(width for width in WIDTHS if width in found)
 
     @property
     def light_mask(self) -> SkipMask:
         """The draft that skips nothing and runs everything on the lighter copies that are nearest to the model."""
-        whole = SkipMask.of(self.shape.num_layers)
-        return whole.lightened(
-            {
-                index: max((w for each in linears for w in each.copies), default=FULL)
-                for index, linears in self._sublayers()
-            }
-        )
+        nearest = {index: widths[0] for index, widths in enumerate(self.copy_widths) if widths}
+        return SkipMask.of(self.shape.num_layers).lightened(nearest)
 
     def follow_layers(self) -> None:
         """Put together what is made of the layers' projections: their lighter forms, and calls of our own code."""

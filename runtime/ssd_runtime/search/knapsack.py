@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import FULL, SkipMask
+from ssd_profiles.mask import FULL, WIDTHS, SkipMask
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
@@ -49,20 +49,21 @@ class Weights:
         return cls(tuple(max(1, round(each / unit)) for each in seconds))
 
     @classmethod
-    def fine(cls, latency: LatencyTable, context: float, light: SkipMask, widths: Sequence[int]) -> Weights:
-        """Weights in finer units, with what sub-layers save at each of `widths`; the head has its width in `light`."""
-        seconds = latency.sublayer_seconds(context, 1)
-        unit = min(seconds) / FINE
-        at_width = {width: latency.sublayer_seconds(context, 1, width) for width in widths}
+    def fine(cls, latency: LatencyTable, context: float, copies: Sequence[Sequence[int]]) -> Weights:
+        """Weights in finer units, with what each sub-layer saves on its copies (`Decoder.copy_widths`).
+
+        The head has the first of its widths.
+        """
+        full = latency.sublayer_seconds(context, 1)
+        unit = min(full) / FINE
+        at_width = {width: latency.sublayer_seconds(context, 1, width) for width in WIDTHS}
+        saved = [
+            {width: round((each - at_width[width][i]) / unit) for width in copies[i]} for i, each in enumerate(full)
+        ]
         return cls(
-            items=tuple(max(1, round(each / unit)) for each in seconds),
-            lighter=tuple(
-                tuple(
-                    (width, saved) for width in widths if (saved := round((each - at_width[width][index]) / unit)) > 0
-                )
-                for index, each in enumerate(seconds)
-            ),
-            head=light.head_width,
+            items=tuple(max(1, round(each / unit)) for each in full),
+            lighter=tuple(tuple((width, gain) for width, gain in each.items() if gain > 0) for each in saved),
+            head=next(iter(copies[-1]), FULL),
         )
 
     def options(self, item: int) -> Lighter:
