@@ -149,20 +149,18 @@ class SkipMask:
 
     def __str__(self) -> str:
         """Layers whose attention and MLP are skipped, e.g. `attention 3-5,9 · mlp 4`; then the lighter ones."""
-        parts = self._listed(self.bits)
+        text = " · ".join(self._listed(set(self), always=True))
         for width in WIDTHS:
-            of_width = [each == width for each in self.light]
-            if any(of_width):
-                head = [" · head"] * of_width[-1]
-                parts += "".join([f"; in {width} bits: ", self._listed(of_width), *head])
-        return parts
+            chosen = {i for i, each in enumerate(self.light) if each == width}
+            if chosen:
+                head = ["head"] * (self.head_width == width)
+                text += f"; in {width} bits: {' · '.join([*self._listed(chosen), *head])}"
+        return text
 
-    def _listed(self, chosen: Sequence[bool]) -> str:
-        """The layers whose attention and MLP are chosen."""
-        return " · ".join(
-            f"{name} {_runs([i for i in range(self.num_layers) if chosen[2 * i + offset]])}"
-            for offset, name in enumerate(("attention", "mlp"))
-        )
+    def _listed(self, chosen: set[int], always: bool = False) -> list[str]:
+        """The layers whose attention is chosen, and those whose MLP is; where there are none, only if `always`."""
+        layers = [[i for i in range(self.num_layers) if 2 * i + part in chosen] for part in (0, 1)]
+        return [f"{name} {_runs(of)}" for name, of in zip(("attention", "mlp"), layers, strict=True) if of or always]
 
 
 def _to_hex(chosen: Sequence[bool]) -> str:
