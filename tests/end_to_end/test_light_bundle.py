@@ -16,12 +16,15 @@ from ssd_compiler.build import compile_bundle
 from ssd_compiler.bundles.summary import summary_text
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
+from ssd_profiles.light_costs import LightCosts
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.weights.draft_bits import DraftBits
 from tests.folders import TEXTS, save_tiny_model
+from tests.tables import latency_table, with_light_costs
 
 LAYERS = 8
 
@@ -38,7 +41,15 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("SSD_CACHE", str(folder / "cache"))
         for module in ("ssd_compiler.build", "ssd_runtime.engine.engine"):
             patch.setattr(f"{module}.SMALL_BYTES", 0)
+        # Steps of tiny models take the same time at every width, so that what the search finds would be chance.
+        patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder: (costs(decoder), False))
         yield folder
+
+
+def costs(decoder: Decoder) -> dict[int, LightCosts]:
+    """Made-up costs of the decoder's copies: 4 bits are much faster than 8."""
+    table = with_light_costs(latency_table(LAYERS), 0.6, (8, 4))
+    return {width: table.light[width] for width in decoder.light_widths}
 
 
 def compiled(room: Path, bits: DraftBits, memory: int | None = None) -> tuple[Path, str]:

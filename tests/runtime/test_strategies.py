@@ -464,16 +464,19 @@ def test_swift_searches_precisions_too(share: float) -> None:
     settings = SwiftSettings(steps=200, idle=200, enough=2.0, bayes_interval=5, skip=0.4, light=share)
     search = SwiftSearch(30, settings, SkipMask.of(30).lightened(8))
     seen = set[tuple[int, ...]]()
+    masks = list[SkipMask]()
     while search.running:
         mask = search.suggest()
+        masks.append(mask)
         kept = len(mask) - len(list(mask))
         assert sum(width == 8 for width in mask.light[:-1]) == round(share * kept)
         assert mask.head_width == 8
         seen.add(mask.light)
-        search.update(mask, -_lighter_of_the_first_half(mask))
+        search.update(mask, 1.0 - _lighter_of_the_first_half(mask))
     assert len(seen) > 100
     if share < 1:
-        assert _lighter_of_the_first_half(search.best) < 0.4
+        assert _lighter_of_the_first_half(search.best) < 0.45
+        assert _lighter_of_the_first_half(search.best) == min(_lighter_of_the_first_half(mask) for mask in masks)
 
 
 def _lighter_of_the_first_half(mask: SkipMask) -> float:
