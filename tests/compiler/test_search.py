@@ -328,10 +328,16 @@ def search_lit(lit: tuple[Decoder, ReferenceStates], method: SearchMethod = "bot
     return search(lit[0], lit[1], LIT, 60, bounds, lambda: None, lambda *_: None)
 
 
-def test_light_and_skip_together_beat_either_alone(lit: tuple[Decoder, ReferenceStates]) -> None:
+@pytest.fixture(scope="module")
+def found_lit(lit: tuple[Decoder, ReferenceStates]) -> SearchResult:
+    return search_lit(lit)
+
+
+def test_light_and_skip_together_beat_either_alone(
+    lit: tuple[Decoder, ReferenceStates], found_lit: SearchResult
+) -> None:
     """On planted layers: the best mask skips weak layers and runs others lighter."""
-    result = search_lit(lit)
-    speedups = {text: speedup for text, _, speedup in result.cost.rated}
+    speedups = {text: speedup for text, _, speedup in found_lit.cost.rated}
     best = SkipMask.from_hex(max(speedups, key=lambda text: speedups[text]), 8)
     assert len(list(best)) >= 4
     assert set(best) <= set(WEAK)
@@ -349,18 +355,17 @@ def test_every_method_searches_all_precisions(lit: tuple[Decoder, ReferenceState
         assert used == {-1, 0, 8, 4}, method
 
 
-def test_a_frontier_keeps_masks_for_devices_without_copies(lit: tuple[Decoder, ReferenceStates]) -> None:
-    result = search_lit(lit)
-    masks = [entry.skip_mask(8) for entry in result.frontier]
+def test_a_frontier_keeps_masks_for_devices_without_copies(found_lit: SearchResult) -> None:
+    masks = [entry.skip_mask(8) for entry in found_lit.frontier]
     assert any(mask.light for mask in masks)
-    unlit = [entry for entry, mask in zip(result.frontier, masks, strict=True) if not mask.light]
+    unlit = [entry for entry, mask in zip(found_lit.frontier, masks, strict=True) if not mask.light]
     found = CostModel(TABLE).best_option([Entry(e.mask, e.skip_mask(8), e.profile()) for e in unlit], 60)
     assert found is not None
     assert found.speedup > 1.1
 
 
-def test_no_entry_is_lighter_and_more_right_than_another(lit: tuple[Decoder, ReferenceStates]) -> None:
-    entries = search_lit(lit).frontier
+def test_no_entry_is_lighter_and_more_right_than_another(found_lit: SearchResult) -> None:
+    entries = found_lit.frontier
     for one in entries:
         for other in entries:
             if one is not other and other.token_agreement >= one.token_agreement:
