@@ -48,7 +48,10 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         latency = stages.latency()
         samples = {name: stages.calibrate(prompts[name]) for name in prompts}
         exits = stages.exits(samples)
-        domains = {name: stages.domain(name, samples[name], prompts[name], latency, exits) for name in prompts}
+        domains = {
+            name: stages.domain(name, samples[name], prompts[name], latency, exits)
+            for name in reporter.domains(list(prompts))
+        }
         mixture = stages.mixture(samples, latency)
         anchors = stages.anchors(prompts, samples)
         successors = stages.successors(samples)
