@@ -107,7 +107,7 @@ def main() -> None:
     console.print(
         f"Tokens per second of decoding, and ÷ plain decoding in the same minute. Outputs that differ from plain "
         f"decoding's: {different} of {len(outcomes)}.\n"
-        "Guesses copy earlier text, of which a poem has little; an answer of three tokens leaves nothing to draft. "
+        "Guesses copy earlier text; an answer of three tokens leaves nothing to draft. "
         "`auto` also drafts with the whole model on lighter copies of its weights; "
         "the demo's weights are of 4 bits, so that such copies agree with it better than other models' would.\n"
         f"Report of the compile: {bundle / 'report.html'}; {perf_counter() - began:.0f} s in all.",
