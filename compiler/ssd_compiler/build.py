@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.files import write_lock
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.html import html_report
 from ssd_compiler.settings import CompileSettings
@@ -51,6 +52,8 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
         successors = stages.successors(samples)
         bundle = stages.bundle(latency, domains | mixture, anchors, exits, successors)
 
-        bundle.save(out, html_report(bundle))
+        page = html_report(bundle)
+        with write_lock(out):
+            bundle.save(out, page)
         work.remove()
     return bundle
