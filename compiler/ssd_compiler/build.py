@@ -11,9 +11,11 @@ from ssd_compiler.report.html import html_report
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
+from ssd_profiles.mask import WIDTHS, SkipMask
 from ssd_runtime.loading.models import load_model, weights_of
 from ssd_runtime.model.parity import require_faithful
-from ssd_runtime.weights.kernel_choice import fitted_decoder
+from ssd_runtime.weights.draft_copies import make_copies
+from ssd_runtime.weights.kernel_choice import SMALL_BYTES, fitted_decoder
 
 
 def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter: Reporter) -> Bundle:
@@ -28,6 +30,10 @@ def compile_bundle(settings: CompileSettings, out: Path, resume: bool, reporter:
             require_faithful(decoder)
         for line in (*loaded.notes, decoder.memory):
             reporter.note(line)
+        if decoder.packed.used > SMALL_BYTES:
+            # The search chooses between all widths, so `auto` makes each.
+            every = SkipMask.of(decoder.shape.num_layers).lightened(min(WIDTHS))
+            make_copies(decoder, settings.draft_bits, [every], reporter.note)
         work.begin(fingerprint)
         stages = Stages(
             settings=settings,

@@ -24,6 +24,7 @@ from ssd_runtime.command import closing, command_app, require_packages, run_comm
 from ssd_runtime.options import (
     OUTPUT_PANEL,
     DeviceOption,
+    DraftBitsOption,
     DtypeOption,
     ModelOption,
     SignatureOption,
@@ -34,6 +35,7 @@ from ssd_runtime.options import (
     read_size,
     values,
 )
+from ssd_runtime.weights.draft_bits import read_draft_bits
 from ssd_runtime.weights.dtype_names import read_dtype
 
 MOST_FOUND = 64
@@ -62,6 +64,7 @@ def compile_(
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
+    draft_bits: DraftBitsOption = "auto",
     threads: ThreadsOption = None,
     domains: Annotated[
         str,
@@ -196,6 +199,7 @@ def compile_(
         dtype=read_dtype(dtype),
         weights=weights,
         weight_memory=read_size(weight_memory),
+        draft_bits=read_draft_bits(draft_bits),
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
         search=_method(search),
