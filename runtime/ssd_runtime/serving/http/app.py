@@ -25,6 +25,7 @@ from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form
 from ssd_runtime.serving.http.openai.orders import chat_orders, completion_orders
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, text_of
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
+from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.tickets import Order
 from ssd_runtime.serving.record import Recorder
@@ -108,8 +109,11 @@ class Service:
         conversations: list[list[tuple[str, str]]],
     ) -> Response:
         """Submit the orders; respond with the answer, whole or as it comes."""
+        resumption: Resumption | None = request.scope.get(RESUMPTION)
+        if resumption is not None:
+            orders = resumption.orders(orders)
         subscription = Subscription(self.thread, orders)
-        if self.recorder is not None:
+        if self.recorder is not None and resumption is None:
             for messages in conversations:
                 self.recorder.add(messages)
         answer = Answer(
@@ -119,6 +123,8 @@ class Service:
             choices=asked.n or 1,
             usage_chunk=asked.wants_usage_chunk,
             token_ids=bool(asked.return_token_ids),
+            resumption=resumption,
+            told=resumption.texts(orders, self.encoder.loaded) if resumption is not None else None,
         )
         if asked.stream:
             return EventStream(answer.chunks(), subscription)

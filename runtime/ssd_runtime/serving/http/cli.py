@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
+from dataclasses import replace
 from importlib.util import find_spec
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import run_command
-from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
+from ssd_runtime.engine.opening import LoadSettings, read_source
 from ssd_runtime.options import (
     ArtifactOption,
     AssignmentsOption,
@@ -31,12 +32,9 @@ from ssd_runtime.options import (
     read_size,
 )
 from ssd_runtime.planning.registry import check_strategy, read_settings
+from ssd_runtime.ray_cluster import LOCAL, require_ray
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
-
-if TYPE_CHECKING:
-    from ssd_runtime.engine.engine import Engine
-    from ssd_runtime.serving.http.app import Service
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 log = logging.getLogger("ssd_serve")
@@ -87,6 +85,12 @@ def serve(
     record: RecordOption = None,
     record_share: ShareOption = None,
     record_redact: RedactOption = None,
+    replicas: Annotated[
+        str | None, typer.Option(help="Serve on Ray with N replicas, or MIN:MAX by the load; one process by default.")
+    ] = None,
+    ray: Annotated[
+        str, typer.Option(help="Address of the cluster for --replicas, such as auto; `local` starts one here.")
+    ] = LOCAL,
     version: VersionOption = False,
 ) -> None:
     """Serve a model under OpenAI's HTTP interface, decoding faster, with exactly the output of plain decoding."""
@@ -95,10 +99,16 @@ def serve(
     bits = read_draft_bits(draft_bits)
     load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads, bits)
     check_strategy(strategy, artifact is not None)
-    parameters = read_settings(strategy, assignments or [])
+    read_settings(strategy, assignments or [])
     source = read_source(artifact, model, require_signature)
     if reload and source.opened is None:
         raise UserError("--reload: there is no bundle to take up; give one with --artifact, or omit it")
+    if replicas is None and ray != LOCAL:
+        raise UserError("--ray: a cluster serves replicas; give --replicas N too, or omit it")
+    if replicas is not None:
+        require_ray("--replicas")
+        if record is not None:
+            raise UserError("--record: replicas on other hosts would write other files; omit it, or --replicas")
     recorder = read_recorder(record, record_share, record_redact)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
@@ -109,48 +119,44 @@ def serve(
     if not keys and not _is_local(host):
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
-    from ssd_runtime.serving.http.app import Service
-    from ssd_runtime.serving.http.engine_thread import EngineThread
-    from ssd_runtime.serving.http.keys import ApiKeys
-    from ssd_runtime.serving.http.metrics import Metrics
-    from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
-    from ssd_runtime.serving.http.reload import BundleWatch
-    from ssd_runtime.serving.http.settings import ServerSettings
+    from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
 
-    engine = open_engine(source, load_settings, log.info)
-    engine.max_sequences = max_concurrency
-    _prepare(engine, strategy, parameters)
-    settings = ServerSettings(
-        model_name=name or source.model,
-        max_context=engine.decoder.shape.max_context,
-        vocabulary=engine.loaded.model.config.vocab_size,
+    options = ServiceOptions(
+        artifact=artifact,
+        model=model,
+        require_signature=require_signature,
+        load=load_settings,
         strategy=strategy,
-        parameters=parameters,
-        has_bundle=source.bundle is not None,
-        temperature=temperature,
+        assignments=tuple(assignments or ()),
+        name=name,
+        api_keys=tuple(keys),
+        share_between_keys=share_between_keys,
+        max_concurrency=max_concurrency,
+        max_queue=max_queue,
         max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
         max_body_bytes=max_body_bytes,
-        created=int(time.time()),
+        temperature=temperature,
     )
-    metrics = Metrics(settings.model_name)
-    thread = EngineThread(engine, places=max_concurrency + max_queue, observer=metrics)
-    service = Service(
-        thread=thread,
-        settings=settings,
-        encoder=PromptEncoder(engine.loaded),
-        metrics=metrics,
-        keys=ApiKeys(keys, share_between_keys),
-        recorder=recorder,
-    )
-    watch_gauges(service)
-    thread.start()
-    watch = BundleWatch(source.opened.folder, require_signature, thread, metrics) if source.opened is not None else None
+    if replicas is not None:
+        from ssd_runtime.serving.ray_app.scale import Scale, default_threads, read_replicas
+        from ssd_runtime.serving.ray_app.serving import serve_replicas
+
+        cores = threads or default_threads(read_replicas(replicas)[1], ray == LOCAL)
+        options = replace(
+            options, artifact=_whole(artifact), model=_whole(model), load=replace(load_settings, threads=cores)
+        )
+        scale = Scale.of(replicas, cores, device, grace, reload)
+        free = listener.getsockname()[1]
+        listener.close()
+        serve_replicas(options, scale, ray, host, free)
+        return
+    service = open_service(options, source, log.info, recorder)
     binding = Binding(listener=listener, grace=grace, poll=POLL_SECONDS if reload else None)
     try:
-        serve(service, binding, watch)
+        serve(service, binding, watch_bundle(options, source, service))
     finally:
-        thread.close(0.0)
+        service.thread.close(0.0)
         if recorder is not None:
             recorder.close()
 
@@ -158,31 +164,6 @@ def serve(
 def main() -> None:
     """Run the command. A user's mistake ends it with one line and exit code 2."""
     run_command(app)
-
-
-def watch_gauges(service: Service) -> None:
-    """Add the gauges that read a running engine."""
-    thread = service.thread
-    scheduler = thread.engine.scheduler
-    gauge = service.metrics.gauge
-    gauge("vllm:num_requests_running", "Requests that are being decoded.", lambda: thread.running)
-    gauge("vllm:num_requests_waiting", "Requests that wait.", lambda: thread.waiting)
-    gauge(
-        "vllm:kv_cache_usage_perc",
-        "Share of the memory for keys and values in use, from 0 to 1; prefixes are included.",
-        lambda: scheduler.pool.used_bytes / max(1, scheduler.pool.bytes),
-    )
-    gauge("ssd:kv_pool_bytes", "Bytes for keys and values.", lambda: scheduler.pool.bytes)
-    gauge("ssd:kv_pool_used_bytes", "Bytes in use, prefixes included.", lambda: scheduler.pool.used_bytes)
-    gauge("ssd:prefix_bytes", "Bytes of kept prefixes.", lambda: scheduler.prefixes.bytes)
-    gauge("ssd:prefixes", "Kept prefixes.", lambda: len(scheduler.prefixes))
-
-
-def _prepare(engine: Engine, strategy: str, parameters: Any) -> None:
-    """Do what would delay the first requests: measure this device, copy weights, allocate keys and values."""
-    _ = engine.latency
-    _ = engine.scheduler
-    engine.planners(strategy, parameters)
 
 
 def _require_extra() -> None:
@@ -198,6 +179,11 @@ def _keys(given: list[str] | None) -> list[str]:
     if any(not key.strip() or not key.isascii() for key in keys):
         raise UserError("--api-key: a key is text of ASCII characters that is not empty; give another")
     return keys
+
+
+def _whole(path: str | None) -> str | None:
+    """A path of this machine from its root, since replicas run in other folders; names of other kinds as they are."""
+    return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
 
 
 def _is_local(host: str) -> bool:
