@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ from ssd_runtime.options import (
     WeightsOption,
     read_size,
 )
+from ssd_runtime.ray_cluster import ray_cluster
 
 MOST_FOUND = 64
 
@@ -85,6 +87,13 @@ def compile_(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Spread the domains over the Ray cluster at this address; `local` starts one here."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Workers of the cluster, with --ray; one per host by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
     version: VersionOption = False,
 ) -> None:
@@ -119,13 +128,23 @@ def compile_(
         concurrency=_loads(concurrency),
     )
     _check(settings, joined, out)
+    if workers is not None and ray is None:
+        raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
 
     # These imports take seconds and come last, so that bad input is answered at once.
     from ssd_compiler.build import compile_bundle
+    from ssd_compiler.crew.crew import Alone
     from ssd_runtime.profiling.memory import guard_memory
 
     with guard_memory("compiling", device or "this device"):
-        bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
+        if ray is None:
+            bundle = compile_bundle(settings, out.resolve(), resume, Reporter(), Alone)
+        else:
+            with ray_cluster(ray):
+                from ssd_compiler.crew.ray_crew import RayCrew
+
+                hire = partial(RayCrew, workers=workers)
+                bundle = compile_bundle(settings, out.resolve(), resume, Reporter(), hire)
     if as_json:
         summaries = [domain_summary(config, bundle.model.num_layers) for config in bundle.domains.values()]
         print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))

@@ -24,7 +24,7 @@ def require_ray(option: str) -> None:
 
 @contextmanager
 def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
-    """Join the cluster at an address for the length of a block; `local` starts one that only this machine reaches.
+    """Join the cluster at an address for the length of a block; `local` starts one on this machine.
 
     Raises UserError if Ray is not installed, or if there is no cluster.
     """
@@ -42,7 +42,6 @@ def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
                 object_store_memory=STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
             )
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

@@ -227,7 +227,8 @@ class Engine:
         Requests of one `stream`, one strategy and equal parameters share what planners learn. Those of one stream also
         share prefixes. `on_tokens` receives new tokens before `write` receives their text, and `on_cycle` every cycle.
         `answered` are the first tokens of the answer, where another run of the request, with the same seed, has chosen
-        them: the answer goes on as that run would have, and neither they nor their text are reported again. Raises UserError if the chat template refuses the prompt. Other errors of the prompt are raised by its outcome.
+        them: the answer goes on as that run would have, and neither they nor their text are reported again. Raises
+        UserError if the chat template refuses the prompt. Other errors of the prompt are raised by its outcome.
         """
         settings = settings or RunSettings()
         make = self._planners_of(stream, settings)

@@ -124,10 +124,10 @@ def generating(
 ) -> Work[Generation]:
     """Prefill `prompt_ids` and decode after them.
 
-    `answered` are the first new tokens, where an earlier run of the request has chosen them: they are prefilled with the
-    prompt, and decoding goes on as that run would have. The output does not depend on the plans of `planner`, unless drafts are tested by rejection. `on_tokens` receives
-    new tokens as soon as they are certain. Generation ends early if the context is full. Raises UserError if the
-    prompt is empty or leaves no room in the context.
+    The output does not depend on the plans of `planner`, unless drafts are tested by rejection. `on_tokens` receives
+    new tokens as soon as they are certain. `answered` are the first new tokens, where an earlier run of the request has
+    chosen them: they are prefilled with the prompt, and decoding goes on as that run would have. Generation ends early
+    if the context is full. Raises UserError if the prompt is empty or leaves no room in the context.
     """
     began = perf_counter()
     before = _Output.after(answered, limits, session.decoder.shape.max_context - len(prompt_ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,12 @@ class Mortals:
         self.bodies = 0
         """Number of bodies that the latest replica has told."""
 
-    async def respond(self, call: Call) -> AsyncIterator[list[Message]]:
+    async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
         life = self._lives[len(self.calls)] if len(self.calls) < len(self._lives) else None
         app = self._apps[len(self.calls) % len(self._apps)]
         self.calls.append(call)
         self.bodies = 0
-        async with aclosing(exchange(app, call)) as batches:  # type: ignore[type-var]
+        async with aclosing(exchange(app, call)) as batches:
             async for batch in batches:
                 for message in batch:
                     if life is not None and self.bodies >= life:
@@ -112,7 +112,7 @@ def logprobs_of(events: Sequence[Any]) -> list[float]:
     return [value for choice in choices for _, value in noted(choice)]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 1.0])
 @pytest.mark.parametrize(
     "fields",
     [
@@ -138,9 +138,8 @@ def test_a_resumed_stream_is_the_stream_of_one_replica(
     # The other replica computed the keys of earlier tokens in one forward, which rounds otherwise.
     assert logprobs_of(resumed) == pytest.approx(logprobs_of(whole), abs=1e-3)
     assert len({event["id"] for event in resumed}) == 1
-    assert ["token_ids" in event["choices"][0] for event in resumed if event["choices"]] == [
-        bool(fields.get("return_token_ids"))
-    ] * sum(bool(event["choices"]) for event in resumed)
+    named = any("token_ids" in choice for event in resumed for choice in event["choices"])
+    assert named == bool(fields.get("return_token_ids"))
     ends = [event["usage"] for event in (whole[-1], resumed[-1]) if event.get("usage")]
     assert len({(end["prompt_tokens"], end["completion_tokens"]) for end in ends}) <= 1
 
@@ -204,7 +203,7 @@ def test_when_all_die_the_stream_ends_with_an_error(services: list[Service]) -> 
 
 def test_bad_requests_and_full_servers_are_answered_as_one_server_does(services: list[Service]) -> None:
     class Full(Mortals):
-        async def respond(self, call: Call) -> AsyncIterator[list[Message]]:
+        async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
             raise ApiError(429, "all places are taken", code="rate_limit_exceeded", retry_after=1)
             yield []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssd_runtime.engine.opening import LoadSettings, ModelSource, open_engine, read_source
@@ -26,7 +26,7 @@ class ServiceOptions:
     artifact: str | None = None
     model: str | None = None
     require_signature: Path | None = None
-    load: LoadSettings = LoadSettings()
+    load: LoadSettings = field(default_factory=LoadSettings)
     strategy: str = "auto"
     assignments: tuple[str, ...] = ()
     name: str | None = None

@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.schema import LoggingConfig
 from starlette.applications import Starlette
 
@@ -29,36 +28,47 @@ QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 def application(options: ServiceOptions, scale: Scale) -> serve.Application:
     """An application that serves `options` on as many replicas as `scale` says."""
 
+    longest = options.max_body_bytes
+
     def make_router() -> Starlette:
         handle = serve.get_deployment_handle(REPLICA, serve.get_replica_context().app_name)
-        return Router(ServedReplicas(handle), options.max_body_bytes).app()
+        return Router(ServedReplicas(handle), longest).app()
 
-    replicas = serve.deployment(
+    replicas: Any = serve.deployment(
         Replica,
         name=REPLICA,
         # A replica takes as many requests as it decodes at once. Others go to the next one, or wait for it.
         max_ongoing_requests=options.max_concurrency,
         max_queued_requests=options.max_queue or -1,
         # Ray Serve's own router of language models reads prompts too, but needs pyarrow and vLLM's extra.
-        request_router_config=RequestRouterConfig(
-            request_router_class=ConsistentHashRouter,
-            request_router_kwargs={"num_fallback_replicas": max(1, scale.most - 1)},
-        ),
+        request_router_config=_routing(scale),
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
         graceful_shutdown_timeout_s=scale.grace,
         health_check_period_s=2.0,
         logging_config=QUIET,
         **_numbers(scale, options.max_concurrency),
     )
-    router = serve.deployment(
-        serve.ingress(make_router)(),
+    ingress: Any = serve.ingress(make_router)()
+    router: Any = serve.deployment(
+        ingress,
         name="router",
         max_ongoing_requests=MOST_OPEN,
         graceful_shutdown_timeout_s=scale.grace,
         ray_actor_options={"num_cpus": 0},
         logging_config=QUIET,
     )
-    return router.bind(replicas.bind(options, scale.reload))
+    bound: serve.Application = router.bind(replicas.bind(options, scale.reload))
+    return bound
+
+
+def _routing(scale: Scale) -> RequestRouterConfig:
+    """All turns of a conversation go to one replica by its key, or if that is full to the next ones."""
+    # Ray Serve's own router by prompts needs pyarrow and vLLM's extra; this one takes the key that our router gives it.
+    by_key: dict[str, Any] = {
+        "request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
+        "request_router_kwargs": {"num_fallback_replicas": max(1, scale.most - 1)},
+    }
+    return RequestRouterConfig(**by_key)
 
 
 def _numbers(scale: Scale, places: int) -> dict[str, Any]:
@@ -72,7 +82,7 @@ def _numbers(scale: Scale, places: int) -> dict[str, Any]:
 
 
 class BuildArguments(BaseModel):
-    """Arguments of `serve run ssd_runtime.serving.ray_app:build NAME=VALUE…`, as the options of `ssd-serve`."""
+    """Arguments of `serve run ssd_runtime.serving.ray_app.application:build NAME=VALUE…`, as those of `ssd-serve`."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncGenerator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ class Call:
         }
 
 
-async def exchange(app: ASGIApp, call: Call) -> AsyncIterator[list[Message]]:
+async def exchange(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message]]:
     """Run an application on one request; yields its messages, all that are ready together.
 
     An application that fails without a complete response raises its error here. If the caller leaves, the application

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ray.exceptions import RayActorError, RaySystemError
@@ -24,9 +24,9 @@ class ServedReplicas:
         self._handle = handle
         self._responding = handle.options(method_name="respond", stream=True)
 
-    async def respond(self, call: Call) -> AsyncIterator[list[Message]]:
+    async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
         """Give a request to a replica. Raises ReplicaLost if it dies, and ApiError if no more requests may wait."""
-        response = self._responding.options(session_id=call.conversation).remote(call)
+        response: Any = self._responding.options(session_id=call.conversation).remote(call)
         complete = False
         try:
             async for messages in response:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from ray import serve
 
-from ssd_runtime.serving.http.app import make_app
-from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
 from ssd_runtime.serving.ray_app.call import Call, Message, exchange
+
+if TYPE_CHECKING:
+    from ssd_runtime.serving.http.opening import ServiceOptions
 
 log = logging.getLogger("ssd_serve")
 POLL_SECONDS = 2.0
@@ -21,6 +23,10 @@ class Replica:
 
     def __init__(self, options: ServiceOptions, reload: bool = False) -> None:
         """Load the model. With `reload`, the bundle is taken up anew when its folder changes."""
+        # These imports take seconds, and the router's process needs none of them.
+        from ssd_runtime.serving.http.app import make_app
+        from ssd_runtime.serving.http.opening import open_service, watch_bundle
+
         source = options.source()
         self._service = open_service(options, source, log.info)
         self._app = make_app(self._service)

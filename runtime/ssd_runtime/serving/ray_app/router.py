@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ssd_runtime.serving.http.app import GONE, until_gone
-from ssd_runtime.serving.http.openai.answers import DONE, event_of
+from ssd_runtime.serving.http.leaving import GONE, until_gone
 from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.ray_app.call import Call, Message
 from ssd_runtime.serving.ray_app.merged_metrics import merged
 from ssd_runtime.serving.ray_app.routing import Routed, read_call
@@ -39,7 +39,7 @@ class ReplicaLost(Exception):  # noqa: N818 - the router's reason to try another
 class Replicas(Protocol):
     """The replicas, however they run."""
 
-    def respond(self, call: Call) -> AsyncIterator[list[Message]]:
+    def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
         """Give a request to a replica, its conversation's if that has a place; yields the messages of its response.
 
         Raises ReplicaLost if the replica dies, and ApiError if no more requests may wait.
@@ -111,7 +111,7 @@ class Router:
             return await until_gone(request, self._whole(routed.call))
         told = Told(routed.keep_token_ids, routed.resumable)
         messages = self._resuming(routed, told)
-        start = await until_gone(request, anext(messages))
+        start = await until_gone(request, _first(messages))
         if not _is_stream(start):
             return _response([start, *[message async for message in messages]])
         response = StreamingResponse(_texts(messages), start["status"])
@@ -129,7 +129,7 @@ class Router:
                 log.warning("a replica died; its request is begun again on another")
         raise _all_lost()
 
-    async def _resuming(self, routed: Routed, told: Told) -> AsyncIterator[Message]:
+    async def _resuming(self, routed: Routed, told: Told) -> AsyncGenerator[Message]:
         """The messages of a streamed response; after a break they go on with those of another replica.
 
         Bodies are as the client gets them. Raises ApiError only before the response starts; after that, whatever
@@ -209,8 +209,12 @@ def _require_stream(start: Message) -> None:
         raise ApiError(503, "the stream broke, and no other replica takes it; send the request again", code="broken")
 
 
-async def _texts(messages: AsyncIterator[Message]) -> AsyncIterator[bytes]:
-    async with aclosing(messages) as told:  # type: ignore[type-var]
+async def _first(messages: AsyncGenerator[Message]) -> Message:
+    return await anext(messages)
+
+
+async def _texts(messages: AsyncGenerator[Message]) -> AsyncIterator[bytes]:
+    async with aclosing(messages) as told:
         async for message in told:
             if message["body"]:
                 yield message["body"]

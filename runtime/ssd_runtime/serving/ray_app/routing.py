@@ -52,9 +52,7 @@ def read_call(call: Call) -> Routed:
         body["return_token_ids"] = True
     seeded = replace(call, body=json.dumps(body).encode(), conversation=_conversation(call, body))
     headers = tuple(pair for pair in seeded.headers if pair[0].lower() != b"content-length")
-    return Routed(
-        replace(seeded, headers=headers), streams=streams, resumable=resumable, keep_token_ids=asked is True
-    )
+    return Routed(replace(seeded, headers=headers), streams=streams, resumable=resumable, keep_token_ids=asked is True)
 
 
 def _conversation(call: Call, body: Mapping[str, Any]) -> str:

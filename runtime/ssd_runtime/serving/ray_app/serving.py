@@ -26,6 +26,7 @@ def serve_replicas(options: ServiceOptions, scale: Scale, address: str, host: st
 
     Raises UserError if there is no cluster, or if a replica cannot load the model.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with ray_cluster(address), _stopped_by_signals() as stop:
         serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
         try:

@@ -6,10 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from ssd_runtime.serving.http.openai.events import DONE, PREFIX, event_of
 from ssd_runtime.serving.http.openai.resumption import Resumption, ToldChoice
-
-DONE = "[DONE]"
-PREFIX = "data: "
 
 
 class Stopped(Exception):  # noqa: N818 - the end of a replica, which is no failure of the request
@@ -59,18 +57,17 @@ class Told:
 
     def read(self, text: str) -> str:
         """Note the events of `text`; returns what the client is told. Raises Stopped for a replica that shuts down."""
-        return "".join(self._event(event) for event in text.split("\n\n") if event)
+        return "".join(self._event(f"{event}\n\n") for event in text.split("\n\n") if event)
 
     def _event(self, event: str) -> str:
-        data = event.removeprefix(PREFIX)
-        if data == DONE:
+        if event == DONE:
             self.done = True
-            return f"{event}\n\n"
-        value = json.loads(data)
+            return event
+        value = json.loads(event.removeprefix(PREFIX))
         if "error" in value:
             if value["error"].get("code") == "shutting_down":
                 raise Stopped
-            return f"{event}\n\n"
+            return event
         self._about = value["id"], value["created"]
         if not value["choices"]:
             if self._usage_told:
@@ -78,7 +75,7 @@ class Told:
             self._usage_told = True
         for choice in value["choices"]:
             self._note(choice)
-        return f"{PREFIX}{json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return event_of(value)
 
     def _note(self, choice: dict[str, Any]) -> None:
         """Note one choice of a chunk, and remove what the client did not ask for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,10 @@ from ssd_profiles.printable import printable
 from ssd_runtime.engine.offline.result import Outcome, Tally
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.http.openai.forms import Form, Json
 from ssd_runtime.serving.http.openai.resumption import Resumption
 from ssd_runtime.serving.http.tickets import Block, End, Order, Ticket
-
-DONE = "data: [DONE]\n\n"
 
 
 class Subscription:
@@ -221,7 +219,3 @@ def failure(ticket: Ticket, end: End) -> ApiError:
     if end.cancelled:
         return ApiError(499, "the request was cancelled", code="cancelled")
     return ApiError(500, "the request failed by a defect of the server; its log says more", code="internal_error")
-
-
-def event_of(value: Json) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ssd_runtime.engine.sequence.text_stream import TextStream
-from ssd_runtime.loading.models import LoadedModel
-from ssd_runtime.serving.http.tickets import Order
+
+if TYPE_CHECKING:
+    # A router reads resumptions without a model.
+    from ssd_runtime.loading.models import LoadedModel
+    from ssd_runtime.serving.http.tickets import Order
 
 RESUMPTION = "ssd.resumption"
 """Key of an ASGI scope with the `Resumption` of its request. No client can set it: it is not part of HTTP."""
