@@ -190,6 +190,7 @@ class RayCrew:
         """
         if name is None:
             self._crew.remove(worker)
+            ray.kill(worker.actor)
             return
         task = f"{name}: {step.__name__}"
         self._deaths[task] += 1
@@ -233,7 +234,11 @@ class RayCrew:
                 )
                 orders = self._orders(max(1, threads // count), threads)
                 self._crew.append(Hired(name, host, actor, orders))
-                self._start(self._crew[-1])
+        there = [worker.actor.__ray_ready__.remote() for worker in self._crew]
+        if not ray.wait(there, timeout=HOST_SECONDS)[0]:
+            raise UserError("--ray: the hosts have no room for workers (cores, cards or slots); see `ray status`")
+        for worker in self._crew:
+            self._start(worker)
 
     def _orders(self, threads: int, timed_threads: int) -> Orders:
         settings = self._stages.settings

@@ -45,7 +45,7 @@ def address(folder: Path) -> Iterator[str]:
     )
     with ray_cluster("local"):
         serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=QUIET)
-        serve.run(application(options, Scale.of("2", 1, "cpu", grace=2.0)), name="ssd", logging_config=QUIET)
+        serve.run(application(options, Scale.of("2", 1, grace=2.0)), name="ssd", logging_config=QUIET)
         yield f"http://127.0.0.1:{port}"
         serve.shutdown()
 
@@ -81,6 +81,25 @@ class Asked:
     def wait(self) -> None:
         self._thread.join(60)
         assert self.events[-1] is None, "the stream is complete"
+
+
+def test_a_conversation_finds_its_prefix_where_its_first_turn_was(address: str) -> None:
+    for number in range(4):
+        messages = [{"role": "user", "content": f"{number} {' '.join(TEXTS)}"}]
+        first = whole(address, messages)
+        answer = first["choices"][0]["message"]["content"]
+        following = [{"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}]
+        second = whole(address, messages + following)
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 50
+
+
+def whole(address: str, messages: list[dict[str, str]]) -> Any:
+    """A short answer at once."""
+    body = {"messages": messages, "max_tokens": 4}
+    response = httpx2.post(f"{address}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 200
+    return response.json()
 
 
 def test_no_request_is_lost_when_a_replica_is_killed(address: str, folder: Path) -> None:

@@ -33,6 +33,7 @@ from ssd_runtime.options import (
 )
 from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.ray_cluster import LOCAL, require_ray
+from ssd_runtime.serving.ray_app.scale import Scale
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
 
@@ -105,8 +106,10 @@ def serve(
         raise UserError("--reload: there is no bundle to take up; give one with --artifact, or omit it")
     if replicas is None and ray != LOCAL:
         raise UserError("--ray: a cluster serves replicas; give --replicas N too, or omit it")
+    scale = None
     if replicas is not None:
         require_ray("--replicas")
+        scale = Scale.of(replicas, threads, device=device, local=ray == LOCAL, grace=grace, reload=reload)
         if record is not None:
             raise UserError("--record: replicas on other hosts would write other files; omit it, or --replicas")
     recorder = read_recorder(record, record_share, record_redact)
@@ -138,15 +141,11 @@ def serve(
         max_body_bytes=max_body_bytes,
         temperature=temperature,
     )
-    if replicas is not None:
-        from ssd_runtime.serving.ray_app.scale import Scale, default_threads, read_replicas
+    if scale is not None:
         from ssd_runtime.serving.ray_app.serving import serve_replicas
 
-        cores = threads or default_threads(read_replicas(replicas)[1], ray == LOCAL)
-        options = replace(
-            options, artifact=_whole(artifact), model=_whole(model), load=replace(load_settings, threads=cores)
-        )
-        scale = Scale.of(replicas, cores, device, grace, reload)
+        load = replace(load_settings, threads=scale.cpus)
+        options = replace(options, artifact=_whole(artifact), model=_whole(model), load=load)
         free = listener.getsockname()[1]
         listener.close()
         serve_replicas(options, scale, ray, host, free)

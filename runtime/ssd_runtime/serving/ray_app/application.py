@@ -39,7 +39,7 @@ def application(options: ServiceOptions, scale: Scale) -> serve.Application:
         name=REPLICA,
         # A replica takes as many requests as it decodes at once. Others go to the next one, or wait for it.
         max_ongoing_requests=options.max_concurrency,
-        max_queued_requests=options.max_queue or -1,
+        max_queued_requests=max(1, options.max_queue),
         # Ray Serve's own router of language models reads prompts too, but needs pyarrow and vLLM's extra.
         request_router_config=_routing(scale),
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
@@ -115,4 +115,4 @@ def build(arguments: BuildArguments) -> serve.Application:
         max_concurrency=arguments.max_concurrency,
         max_queue=arguments.max_queue,
     )
-    return application(options, Scale.of(arguments.replicas, arguments.threads, arguments.device))
+    return application(options, Scale.of(arguments.replicas, arguments.threads, device=arguments.device))

@@ -25,23 +25,31 @@ class Scale:
     reload: bool = False
 
     @classmethod
-    def of(cls, replicas: str, cpus: int, device: str | None, grace: float = 30.0, reload: bool = False) -> Scale:
-        """Read `N`, or `MIN:MAX` for a number that follows the load. Raises UserError for anything else."""
-        least, most = read_replicas(replicas)
+    def of(
+        cls,
+        replicas: str,
+        threads: int | None,
+        *,
+        device: str | None = None,
+        local: bool = False,
+        grace: float = 30.0,
+        reload: bool = False,
+    ) -> Scale:
+        """Read `N`, or `MIN:MAX` for a number that follows the load. Raises UserError for anything else.
+
+        Without `threads`, `local` replicas share this machine's cores, and others have as many as this machine each.
+        """
+        match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", replicas)
+        least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= least <= most <= MOST:
+            raise UserError(f"--replicas: expected N or MIN:MAX from 1 to {MOST}, got {replicas!r}")
+        cores = os.cpu_count() or 1
         on_card = device is not None and device != "cpu"
-        return cls(least=least, most=most, cpus=cpus, gpus=int(on_card), grace=grace, reload=reload)
-
-
-def read_replicas(text: str) -> tuple[int, int]:
-    """The least and the most replicas of `--replicas`. Raises UserError for what is no number or range."""
-    match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
-    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= least <= most <= MOST:
-        raise UserError(f"--replicas: expected N or MIN:MAX from 1 to {MOST}, got {text!r}")
-    return least, most
-
-
-def default_threads(replicas: int, local: bool) -> int:
-    """The cores of a replica where the user names none: this machine's, shared by those that run here."""
-    cores = os.cpu_count() or 1
-    return max(1, cores // replicas) if local else cores
+        return cls(
+            least=least,
+            most=most,
+            cpus=threads or (max(1, cores // most) if local else cores),
+            gpus=int(on_card),
+            grace=grace,
+            reload=reload,
+        )
