@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_profiles.errors import UserError
+from ssd_profiles.latency import DeviceKey
 from tests.folders import TEXTS, save_tiny_model
 from tests.tables import latency_table
 
@@ -123,10 +125,36 @@ def test_workers_make_the_bundle_of_one_process(
     assert not any("calibrate" in line for line in told), "it is not done again"
 
 
+def test_timed_steps_run_where_the_device_matches_and_nobody_else_works() -> None:
+    from ssd_compiler.crew.ray_crew import Hired, Host, RayCrew
+
+    device = DeviceKey(device="cpu", threads=1, torch="2", dtype="float32", kernels="packed", engine=1)
+    other = replace(device, threads=2)
+    here, there = Host("a", 2, 0), Host("b", 2, 0)
+    orders: Any = None
+    crew = object.__new__(RayCrew)
+    crew._crew = [
+        Hired("one", here, None, orders, device),
+        Hired("two", here, None, orders, device),
+        Hired("three", there, None, orders, other),
+        Hired("four", there, None, orders, None, busy=("reference", None)),
+    ]
+
+    def free(timed_on: DeviceKey | None) -> list[str]:
+        return [worker.name for worker in crew._crew if crew._is_free(worker, timed_on)]
+
+    assert free(None) == ["one", "two", "three"]
+    assert free(device) == ["one", "two"]
+    assert free(other) == [], "a worker of its host is starting"
+    crew._crew[1].busy = "reference", "domain"
+    assert free(device) == []
+    assert free(None) == ["one", "three"]
+    crew._crew[3].busy = None
+    assert free(other) == ["three"]
+
+
 def made_up(decoder: Any) -> Any:
     """A latency table of this device that nobody measured."""
-    from dataclasses import replace
-
     from ssd_runtime.profiling.latency import device_key
 
     return replace(latency_table(decoder.shape.num_layers), device=device_key(decoder))

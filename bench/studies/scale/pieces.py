@@ -95,8 +95,13 @@ def measure(shape: Shape) -> Pieces:
     """Time one layer and the head. One layer is enough where it is larger than the processor's cache; else all are."""
     torch.manual_seed(0)
     layers = shape.layers if shape.hidden < 1024 else 1
-    with torch.device("cpu"):
-        model = LlamaForCausalLM(shape.config(layers)).to(getattr(torch, shape.dtype)).eval()
+    before = torch.get_default_dtype()
+    # Made in their own dtype, since a copy in fp32 of the largest layer takes 8 GB.
+    torch.set_default_dtype(getattr(torch, shape.dtype))
+    try:
+        model = LlamaForCausalLM(shape.config(layers)).eval()
+    finally:
+        torch.set_default_dtype(before)
     decoder = fitted_decoder(model, None)
     layer, head = dict[int, float](), dict[int, float]()
     with torch.inference_mode():

@@ -28,6 +28,9 @@ import psutil
 from bench.harness.http_client import Reply, ask, server
 from ssd_profiles.prompts import read_prompts
 
+MOST_CHARACTERS = 600
+"""Longer prompts are left out: their prefills would hide what streams take."""
+
 
 def load(address: str, prompts: Sequence[str], tokens: int, clients: int) -> tuple[list[Reply], float]:
     """Stream an answer to every prompt, `clients` at a time; returns the replies in order, and the wall seconds."""
@@ -115,6 +118,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     every = [prompt.turns[0] if prompt.turns else prompt.messages[0][1] for prompt in read_prompts(asked.prompts)]
+    every = [prompt for prompt in every if len(prompt) < MOST_CHARACTERS]
     prompts = every[:: max(1, len(every) // asked.requests)][: asked.requests]
     common = ["--model", asked.model, "--strategy", "plain", "--device", "cpu", "--threads", "1"]
     common += ["--max-concurrency", str(asked.clients)]

@@ -116,6 +116,8 @@ class RayCrew:
     ) -> None:
         for worker in self._crew:
             ray.kill(worker.actor)
+        if error is None:
+            Board(self._stages.reporter).show(self._events())
         ray.kill(self._told)
 
     def _finished(self, step: Step[T], arguments: tuple[Any, ...]) -> list[T]:

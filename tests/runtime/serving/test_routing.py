@@ -41,7 +41,7 @@ def test_all_turns_of_a_conversation_have_one_key_and_no_other_has_it() -> None:
 
 
 def test_a_request_without_a_seed_gets_one_and_every_other_field_stays() -> None:
-    body = {"messages": [user("é \ud83c\udf88")], "temperature": 0.1, "stream": True, "logit_bias": {"5": -1.5}}
+    body = {"messages": [user("é 🎈")], "temperature": 0.1, "stream": True, "logit_bias": {"5": -1.5}}
     routed = read_call(call(body))
     sent = json.loads(routed.call.body)
     assert isinstance(sent.pop("seed"), int)
