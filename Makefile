@@ -6,20 +6,21 @@ PYTHON ?= python3
 OLDEST = .venv-oldest
 OLDEST_TRANSFORMERS = 5.0.0
 
-.PHONY: demo reference test test-oldest check format clean
+.PHONY: demo reference package test test-oldest check format clean
 
-## Compile two bundles and decode with them: the demo model (skipping does not pay) and a planted one (it does).
+## What drafting gains: a real model without preparation, then one with known spare layers and its bundle.
 demo: $(READY)
-	$(BIN)/ssd-compile --model demo --domains cnn,gsm8k --evaluations 32 --out build/demo
-	$(BIN)/ssd-run --artifact build/demo --max-new-tokens 48 --compare --explain "Why is the sky blue?"
-	$(BIN)/python -m bench.fixtures.planted --model demo --epsilon 0.05 --out build/planted
-	$(BIN)/ssd-compile --model build/planted --domains cnn,gsm8k --evaluations 32 --out build/planted-bundle
-	$(BIN)/ssd-run --artifact build/planted-bundle --max-new-tokens 48 --compare --explain "Why is the sky blue?"
+	$(BIN)/python -m bench.demo
 
 ## The bundle that comes with the package: the demo model over all domains.
 reference: $(READY)
 	$(BIN)/ssd-compile --model demo@wheel --evaluations 16 --out artifacts/ssd_artifacts/reference/demo \
 		--domains cnn,gsm8k,wmt16,tinystories,spider,humaneval,xsum,math,alpaca
+
+## The sdist and the wheel in dist/, tested as users install them.
+package: $(READY)
+	$(BIN)/python -m hatchling build -d dist
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/end_to_end/test_package.py
 
 ## All tests; those of the real model too. Two at a time: most of them wait for imports and for small steps.
 test: $(READY)
@@ -42,7 +43,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build
+	rm -rf $(VENV) $(OLDEST) build dist
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -21,83 +21,183 @@ from ssd_compiler.settings import ANCHOR_RULES, SEARCH_METHODS, CompileSettings,
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import run_command
+from ssd_runtime.command import closing, command_app, require_packages, run_command
 from ssd_runtime.options import (
+    OUTPUT_PANEL,
     DeviceOption,
     DtypeOption,
+    ModelOption,
     SignatureOption,
+    ThreadsOption,
     VersionOption,
     WeightMemoryOption,
     WeightsOption,
     read_size,
+    values,
 )
 from ssd_runtime.ray_cluster import ray_cluster
+from ssd_runtime.weights.dtype_names import read_dtype
 
 MOST_FOUND = 64
+LIBRARIES = ("sklearn", "bayes_opt")
+"""Modules of the extra `compile`."""
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+DOMAIN_PANEL = "Domains"
+SEARCH_PANEL = "Search"
+EXIT_PANEL = "Exit heads"
+ANCHOR_PANEL = "Routing anchors"
+BUNDLE_PANEL = "Bundle"
+CLUSTER_PANEL = "Cluster"
+CLOSING = closing(
+    "Packaged domains: ssd-compile -m ./my-model --domains cnn,gsm8k --evaluations 24 -o bundle",
+    "Your prompts:     ssd-compile -m ./my-model --domain-file mail=mail.jsonl --budget 10m -o bundle",
+    "Found domains:    ssd-compile -m ./my-model --domains auto --domain-file all=all.jsonl -o bundle",
+    "One domain more:  ssd-compile --from bundle --domains wmt16 -o bundle",
+    "Exit heads:       ssd-compile -m ./my-model --domains gsm8k --exits 8 -o bundle",
+)
+app = command_app()
 
 
-@app.command()
+@app.command(epilog=CLOSING)
 def compile_(
-    model: Annotated[str | None, typer.Option(help="Hub id, folder, .gguf file, or `demo`.")] = None,
-    domains: Annotated[
-        str, typer.Option(help="Packaged domains, e.g. cnn,gsm8k; or auto[:N] to find N in one --domain-file.")
-    ] = "",
-    domain_file: Annotated[
-        list[str] | None, typer.Option(help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.")
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option("--from", help="A bundle to which the domains are added; nothing of it is redone.")
-    ] = None,
-    require_signature: SignatureOption = None,
-    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
+    model: ModelOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
-    budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None,
-    evaluations: Annotated[
-        int, typer.Option(min=8, max=100_000, help="Masks evaluated per domain, unless --budget is given.")
-    ] = 128,
+    threads: ThreadsOption = None,
+    domains: Annotated[
+        str,
+        typer.Option(
+            help="Packaged domains, e.g. cnn,gsm8k; or auto[:N] to find N domains in one --domain-file.",
+            rich_help_panel=DOMAIN_PANEL,
+        ),
+    ] = "",
+    domain_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.", rich_help_panel=DOMAIN_PANEL
+        ),
+    ] = None,
     search: Annotated[
         str,
-        typer.Option(help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times each, a minute a mask."),
+        typer.Option(
+            help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times every mask, a minute each.",
+            rich_help_panel=SEARCH_PANEL,
+            autocompletion=values(*SEARCH_METHODS),
+        ),
     ] = "both",
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.")] = 0,
+    evaluations: Annotated[
+        int,
+        typer.Option(
+            min=8,
+            max=100_000,
+            help="Masks evaluated per domain, unless --budget is given.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = 128,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.", rich_help_panel=SEARCH_PANEL),
+    ] = None,
+    concurrency: Annotated[
+        str,
+        typer.Option(
+            help="Numbers of sequences at once with which chosen masks are timed, e.g. 1,4,8.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = "1",
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.", rich_help_panel=SEARCH_PANEL),
+    ] = 0,
     exits: Annotated[
-        int, typer.Option(min=0, max=256, help="Layers that get an exit head, for `ssd-run --strategy exit`; 8, say.")
+        int,
+        typer.Option(
+            min=0,
+            max=256,
+            help="Number of layers that get an exit head, e.g. 8, for `ssd-run --strategy exit`.",
+            rich_help_panel=EXIT_PANEL,
+        ),
     ] = 0,
     exit_epochs: Annotated[
-        int, typer.Option(min=0, max=1000, help="Passes that train the exit heads on; SpecBound makes 20.")
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            help="Epochs of training after the closed-form fit; SpecBound has 20.",
+            rich_help_panel=EXIT_PANEL,
+        ),
     ] = 0,
     exit_depth: Annotated[
-        int, typer.Option(min=0, max=1024, help="Deepest layer that gets an exit head; 0 for any.")
+        int,
+        typer.Option(
+            min=0, max=1024, help="Deepest layer that gets an exit head; 0 for any.", rich_help_panel=EXIT_PANEL
+        ),
     ] = 0,
-    anchors: Annotated[int, typer.Option(min=1, max=32, help="Anchors per domain; KNN-SSD has 10.")] = 16,
+    anchors: Annotated[
+        int, typer.Option(min=1, max=32, help="Anchors per domain; KNN-SSD has 10.", rich_help_panel=ANCHOR_PANEL)
+    ] = 16,
     anchor_pool: Annotated[
-        int, typer.Option(min=2, max=1000, help="Prompts per domain that anchors are chosen from; KNN-SSD has 1000.")
+        int,
+        typer.Option(
+            min=2,
+            max=1000,
+            help="Prompts per domain that anchors are chosen from; KNN-SSD has 1000.",
+            rich_help_panel=ANCHOR_PANEL,
+        ),
     ] = 32,
     anchor_rule: Annotated[
-        str, typer.Option(help=f"How they are chosen: {', '.join(ANCHOR_RULES)} (K-means in the latter two).")
+        str,
+        typer.Option(
+            help=f"How anchors are chosen: {', '.join(ANCHOR_RULES)}; the latter two use K-means.",
+            rich_help_panel=ANCHOR_PANEL,
+            autocompletion=values(*ANCHOR_RULES),
+        ),
     ] = "central",
-    concurrency: Annotated[
-        str, typer.Option(help="With how many sequences at once the chosen masks are timed, e.g. 1,4,8.")
-    ] = "1",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder that the bundle is written to.", rich_help_panel=BUNDLE_PANEL)
+    ] = Path("bundle"),
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="A bundle that gets the new domains; nothing in it is computed again.",
+            rich_help_panel=BUNDLE_PANEL,
+        ),
+    ] = None,
+    require_signature: SignatureOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where an interrupted compile into the same folder stopped.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue an interrupted compile into the same folder with the same options.",
+            rich_help_panel=BUNDLE_PANEL,
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
     ray: Annotated[
         str | None,
-        typer.Option(help="Spread the domains over the Ray cluster at this address; `local` starts one here."),
+        typer.Option(
+            help="Spread the domains over the Ray cluster at this address; `local` starts one here.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Workers of the cluster, with --ray; one per host by default.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="Workers on the cluster, with --ray; by default one per host.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
     version: VersionOption = False,
 ) -> None:
     """Measure a model on this device, search what to skip for each domain, and write a bundle."""
+    require_packages("ssd-compile", "compile", *LIBRARIES)
     opened = open_given(base, require_signature)
     joined = opened.bundle if opened is not None else None
     if model is None:
@@ -112,7 +212,7 @@ def compile_(
         domain_files=tuple(_named_file(text) for text in domain_file or []),
         base=str(opened.folder) if opened is not None else None,
         device=device,
-        dtype=dtype,
+        dtype=read_dtype(dtype),
         weights=weights,
         weight_memory=read_size(weight_memory),
         budget_seconds=_seconds(budget) if budget else None,
@@ -132,10 +232,14 @@ def compile_(
         raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
 
     # These imports take seconds and come last, so that bad input is answered at once.
+    import torch
+
     from ssd_compiler.build import compile_bundle
     from ssd_compiler.crew.crew import Alone
     from ssd_runtime.profiling.memory import guard_memory
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     with guard_memory("compiling", device or "this device"):
         if ray is None:
             bundle = compile_bundle(settings, out.resolve(), resume, Reporter(), Alone)
@@ -172,15 +276,17 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
                 f"domain {name!r}: names must differ, be lower-case letters, digits, - or _, and not {MIXTURE!r}"
             )
         if base is not None and name in base.domains:
-            raise UserError(f"domain {name!r}: {settings.base} has it already; give others, or compile without --from")
+            raise UserError(
+                f"domain {name!r}: {settings.base} has this domain already; give others, or compile without --from"
+            )
     if base is not None and settings.exits and base.exits is not None:
-        raise UserError(f"--exits: {settings.base} has exit heads, which stay as they are; omit --exits")
+        raise UserError(f"--exits: {settings.base} has exit heads already, which are kept; omit --exits")
     if settings.exit_epochs and settings.weights == "packed":
-        raise UserError("--exit-epochs: packed weights have no gradients; use --weights dense, or omit it")
+        raise UserError("--exit-epochs: packed weights have no gradients; use --weights dense, or omit --exit-epochs")
     if settings.exit_epochs and not settings.exits:
-        raise UserError("--exit-epochs: there are no exit heads to train; give --exits N")
+        raise UserError("--exit-epochs: no exit heads to train; give --exits N")
     if settings.exit_depth and not settings.exits:
-        raise UserError("--exit-depth: there are no exit heads to place; give --exits N")
+        raise UserError("--exit-depth: no exit heads to place; give --exits N")
     if settings.anchor_prompts < settings.anchors:
         raise UserError(
             f"--anchor-pool {settings.anchor_prompts}: give at least as many as --anchors {settings.anchors}"
@@ -192,7 +298,9 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
     for _, path in settings.domain_files:
         read_prompts(Path(path))
     if out.is_mount() or Path.cwd().is_relative_to(out.resolve()):
-        raise UserError(f"--out: {out} cannot be replaced as a whole; name a folder inside it")
+        raise UserError(
+            f"--out: {out} is a mount point or contains the current folder, and cannot be replaced; name another"
+        )
     try:
         require_replaceable(out)
     except UserError as error:

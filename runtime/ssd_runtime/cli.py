@@ -11,9 +11,11 @@ import typer
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts
-from ssd_runtime.command import run_command
+from ssd_runtime.command import closing, command_app, run_command
 from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
 from ssd_runtime.options import (
+    DRAFT_PANEL,
+    OUTPUT_PANEL,
     ArtifactOption,
     AssignmentsOption,
     DeviceOption,
@@ -34,84 +36,172 @@ from ssd_runtime.report import finish, report, report_failure, write
 from ssd_runtime.sampling.params import read_sampling
 from ssd_runtime.serving.record import Recorder, RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
+from ssd_runtime.weights.dtype_names import read_dtype
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.offline.result import Outcome
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+PROMPT_PANEL = "Prompts"
+SAMPLING_PANEL = "Answers and sampling"
+CLOSING = closing(
+    'One prompt:   ssd-run -m ./my-model -n 64 "Why is the sky blue?"',
+    "Speed-up:     ssd-run -m ./my-model --prompts prompts.jsonl --compare",
+    'Bundle:       ssd-run --bundle demo --explain "Why is the sky blue?"',
+    "Drafting:     ssd-run -m ./my-model --strategy swift --set window=16 --prompts prompts.jsonl",
+    'Sampling:     ssd-run -m ./my-model --temperature 0.8 --top-p 0.95 --seed 7 "Write a haiku."',
+    "For programs: ssd-run -m ./my-model --prompts prompts.jsonl --concurrency 8 --json",
+    codes="Exit codes: 0 success; 1 an output differs from plain decoding by more than rounding (--compare); "
+    "2 bad input, or a prompt of a file failed; 130 interrupted.",
+)
+app = command_app()
 
 
-@app.command()
+@app.command(epilog=CLOSING)
 def run(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input, or a chat.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt; without one, standard input, or a chat on a terminal."),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The same as PROMPT.", rich_help_panel=PROMPT_PANEL)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.", rich_help_panel=PROMPT_PANEL),
+    ] = None,
+    all_turns: Annotated[
+        bool,
+        typer.Option(
+            "--all-turns", help="Decode every turn of `turns`, not only the first.", rich_help_panel=PROMPT_PANEL
+        ),
+    ] = False,
+    concurrency: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="Prompts of a file decoded at once, at most.", rich_help_panel=PROMPT_PANEL),
+    ] = 1,
+    raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template.", rich_help_panel=PROMPT_PANEL)] = False,
+    model: ModelOption = None,
     artifact: ArtifactOption = None,
     require_signature: SignatureOption = None,
-    model: ModelOption = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.")] = None,
-    all_turns: Annotated[
-        bool, typer.Option("--all-turns", help="Decode every turn of `turns`, not the first alone.")
-    ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most, for each answer.")] = 128,
-    strategy: StrategyOption = "auto",
-    assignments: AssignmentsOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
+    threads: ThreadsOption = None,
+    strategy: StrategyOption = "auto",
+    assignments: AssignmentsOption = None,
     draft_bits: DraftBitsOption = "auto",
     bitwise: Annotated[
-        bool, typer.Option("--bitwise", help="Logits of which no bit depends on drafts; slower, one prompt at a time.")
+        bool,
+        typer.Option(
+            "--bitwise",
+            help="Make logits bitwise independent of drafts; slower, one prompt at a time.",
+            rich_help_panel=DRAFT_PANEL,
+        ),
     ] = False,
-    threads: ThreadsOption = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, max=100.0, help="Sample at this temperature; 0, the default, is greedy.")
+    max_new_tokens: Annotated[
+        int,
+        typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens per answer.", rich_help_panel=SAMPLING_PANEL),
+    ] = 128,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="End the answer before this text; repeatable.", rich_help_panel=SAMPLING_PANEL),
     ] = None,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most probable tokens; 0 for all.")] = 0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=100.0,
+            help="Sample at this temperature; 0 (default) is greedy.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = None,
+    top_k: Annotated[
+        int,
+        typer.Option(min=0, help="Sample from the k most probable tokens; 0 for all.", rich_help_panel=SAMPLING_PANEL),
+    ] = 0,
     top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Sample from the fewest tokens that have this probability together.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Sample from the smallest set of tokens that has this probability.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = 1.0,
     min_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Exclude tokens below this share of the greatest probability.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Exclude tokens less probable than this share of the most probable one.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = 0.0,
     repetition_penalty: Annotated[
-        float | None, typer.Option(min=0.01, help="Above 1, against repetition; the model's own by default.")
+        float | None,
+        typer.Option(
+            min=0.01, help="Above 1, against repetition; by default the model's own.", rich_help_panel=SAMPLING_PANEL
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=1 << 62, help="Seed of sampling; a random one by default.")
+        int | None,
+        typer.Option(min=0, max=1 << 62, help="Seed of sampling; random by default.", rich_help_panel=SAMPLING_PANEL),
     ] = None,
     rejection: Annotated[
         bool,
         typer.Option(
             "--rejection",
-            help="Draw drafts by themselves and test them: more are accepted, but a seed's output depends on them.",
+            help="Use rejection sampling: more drafts are accepted, but a seed's output then depends on them.",
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Prompts of a file decoded at once, at most.")] = 1,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Decode plainly too, in turn, and compare output and speed.")
+        bool,
+        typer.Option(
+            "--compare",
+            help="Decode every prompt plainly as well, interleaved; report speed-up and equality.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say on standard error what was planned and why.")] = False,
-    explain_steps: Annotated[bool, typer.Option("--explain-steps", help="The same for every step.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, the summary last.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No closing line of figures on standard error.")] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Print what was planned and why, on standard error.", rich_help_panel=OUTPUT_PANEL
+        ),
+    ] = False,
+    explain_steps: Annotated[
+        bool, typer.Option("--explain-steps", help="The same for every step.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object per prompt, the summary last.", rich_help_panel=OUTPUT_PANEL
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", help="Print no progress and no closing line of figures.", rich_help_panel=OUTPUT_PANEL),
+    ] = False,
     record: RecordOption = None,
     record_share: ShareOption = None,
     record_redact: RedactOption = None,
     version: VersionOption = False,
 ) -> None:
     """Decode prompts faster, with exactly the output of plain decoding."""
+    if prompt is not None and text is not None:
+        raise UserError("--prompt: a prompt is given already; omit one of the two")
+    prompt = prompt if prompt is not None else text
     chatting = prompt is None and prompts is None and sys.stdin.isatty()
     if chatting and (as_json or compare):
-        raise UserError("prompt: --json and --compare are not for a chat; give a prompt or --prompts FILE.jsonl")
+        raise UserError("prompt: --json and --compare need one; give a prompt or --prompts FILE.jsonl")
     requests = [] if chatting else _requests(prompt, prompts, all_turns)
     if concurrency > 1 and prompts is None:
-        raise UserError("--concurrency: one prompt is decoded by itself; give several with --prompts FILE.jsonl")
+        raise UserError("--concurrency: needs several prompts; give them with --prompts FILE.jsonl")
     if concurrency > 1 and bitwise:
-        raise UserError("--bitwise: it decodes one prompt at a time; omit it, or --concurrency")
+        raise UserError("--bitwise: decodes one prompt at a time; omit --bitwise or --concurrency")
     bits = read_draft_bits(draft_bits)
-    load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads, bits, bitwise)
+    load_settings = LoadSettings(device, read_dtype(dtype), weights, read_size(weight_memory), threads, bits, bitwise)
     if "" in (stop or ()):
         raise UserError("--stop: must not be empty; omit it instead")
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)
@@ -120,24 +210,28 @@ def run(
     source = read_source(artifact, model, require_signature)
     recorder = read_recorder(record, record_share, record_redact)
 
-    # These imports take seconds and come last, so that bad input is answered at once.
-    from ssd_runtime.engine.offline.result import Summary, Tally
-    from ssd_runtime.engine.offline.runner import RunSettings
-    from ssd_runtime.engine.offline.together import Together
+    from ssd_runtime.waiting import counting, waiting
 
-    engine = open_engine(source, load_settings, _note)
+    with waiting(f"loading {source.model}", shown=not quiet):
+        # These imports take seconds and come last, so that bad input is answered at once.
+        from ssd_runtime.engine.offline.result import Summary, Tally
+        from ssd_runtime.engine.offline.runner import RunSettings
+        from ssd_runtime.engine.offline.together import Together
+
+        run_settings = RunSettings(
+            strategy,
+            parameters=settings,
+            max_new_tokens=max_new_tokens,
+            stops=tuple(stop or ()),
+            raw=raw,
+            compare=compare,
+            sampling=sampling,
+        )
+        engine = open_engine(source, load_settings, _note)
+        # The first runner measures the device and copies weights, for which the user waits too.
+        runner = engine.runner(run_settings, None if as_json else write)
     if explain or explain_steps:
         print(engine.decoder.memory, file=sys.stderr)
-    run_settings = RunSettings(
-        strategy,
-        parameters=settings,
-        max_new_tokens=max_new_tokens,
-        stops=tuple(stop or ()),
-        raw=raw,
-        compare=compare,
-        sampling=sampling,
-    )
-    runner = engine.runner(run_settings, None if as_json else write)
     summary = Summary(compare, concurrency=concurrency)
 
     def answered(outcome: Outcome) -> None:
@@ -159,32 +253,37 @@ def run(
 
         run_chat(chat, answered_turn)
         return
-    if concurrency > 1:
-        together = Together(runner, concurrency)
-        for one in together.run(requests):
-            for outcome in one.outcomes:
-                if not as_json:
-                    write(outcome.text)
-                answered(outcome)
-            _record(recorder, one.outcomes)
-            if one.error is not None:
-                summary.failed += 1
-                report_failure(one.prompt, str(one.error), as_json)
-        summary.seconds = together.seconds
-        summary.plain_seconds = together.plain_seconds
-    else:
-        for request in requests:
-            outcomes: list[Outcome] = []
-            try:
-                for outcome in runner.run(request):
+    # On a terminal, the answers themselves show how far the run has come.
+    counted = len(requests) > 1 and not quiet and not sys.stdout.isatty()
+    with counting("prompts", len(requests), counted) as tick:
+        if concurrency > 1:
+            together = Together(runner, concurrency)
+            for one in together.run(requests):
+                for outcome in one.outcomes:
+                    if not as_json:
+                        write(outcome.text)
                     answered(outcome)
-                    outcomes.append(outcome)
-            except UserError as error:
-                if prompts is None:
-                    raise
-                summary.failed += 1
-                report_failure(request, str(error), as_json)
-            _record(recorder, outcomes)
+                _record(recorder, one.outcomes)
+                if one.error is not None:
+                    summary.failed += 1
+                    report_failure(one.prompt, str(one.error), as_json)
+                tick()
+            summary.seconds = together.seconds
+            summary.plain_seconds = together.plain_seconds
+        else:
+            for request in requests:
+                outcomes: list[Outcome] = []
+                try:
+                    for outcome in runner.run(request):
+                        answered(outcome)
+                        outcomes.append(outcome)
+                except UserError as error:
+                    if prompts is None:
+                        raise
+                    summary.failed += 1
+                    report_failure(request, str(error), as_json)
+                _record(recorder, outcomes)
+                tick()
     finish(summary, as_json, quiet)
 
 
@@ -203,7 +302,7 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
     if not prompt.strip():
         raise UserError("prompt: must not be empty; give some text")
     if not is_text(prompt):
-        raise UserError("prompt: it is not text in this terminal's encoding; give it in a file with --prompts")
+        raise UserError("prompt: is not valid text in this terminal's encoding; put it in a file and use --prompts")
     return [Prompt("1", turns=(prompt,))]
 
 
@@ -212,7 +311,7 @@ def _standard_input() -> str:
     try:
         return sys.stdin.buffer.read().decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise UserError("prompt: standard input is not text in UTF-8; convert it") from None
+        raise UserError("prompt: standard input is not UTF-8; convert it to UTF-8") from None
 
 
 def _record(recorder: Recorder | None, outcomes: Sequence[Outcome]) -> None:

@@ -1,10 +1,11 @@
-"""Shared ends of all commands: one line and exit code 2 for a user's mistake, 130 for Ctrl-C."""
+"""What all commands share: their help, and how they end: exit code 2 with one line for bad input, 130 for Ctrl-C."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -16,6 +17,27 @@ from ssd_profiles.printable import printable
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 BAD_INPUT = 2
 INTERRUPTED = 130
+EXIT_CODES = "Exit codes: 0 success, 2 bad input, 130 interrupted."
+
+
+def command_app(**settings: Any) -> typer.Typer:
+    """Make a typer app with help in panels and shell completion. `settings` are those of `typer.Typer`."""
+    return typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
+
+
+def closing(*examples: str, codes: str = EXIT_CODES) -> str:
+    """The text under a command's help: one example per line, `what: command`, then the exit codes."""
+    # rich reads brackets as markup
+    return "\n".join(each.replace("[", r"\[") for each in examples) + f"\n\n{codes}"
+
+
+def require_packages(command: str, extra: str, *modules: str) -> None:
+    """Raise UserError that says what to install if modules of an optional extra are missing."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        raise UserError(
+            f"{command}: {' and '.join(missing)} cannot be imported; pip install 'ssd-decoding[{extra}]' brings what "
+            f"is missing (in a clone, pip install '.[{extra}]')"
+        )
 
 
 def run_command(app: typer.Typer) -> None:
@@ -36,13 +58,18 @@ def run_guarded(work: Callable[[], object]) -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except _USAGE_ERROR as error:
-        code = complain(f"{error.format_message()} See --help.")
+        code = complain(f"{error.format_message()} See --help.") if _is_mistake(error) else BAD_INPUT
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = complain(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
     if code == INTERRUPTED:
         complain("interrupted")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_mistake(error: Exception) -> bool:
+    """False for the usage error of a command group without arguments, of which Typer has printed the help."""
+    return type(error).__name__ != "NoArgsIsHelpError"
 
 
 def complain(message: str) -> int:

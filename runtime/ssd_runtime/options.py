@@ -1,16 +1,23 @@
-"""Options that several commands share."""
+"""Options that several commands share, grouped in the panels of their help."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
-from ssd_runtime.planning.registry import NAMES
+from ssd_runtime.planning.registry import FIXED, NAMES
+from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.dtype_names import AUTO, DTYPE_NAMES
+
+MODEL_PANEL = "Model"
+DRAFT_PANEL = "Drafting"
+OUTPUT_PANEL = "Output"
 
 
 def _show_version(asked: bool) -> None:
@@ -19,48 +26,97 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def values(*known: str) -> Callable[[str], list[str]]:
+    """Make a shell completion that offers the known values of an option."""
+
+    def offer(incomplete: str) -> list[str]:
+        return [value for value in known if value.startswith(incomplete)]
+
+    return offer
+
+
 ArtifactOption = Annotated[
     str | None,
     typer.Option(
-        "--artifact",
         "--bundle",
+        "--artifact",
         help="A bundle: a folder, an archive, hf://org/name@revision, oci://host/name:tag or `demo`.",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 SignatureOption = Annotated[
     Path | None,
     typer.Option(
-        "--require-signature", help="A public key (PEM): the bundle must be signed by it, and is trusted then."
+        "--require-signature",
+        help="Public key (PEM) that must have signed the bundle; a signed bundle may choose the model.",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Hub id, folder, .gguf file or `demo`; the bundle's by default.")
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Hub id, folder, .gguf file or `demo`; by default the bundle's model.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
-StrategyOption = Annotated[str, typer.Option("--strategy", help=", ".join(NAMES))]
-AssignmentsOption = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
+StrategyOption = Annotated[
+    str,
+    typer.Option(
+        "--strategy",
+        help=f"How to draft: {', '.join(NAMES)}.",
+        rich_help_panel=DRAFT_PANEL,
+        autocompletion=values(*(name for name in NAMES if not name.startswith(FIXED))),
+    ),
+]
+AssignmentsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE: a parameter of the strategy; repeatable.", rich_help_panel=DRAFT_PANEL),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda, cuda:1, …; by default CUDA if available.", rich_help_panel=MODEL_PANEL),
+]
 DtypeOption = Annotated[
     str | None,
-    typer.Option("--dtype", help="fp32, bf16, fp16, or auto: of fp32 and bf16 the one that decodes faster here."),
+    typer.Option(
+        "--dtype",
+        help="fp32, bf16, fp16 (or float32, bfloat16, float16), or auto: fp32 or bf16, whichever decodes faster here.",
+        rich_help_panel=MODEL_PANEL,
+        autocompletion=values(*DTYPE_NAMES.values(), *DTYPE_NAMES, AUTO),
+    ),
 ]
 WeightsOption = Annotated[
     str | None,
     typer.Option(
-        "--weights", help="packed keeps a .gguf file's weights quantised; dense, the default, makes them fp32."
+        "--weights",
+        help="dense (default): dequantise a .gguf file to fp32; packed: keep it quantised.",
+        rich_help_panel=MODEL_PANEL,
+        autocompletion=values("dense", "packed"),
     ),
 ]
 WeightMemoryOption = Annotated[
     str | None,
     typer.Option(
         "--weight-memory",
-        help="Memory for weights packed for the processor, e.g. 2G or 0; by default half of what is free.",
+        help="Memory for copies of weights in other layouts, e.g. 2G or 0; by default half of what is free.",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 DraftBitsOption = Annotated[
     str,
-    typer.Option("--draft-bits", help="Bits of lighter copies of the weights, for drafts alone: auto, 8, 4 or none."),
+    typer.Option(
+        "--draft-bits",
+        help="Bits of the quantised weight copies that only drafts use: auto, 8, 4 or none.",
+        rich_help_panel=DRAFT_PANEL,
+        autocompletion=values(*get_args(DraftBits)),
+    ),
 ]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, max=1024, help="Processor threads.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", min=1, max=1024, help="Number of CPU threads.", rich_help_panel=MODEL_PANEL),
+]
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
 ]

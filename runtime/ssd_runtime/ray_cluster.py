@@ -6,9 +6,9 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.command import require_packages
 
 LOCAL = "local"
 """The address that starts a cluster on this machine, which ends with the command."""
@@ -18,8 +18,7 @@ STORE_BYTES = 128 << 20
 
 def require_ray(option: str) -> None:
     """Raise UserError, which names the option that needs it, if Ray is not installed."""
-    if find_spec("ray") is None:
-        raise UserError(f"{option}: it needs ray; install it with pip install 'ssd-decoding[ray]'")
+    require_packages(option, "ray", "ray")
 
 
 @contextmanager

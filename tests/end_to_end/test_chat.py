@@ -204,7 +204,7 @@ def test_standard_input_is_a_prompt(room: Path) -> None:
     assert ignored.stdout == given.stdout
 
 
-@pytest.mark.parametrize(("text", "says"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "not text in UTF-8")])
+@pytest.mark.parametrize(("text", "says"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "is not UTF-8")])
 def test_bad_standard_input_is_refused(room: Path, text: bytes, says: str) -> None:
     done = run(room, text=text)
     assert done.returncode == 2

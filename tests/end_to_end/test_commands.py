@@ -218,6 +218,17 @@ def test_text_streams_and_stops(room: Path) -> None:
     assert cut == record["text"][: record["text"].index(stop)] + "\n"
 
 
+def test_short_options_and_the_option_of_the_prompt(room: Path) -> None:
+    long = ["--model", "model", "--max-new-tokens", "8", "--threads", "1", "--dtype", "fp32", "--strategy", "plain"]
+    short = ["-m", "model", "-n", "8", "-t", "1", "--dtype", "float32", "--strategy", "plain"]
+    expected = command(room, RUN, *long, "The river")
+    assert expected.returncode == 0
+    assert command(room, RUN, *short, "-p", "The river").stdout == expected.stdout
+    both = command(room, RUN, *short, "-p", "The river", "The sea")
+    assert (both.returncode, both.stderr.count("\n")) == (2, 1)
+    assert "--prompt: a prompt is given already" in both.stderr
+
+
 def test_all_turns_see_the_answers_before(room: Path) -> None:
     (room / "turns.jsonl").write_text('{"turns": ["The river", "And then?"]}')
     options = ["--artifact", "bundle", "--prompts", "turns.jsonl", "--max-new-tokens", "8", "--json"]
@@ -271,8 +282,8 @@ BAD_RUNS = {
     "two prompts": (["--artifact", "bundle", "hi", "--prompts", "rivers.jsonl"], "prompt"),
     "empty prompt": (["--artifact", "bundle", "  "], "empty"),
     "empty stop": (["--artifact", "bundle", "hi", "--stop", ""], "--stop: must not be empty"),
-    "half a character": (["--artifact", "bundle", "a \ud83d"], "prompt: it is not text"),
-    "no bundle given": (["hi"], "--artifact"),
+    "half a character": (["--artifact", "bundle", "a \ud83d"], "prompt: is not valid text"),
+    "no bundle given": (["hi"], "--bundle"),
     "no such bundle": (["--artifact", "nope", "hi"], "no bundle there"),
     "bundle is a file": (["--artifact", "rivers.jsonl", "hi"], "not an archive of ssd-bundle pack"),
     "empty bundle": (["--artifact", "empty", "hi"], "manifest.yaml"),
@@ -285,7 +296,7 @@ BAD_RUNS = {
     "unknown option": (["--artifact", "bundle", "hi", "--zap"], "--zap"),
     "unknown model": (["--model", "./nope", "hi", "--strategy", "plain"], "no such folder"),
     "unknown device": (["--artifact", "bundle", "hi", "--device", "abacus"], "--device"),
-    "unknown dtype": (["--artifact", "bundle", "hi", "--dtype", "fp3"], "fp32, bf16, fp16"),
+    "unknown dtype": (["--artifact", "bundle", "hi", "--dtype", "fp3"], "fp32 .float32., bf16 .bfloat16."),
     "missing file": (["--artifact", "bundle", "--prompts", "none.jsonl"], "none.jsonl: cannot be read"),
     "malformed file": (["--artifact", "bundle", "--prompts", "malformed.jsonl"], "malformed.jsonl:2"),
     "empty file": (["--artifact", "bundle", "--prompts", "empty.jsonl"], "no prompts"),
@@ -301,7 +312,7 @@ BAD_RUNS = {
     "bad bits": (["--artifact", "bundle", "hi", "--draft-bits", "5"], "--draft-bits: expected one of auto, 8, 4, none"),
     "bitwise at once": (
         ["--artifact", "bundle", "--prompts", "rivers.jsonl", "--concurrency", "2", "--bitwise"],
-        "--bitwise: it decodes one prompt at a time",
+        "--bitwise: decodes one prompt at a time",
     ),
     "no copies": (
         ["--model", "model", "hi", "--strategy", "light", "--draft-bits", "none"],
@@ -363,14 +374,14 @@ BAD_COMPILES = {
     "bad budget": (["--model", "model", "--domains", "cnn", "--budget", "soon"], "--budget"),
     "out in use": (["--model", "model", "--domains", "cnn", "--out", "model"], "not a bundle"),
     "out holds more": (["--model", "model", "--domains", "cnn", "--out", "mixed"], "holds notes.txt, which is not"),
-    "out is where one stands": (["--model", "model", "--domains", "cnn", "--out", "."], "inside it"),
-    "out is a root": (["--model", "model", "--domains", "cnn", "--out", "/"], "inside it"),
+    "out is where one stands": (["--model", "model", "--domains", "cnn", "--out", "."], "contains the current folder"),
+    "out is a root": (["--model", "model", "--domains", "cnn", "--out", "/"], "is a mount point"),
     "no model": (["--domains", "cnn"], "--model"),
     "negative seed": (["--model", "model", "--domains", "cnn", "--seed", "-1"], "--seed"),
     "absurd evaluations": (["--model", "model", "--domains", "cnn", "--evaluations", "1e12"], "--evaluations"),
     "a folder nobody can write": (["--model", "model", "--domains", "cnn", "--out", "/proc/bundle"], "/proc"),
     "no bundle to add to": (["--from", "empty", "--domains", "cnn"], "manifest.yaml"),
-    "domain there already": (["--from", "bundle", "--domain-file", "rivers=apples.jsonl"], "has it already"),
+    "domain there already": (["--from", "bundle", "--domain-file", "rivers=apples.jsonl"], "has this domain already"),
     "base of another model": (
         ["--from", "bundle", "--model", "other", "--domain-file", "new=rivers.jsonl"],
         "compiled for",
@@ -597,7 +608,7 @@ def test_one_prompt_is_not_decoded_several_at_once(
 ) -> None:
     done = within(room, run_main, ["--model", "model", "--concurrency", "2", "hello"], monkeypatch, capfd)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --concurrency: one prompt")
+    assert done.stderr.startswith("error: --concurrency: needs several prompts")
 
 
 def test_a_compile_that_runs_out_of_memory_is_one_line(

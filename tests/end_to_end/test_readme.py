@@ -26,6 +26,19 @@ def test_the_guide_has_every_parameter_with_its_default() -> None:
         assert told == written, strategy
 
 
+def test_the_texts_list_every_variable_of_the_environment_that_is_read() -> None:
+    def read_by(*places: str) -> set[str]:
+        sources = [file.read_text(encoding="utf-8") for place in places for file in (ROOT / place).rglob("*.py")]
+        return {name for source in sources for name in re.findall(r'"(SSD_[A-Z_]+)"', source)}
+
+    def table(page: str) -> set[str]:
+        return set(re.findall(r"^\| `(SSD_\w+)` \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
+
+    packages = read_by("profiles", "artifacts", "runtime", "compiler")
+    assert table("docs/guide.md") == packages
+    assert table("CONTRIBUTING.md") == read_by("tests") - packages
+
+
 @pytest.mark.model
 def test_the_python_example_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

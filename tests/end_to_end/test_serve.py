@@ -173,8 +173,8 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--artifact: none given; give a bundle, or a --model to decode without one"),
-        (["--model", "model", "--reload"], "--reload: there is no bundle to take up"),
+        ([], "--model: none given; give a model, or a --bundle that names one"),
+        (["--model", "model", "--reload"], "--reload: there is no bundle to load again"),
         (["--model", "nowhere/at/all"], "nowhere/at/all: no such folder"),
         (["--model", "model", "--strategy", "knn"], "--strategy knn: needs a bundle"),
         (["--model", "model", "--api-key", ""], "--api-key: a key is text"),

@@ -303,7 +303,7 @@ def test_every_kind_of_layer_has_its_own_latencies() -> None:
         ("./nowhere", "no such folder"),
         ("/nowhere/m.gguf", "no such file"),
         ("a/b/c", "no such folder"),
-        ("no spaces allowed", "neither a folder nor a Hub id|the Hub cannot give it"),
+        ("no spaces allowed", "neither a folder nor a Hub id|cannot be fetched from the Hub"),
     ],
 )
 def test_models_that_are_not_there(spec: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_a_job_that_fails_takes_no_other_with_it() -> None:
     assert len(jobs[0].ended().token_ids) == 6
     with pytest.raises(UserError, match="context holds 128"):
         jobs[1].ended()
-    with pytest.raises(UserError, match="it is empty"):
+    with pytest.raises(UserError, match="is empty"):
         jobs[2].ended()
 
 

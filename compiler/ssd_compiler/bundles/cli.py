@@ -27,10 +27,18 @@ from ssd_compiler.report.html import html_report
 from ssd_compiler.report.summary import domain_summary
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import run_command
+from ssd_runtime.command import closing, command_app, run_command
 from ssd_runtime.options import DeviceOption, DtypeOption, SignatureOption, VersionOption
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+CLOSING = closing(
+    "Look:      ssd-bundle inspect bundle",
+    "Check:     ssd-bundle verify bundle --model ./my-model",
+    "Archive:   ssd-bundle pack bundle --strip",
+    "Share:     ssd-bundle push bundle hf://org/name --strip",
+    "Fetch:     ssd-bundle pull oci://host/name:tag --out bundle",
+    codes="Exit codes: 0 success; 1 `diff` found a difference; 2 bad input; 130 interrupted.",
+)
+app = command_app(no_args_is_help=True)
 BundleArgument = Annotated[str, typer.Argument(help="A folder, an archive, hf://…, oci://… or `demo`.")]
 StripOption = Annotated[
     bool, typer.Option("--strip", help="Leave out token pairs, vectors for later domains, the report and paths.")
@@ -38,7 +46,7 @@ StripOption = Annotated[
 KeyOption = Annotated[Path | None, typer.Option("--key", help="A private key (PEM, P-256) that signs what leaves.")]
 
 
-@app.callback()
+@app.callback(epilog=CLOSING)
 def bundles(version: VersionOption = False) -> None:
     """Look into bundles, check them, and bring them to other machines."""
 

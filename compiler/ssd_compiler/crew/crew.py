@@ -51,7 +51,8 @@ class Alone:
         self, step: Step[T], rows: Mapping[str, tuple[Any, ...]], timed_on: DeviceKey | None = None
     ) -> dict[str, T]:
         """Run a step of every domain."""
-        return {name: step(self._stages, *arguments) for name, arguments in rows.items()}
+        names = self._stages.reporter.domains(list(rows), step.__name__)
+        return {name: step(self._stages, *rows[name]) for name in names}
 
     def alone(self) -> AbstractContextManager[object]:
         """Nothing else runs anyway."""

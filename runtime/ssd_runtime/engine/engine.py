@@ -36,7 +36,7 @@ from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.kernel_choice import SMALL_BYTES, fitted_decoder
 
 MAX_STREAMS = 64
-"""Most streams whose statistics are kept; those of the least recently used one are dropped first."""
+"""Number of streams whose statistics are kept; beyond it, the least recently used stream is dropped."""
 
 
 class IgnoredSettingsWarning(UserWarning):
@@ -65,12 +65,13 @@ class Engine:
         before_copying: Callable[[str], object] | None = None,
         bitwise: bool = False,
     ) -> None:
-        """`where` names the bundle in errors, and `before_measuring` is called before latencies are measured.
+        """View the model, check the bundle against it, and choose kernels for its projections.
 
-        Packed copies of weights take at most `weight_memory` bytes, by default half of the free memory. These include
-        lighter copies for drafts, of `draft_bits`: before they are made, `before_copying` is called with a sentence
-        that says what memory they take. With `bitwise`, verifications compute logits as plain steps do, bit for bit,
-        in one request at a time; raises UserError where the model, its kernels or this device cannot.
+        `where` names the bundle in errors. Copies of weights, in kernels' layouts and quantised to `draft_bits` for
+        drafts, take at most `weight_memory` bytes, by default half of the free memory. With `bitwise`, a verification
+        computes the logits of plain steps bit for bit, for one request at a time; raises UserError if the model, its
+        kernels or this device cannot. `before_measuring` is called before this device is measured, and
+        `before_copying` before weights are copied for drafts, with a sentence that states the memory.
         """
         self.loaded = loaded
         if bundle is not None:
@@ -153,9 +154,9 @@ class Engine:
 
     @cached_property
     def light_saving(self) -> LightSaving | None:
-        """What a draft step on lighter copies saves here, measured now or on an earlier run; None if there are none.
+        """Time that a draft step on quantised copies saves on this device, measured once; None without copies.
 
-        Models that fit a processor's cache get none, since their steps take other time than that for weights.
+        Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
         """
         if self.decoder.packed.used <= SMALL_BYTES or not self.lighten():
             return None
@@ -169,7 +170,7 @@ class Engine:
         )
 
     def take_up(self, bundle: Bundle) -> None:
-        """Plan requests to come with another bundle; running ones end with the planners that they have.
+        """Use another bundle for new requests; running requests keep their planners.
 
         The bundle must have passed `require_fitting`. New streams begin without statistics.
         """
@@ -190,7 +191,10 @@ class Engine:
         return ExitHeads(self.decoder, self.bundle.exits if self.bundle is not None else None)
 
     def planners(self, strategy: str = "auto", parameters: Any = None) -> MakePlanner:
-        """Return a maker of planners for the requests of one stream; `parameters` are those of `RunSettings`."""
+        """Return a function that makes a planner per request of one stream; `parameters` are those of `RunSettings`.
+
+        Its planners share the stream's statistics. Raises UserError if the strategy is unknown or needs a bundle.
+        """
         check_strategy(strategy, self.bundle is not None)
         needs = find_strategy(strategy)
         if needs.needs_light:
@@ -207,7 +211,10 @@ class Engine:
         )
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:
-        """Return a runner of one stream of prompts, whose statistics serve later prompts. `write` receives the text."""
+        """Return a runner that decodes prompts one after the other, with statistics shared among them.
+
+        `write` receives the text of answers as it is decoded.
+        """
         settings = settings or RunSettings()
         return self._runner(self.planners(settings.strategy, settings.parameters), settings, write)
 
@@ -285,7 +292,7 @@ class Engine:
         return ended
 
     def cancel(self, request: Request) -> None:
-        """End a request at once, without an effect on the others."""
+        """End a request at once; others are not affected."""
         self.scheduler.cancel(request.job)
         self._requests.pop(request.job, None)
 
@@ -311,4 +318,4 @@ class Engine:
 
 
 def _discard(text: str) -> None:
-    """Discard text, for a user who waits for the whole answer."""
+    """Ignore text: the `write` of a caller that wants the whole answer only."""

@@ -1,4 +1,4 @@
-"""A sequence that decodes together with others: its work, its latest request and its end."""
+"""A sequence in the scheduler: its work (a generator), its latest request and its result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Job(Generic[T]):
     """The latest request; None before the job runs."""
     result: T | None = None
     error: Exception | None = None
-    """The error that it failed with, a user's or a defect of ours; None without a failure."""
+    """The exception that ended it: a UserError, or a defect of the engine; None if it did not fail."""
     done: bool = False
     """Whether it has ended, failed or been cancelled."""
     _paused: _Paused | None = None

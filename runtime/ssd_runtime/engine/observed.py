@@ -1,4 +1,4 @@
-"""A planner whose cycles are watched while its request runs."""
+"""A planner that reports every cycle of its request to a callback."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Observation:
 
     cycle: Cycle
     credit: float | None = None
-    """The loss budget that `auto` has left after it, in plain steps; None for other strategies."""
+    """Loss budget of `auto` after the cycle, in plain steps; None for other strategies."""
     spent: float = 0.0
-    """The part of the loss budget that the cycle took, in plain steps."""
+    """Loss budget that the cycle used, in plain steps."""
 
 
 class ObservedPlanner:
-    """Plans as `planner` does, and reports every cycle to `on_cycle`, those of requests that are cancelled included."""
+    """Wraps `planner` and passes every cycle to `on_cycle`, also of requests that are cancelled later."""
 
     def __init__(self, planner: Planner, on_cycle: Callable[[Observation], None]) -> None:
         self._planner = planner

@@ -1,4 +1,4 @@
-"""Opens an engine for a command: the bundle at once, so that bad input is answered soon, and the weights after it."""
+"""Opens an engine for a command: first the bundle, so that bad input is reported early, then the weights."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class ModelSource:
 
     @property
     def where(self) -> str:
-        """What errors call the bundle."""
+        """Name of the bundle in error messages."""
         return self.opened.where if self.opened is not None else "bundle"
 
     def weights(self, given: str | None) -> str:
-        """How weights are loaded: as given, else as the bundle was compiled, if it may decide that, else dense."""
+        """The `weights` of `load_model`: `given`, else those of a trusted bundle's compile, else dense."""
         from ssd_runtime.loading.models import weights_of
 
         return given or weights_of(trusted_bundle(self.opened), self.model)
@@ -51,7 +51,7 @@ def read_source(artifact: str | Path | None, model: str | None, key: Path | None
     opened = open_given(artifact, key)
     if model is None:
         if opened is None:
-            raise UserError("--artifact: none given; give a bundle, or a --model to decode without one")
+            raise UserError("--model: none given; give a model, or a --bundle that names one")
         model = opened.model_spec()
     return ModelSource(model, opened)
 
@@ -74,8 +74,9 @@ class LoadSettings:
 def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str], object]) -> Engine:
     """Load the model and check that the bundle fits it.
 
-    `note` receives a line for everything that the user should know: tensors that were quantised again, the dtype that
-    `auto` chose, settings that decoding ignores, memory for copies of weights, and that this device is being measured.
+    `note` receives one line per message for the user: tensors that were requantised, the dtype that `auto` chose,
+    settings that decoding ignores, memory for copies of weights, and the start of a measurement of this device. Raises
+    UserError if the model cannot be loaded or the bundle belongs to another one.
     """
     # These imports take seconds.
     import torch

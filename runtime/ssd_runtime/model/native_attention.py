@@ -14,6 +14,8 @@ from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.vnni import TILE, Vnni, quantised_floats
 from ssd_runtime.weights.native.library import library
 
+QUERIES = 32
+"""Most queries of a key-value head that are attended together."""
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 """Sizes of heads for which the code is compiled."""
 
@@ -78,6 +80,7 @@ class NativeAttention:
         epsilons = [0.0 if each is None else each.epsilon for each in norms]
         self._block = _Block(qkv.address, output.address, *weights, *epsilons, scale, heads, kv_heads, head_dim)
         self._address = ctypes.addressof(self._block)
+        self._group = heads // kv_heads
         self._per_row = (2 * heads + 2 * kv_heads) * head_dim
         self._per_row_and_thread = quantised_floats(1, qkv.in_features) + quantised_floats(1, heads * head_dim)
 
@@ -100,7 +103,8 @@ class NativeAttention:
             place.own = segment.slot - view.begin
             place.bias = None if view.bias is None else view.bias.data_ptr()
         threads = torch.get_num_threads()
-        memory = torch.empty(n * self._per_row + threads * (n * self._per_row_and_thread + 2 * longest))
+        queries = min(QUERIES, n * self._group)
+        memory = torch.empty(n * self._per_row + threads * (n * self._per_row_and_thread + 2 * queries * longest))
         cos, sin = (None, None) if rotation is None else rotation
         self._library.attention(
             self._address,

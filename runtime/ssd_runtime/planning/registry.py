@@ -101,7 +101,7 @@ def check_strategy(name: str, has_bundle: bool) -> None:
     """Raise UserError when there is no such strategy, or when it needs a bundle and there is none."""
     if find_strategy(name).needs_bundle and not has_bundle:
         others = ", ".join(WITHOUT_BUNDLE)
-        raise UserError(f"--strategy {name}: needs a bundle; give one with --artifact, or use one of {others}")
+        raise UserError(f"--strategy {name}: needs a bundle; give one with --bundle, or use one of {others}")
 
 
 def needs_latency(name: str) -> bool:

@@ -62,7 +62,7 @@ class Chat:
         return outcome
 
     def _limits(self) -> Limits:
-        """The runner's limits, which Ctrl-C reaches too: the answer so far is then complete, with its keys."""
+        """The runner's limits, with Ctrl-C as a stop: the answer so far is then complete and its keys are kept."""
         limits = self.runner.limits()
         stop = limits.stop
 
@@ -103,7 +103,7 @@ def run_chat(chat: Chat, report: Callable[[Outcome], None]) -> None:
         elif text.startswith("/") and len(text.split()) == 1:
             complain(f"{text}: no such command; see /help")
         elif text and not is_text(text):
-            complain("message: it is not text in this terminal's encoding")
+            complain("message: is not valid text in this terminal's encoding")
         elif text:
             try:
                 report(chat.answer(text))

@@ -1,4 +1,4 @@
-"""Times several ways to decode the same prompts in turn, so that a drifting machine is fair to all of them."""
+"""Times several planners on the same prompts, interleaved, so that drift of the machine's speed affects all alike."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SharedRun:
         self._tokens = 0
         self._seconds = 0.0
         self.per_token = 0.0
-        """Seconds per token while all places are in use: towards the end, fewer sequences are left."""
+        """Seconds per token while `sequences` sequences run; the end, when fewer are left, is excluded."""
         self.jobs: list[Job[Generation]] = [
             self._scheduler.add(session, decoding(session, prompt, make_planner(), limits, self._count), session.ids)
             for session, prompt in held

@@ -1,4 +1,4 @@
-"""Results of each prompt and of all prompts, under the field's names."""
+"""Results per prompt and over all prompts; their figures have vLLM's names."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Tally:
 
     @property
     def closing_line(self) -> str:
-        """The figures of a person who waits: tokens, tokens per second, acceptance and time to the first token."""
+        """One line with tokens, tokens per second, mean acceptance length and mean time to the first token."""
         length = _ratio(self.tokens - self.prompts, self.forwards)
         parts = [
             f"{self.prompts} prompts" if self.prompts > 1 else "",
@@ -106,7 +106,7 @@ class Tally:
         return ", ".join(part for part in parts if part)
 
     def figures(self, compare: bool) -> dict[str, Any]:
-        """Figures for the user, whose ratios are of totals: tokens ÷ decode seconds, accepted ÷ drafted tokens, …
+        """Figures by name. Rates are ratios of sums, such as all tokens ÷ all decode seconds.
 
         A ratio whose denominator is zero is None. `compare` adds the figures of plain decoding.
         """
@@ -160,7 +160,7 @@ class Summary:
 
     @property
     def closing_line(self) -> str:
-        """The figures of all prompts in one line; of concurrent ones with all new tokens ÷ wall seconds."""
+        """`Tally.closing_line` of all prompts; for concurrent ones with all new tokens ÷ wall seconds."""
         line = self.total.closing_line
         together = f", {self.total.tokens / self.seconds:.1f} tokens/s together" if self.seconds else ""
         return line + together
@@ -176,7 +176,7 @@ class Summary:
         }
 
     def _together(self) -> dict[str, Any]:
-        """Figures of concurrent prompts: all new tokens ÷ wall seconds, and this ÷ that of plain decoding."""
+        """For concurrent prompts, `throughput` (all new tokens ÷ wall seconds) and its ratio to plain decoding's."""
         if self.concurrency == 1:
             return {}
         rate = _ratio(self.total.tokens, self.seconds)

@@ -26,18 +26,23 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Settings of one stream of prompts."""
+    """Settings of one stream of prompts, as `ssd-run` has them."""
 
     strategy: str = "auto"
+    """Name of a strategy, such as `plain` or `swift`."""
     _: KW_ONLY
     parameters: Any = None
     """The strategy's parameters, an object of `planning/settings.py`; None for the defaults."""
     max_new_tokens: int = 128
+    """Most new tokens per answer."""
     stops: tuple[str, ...] = ()
+    """Texts before the first of which an answer ends."""
     raw: bool = False
+    """Whether prompts are encoded without the chat template."""
     compare: bool = False
+    """Whether every prompt is decoded plainly as well, interleaved, and its output compared."""
     sampling: SamplingParams = GREEDY
-    """Sampling of the first prompt. Each further prompt has the next seed, so that equal prompts differ in answers."""
+    """Sampling of the first prompt. Prompt n has seed + n - 1, so that equal prompts may get different answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The target's choices after a verification: read row by row, or all at once where a read waits for a device."""
+"""The target's choices after a verification. On a CPU they are made row by row; on other devices one read has all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ssd_runtime.sampling.argmax import argmax, candidates
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A verified draft, and what the target chooses after its rows."""
+    """A verified draft with the target's choice after each of its rows."""
 
     draft: Draft
     """The draft with all tokens on the host."""
@@ -27,9 +27,10 @@ class Choices:
 
 
 def choosing(session: Session, pending: int, draft: Draft, logits: Tensor, ranks: int) -> Work[Choices]:
-    """The choices of a verification with these `logits` [rows, vocabulary], and `ranks` candidates per row.
+    """Compute the target's choices from a verification's `logits` [rows, vocabulary], and `ranks` candidates per row.
 
-    Where reads wait for a device, there is one for the draft's tokens, the choices and the candidates together.
+    If the session reads late (`Session.reads_late`), the draft's tokens, the choices and the candidates come to the
+    host in one read.
     """
     if session.reads_late:
         return (yield from _reading(draft, logits, ranks))

@@ -1,4 +1,4 @@
-"""Sums of the normed states of a sequence's tokens, so that routing by the mean works for resumed prompts too."""
+"""Sums of a sequence's normed states per block of tokens, from which a resumed prompt gets its mean feature."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BLOCK = 64
 
 
 class PromptStates:
-    """Sums of the normed states of every whole block of committed tokens, and the states of the tokens after these.
+    """One sum of normed states per whole block of committed tokens, and the states of the tokens after the last block.
 
-    A sum is of one block, so it does not depend on how the tokens were split into forwards, except for rounding.
-    States of an answer's tokens are summed only when they are needed, since that would take time in every cycle.
+    Sums per block do not depend on how tokens were split into forwards, except for rounding. States of an answer's
+    tokens are summed only when a prompt resumes after them, because summing in every cycle would take time.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class PromptStates:
         self._open.append(states)
 
     def closing(self) -> Work[Tensor]:
-        """Norm the states that are in no sum yet, and sum their whole blocks; returns the normed states [n, hidden]."""
+        """Norm the states after the last sum and sum their whole blocks; returns these normed states [n, hidden]."""
         rows = _joined(self._open)
         normed = yield Norm(rows)
         blocks = rows.shape[0] // BLOCK

@@ -76,9 +76,9 @@ class Session:
         prefixes: PrefixCache | None = None,
         owner: str = "",
     ) -> None:
-        """If `prefixes` are given, the memory comes from their pool and the prompt resumes after the longest prefix.
+        """With `prefixes`, keys and values are in their pool, and the prompt resumes after its longest known prefix.
 
-        `owner` names the stream whose prefixes it may use, and which may use its own.
+        Sessions share prefixes only with sessions of the same `owner`, the name of a stream.
         """
         decoder.refresh()
         self.decoder = decoder
@@ -125,7 +125,7 @@ class Session:
         total = len(known) + len(ids)
         limit = self.decoder.shape.max_context
         if not ids:
-            raise UserError("prompt: it is empty; give at least one token")
+            raise UserError("prompt: is empty; give at least one token")
         if total >= limit:
             raise UserError(
                 f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
@@ -186,7 +186,7 @@ class Session:
         self._states = yield from prefix.states.resuming(tokens)
 
     def look_back(self, tokens: int) -> None:
-        """Let sliding layers keep all keys that the latest `tokens` tokens see, for a search that runs them again."""
+        """Make sliding layers keep all keys that the latest `tokens` tokens see, for a search that runs them again."""
         self.cache.lookback = max(self.cache.lookback, tokens)
 
     def close(self, keep: bool = True) -> None:
@@ -295,7 +295,7 @@ class Session:
         Raises UserError if the latest prompt was another one, or if computing it again was interrupted.
         """
         if prompt is not self._prompt or self.committed < prompt.tokens:
-            raise UserError("session: it does not hold this prompt any more; prefill it again")
+            raise UserError("session: no longer holds this prompt; prefill it again")
         self.ids = self.ids[: prompt.tokens]
         self.load = None
         self.cache.rewind(prompt.tokens)
@@ -330,23 +330,27 @@ class Session:
         return self._sampler.propose(logits, known=self.ids, path=path, annealed=temperature)
 
     def gap(self, logits: Tensor, prompt: int, token: int, within: float) -> tuple[float, bool]:
-        """Lead in logits of the choice over `token` after the committed tokens, and whether `within` may explain it.
+        """The gap in logits between the choice after the committed tokens and `token`, and whether it is a near tie.
 
-        `prompt` of the committed tokens are the prompt's. `logits` is [vocabulary] (`Sampler.gap`).
+        It is a near tie if logits that differ by at most `within` can choose `token`. `prompt` is the number of
+        committed tokens that belong to the prompt. `logits` is [vocabulary] (`Sampler.gap`).
         """
         self._sampler.restart(prompt)
         return self._sampler.gap(logits, known=self.ids, token=token, within=within)
 
     @property
     def reads_late(self) -> bool:
-        """Whether tokens stay on the device as long as possible, because every read by the host waits for it.
+        """Whether tokens are chosen on the device and read by the host once per cycle, since every read synchronises.
 
-        Only greedy choices without processors can be made there.
+        It is true for greedy decoding without logits processors on devices that queue work.
         """
         return queues_work(self.decoder.device) and self._sampler.is_argmax
 
     def draft_room(self, most: int) -> int:
-        """Most drafts, up to `most`, of one verification: a forward rotates all rows by the same angles."""
+        """Most draft tokens of one verification, at most `most`.
+
+        A verification must not cross longrope's switch, because a forward uses one set of angles for all rows.
+        """
         if self.decoder.bitwise:
             most = min(most, MOST_BY_ROW - 1)
         switch = self.decoder.rope_switch

@@ -46,15 +46,15 @@ from ssd_runtime.serving.generate.row import batch_of, rows_of
 FOLDER = str(Path(__file__).parent / "recipe")
 """Folder for `generate(custom_generate=FOLDER, trust_remote_code=True)`, which may also be pushed to the Hub."""
 LIBRARIES = frozenset({"ssd_runtime", "transformers", "torch", "contextlib"})
-"""Packages between the user's line and this file."""
+"""Packages whose frames are skipped when a warning looks for the user's line."""
 
 
 class StockDecodingWarning(UserWarning):
-    """A call of `generate` that transformers decodes itself, and the reason."""
+    """A call of `generate` was left to transformers; the message says why."""
 
 
 class CustomGenerate:
-    """Decodes faster inside transformers' `generate`, with the tokens that it would choose.
+    """Decodes faster inside transformers' `generate`, with the same tokens.
 
         fast = CustomGenerate("bundle")
         model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
@@ -114,10 +114,10 @@ class CustomGenerate:
         stop_strings: str | Sequence[str] | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode as `generate` asks its decoding methods to. Raises UserError if memory runs out.
+        """Decode one call: the interface of transformers' decoding methods. Raises UserError if memory runs out.
 
-        `generate` refuses `stop_strings` without a tokenizer, which it keeps to itself. It leaves arguments that this
-        signature names to the callable, so that they are served here.
+        `stop_strings` is a parameter here because `generate` rejects it without a tokenizer and passes no tokenizer to
+        a callable; arguments that this signature names reach the callable unchecked.
         """
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
@@ -168,7 +168,7 @@ class CustomGenerate:
 
 
 def _warn(reason: str) -> None:
-    """Warn at the user's own line, which called `generate`."""
+    """Emit a warning whose location is the user's line that called `generate`."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in LIBRARIES:
         level, frame = level + 1, frame.f_back
@@ -280,15 +280,15 @@ def stock(call: GenerateCall) -> Any:
 
 
 def _waits_for_peers(model: PreTrainedModel) -> bool:
-    """Whether every process must run as many forwards as the others; `generate` keeps what it knows of it to itself."""
+    """Whether every process must run as many forwards as the others; `generate` does not pass its `synced_gpus` on."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     return several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
 
 
 def _streamer_of_caller() -> BaseStreamer | None:
-    """The streamer that the user gave to `generate`, which hands none to a callable.
+    """The streamer that the user gave to `generate`, found in its frame because no callable receives it.
 
-    It has put the prompt into the streamer: without the answer, whoever reads an iterator would wait for ever.
+    `generate` has put the prompt into it already. Without the answer, a reader of the streamer would wait for ever.
     """
     frame = sys._getframe(2)
     asked: Mapping[str, Any] = frame.f_locals if frame.f_code.co_name == "generate" else {}

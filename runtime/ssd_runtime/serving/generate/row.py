@@ -107,7 +107,7 @@ def rows_of(call: GenerateCall) -> list[Row]:
 
 
 def _of_row(processor: LogitsProcessor, number: int) -> LogitsProcessor:
-    """The processor of one row: the repetition penalty knows the padding of each."""
+    """The processor for one row; a repetition penalty is copied with that row's length of padding."""
     lengths = getattr(processor, "prompt_ignore_length", None)
     if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(lengths, Tensor):
         processor = copy(processor)
@@ -135,7 +135,7 @@ def batch_of(call: GenerateCall, rows: Sequence[Row], answers: Sequence[list[int
 
 
 def _by_step(rows: list[list[Tensor]], filler: int) -> tuple[Tensor, ...]:
-    """Join the rows' [1, vocabulary] of each step; after its end, a row is certain of the padding token."""
+    """Join the rows' [1, vocabulary] of each step; after a row's end, the padding token has probability 1."""
     certain = torch.full_like(rows[0][0], -torch.inf)
     certain[:, filler] = 0.0
     return tuple(torch.cat(step) for step in zip_longest(*rows, fillvalue=certain))

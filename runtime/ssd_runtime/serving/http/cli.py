@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import run_command
+from ssd_runtime.command import closing, command_app, require_packages, run_command
 from ssd_runtime.engine.opening import LoadSettings, read_source
 from ssd_runtime.options import (
     ArtifactOption,
@@ -36,74 +35,140 @@ from ssd_runtime.ray_cluster import LOCAL, require_ray
 from ssd_runtime.serving.ray_app.scale import Scale
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
+from ssd_runtime.weights.dtype_names import read_dtype
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+SERVER_PANEL = "Server"
+LIMIT_PANEL = "Limits"
+CLUSTER_PANEL = "Cluster"
+CLOSING = closing(
+    "Serve:     ssd-serve -m ./my-model --port 8000",
+    "With keys: SSD_API_KEY=secret ssd-serve --bundle bundle --host 0.0.0.0",
+    "Limits:    ssd-serve --bundle bundle --max-concurrency 4 --max-new-tokens 1024",
+    "Record:    ssd-serve --bundle bundle --reload --record traffic.jsonl",
+    "Replicas:  ssd-serve --bundle bundle --replicas 4",
+)
+app = command_app()
 log = logging.getLogger("ssd_serve")
 KEY_VARIABLE = "SSD_API_KEY"
 POLL_SECONDS = 2.0
 
 
-@app.command()
+@app.command(epilog=CLOSING)
 def serve(
+    model: ModelOption = None,
     artifact: ArtifactOption = None,
     require_signature: SignatureOption = None,
-    model: ModelOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="The model's name for clients; its own by default.")] = None,
-    api_key: Annotated[
-        list[str] | None, typer.Option("--api-key", help=f"A key that clients need; repeatable, or {KEY_VARIABLE}=A,B.")
-    ] = None,
-    share_between_keys: Annotated[
-        bool, typer.Option("--share-between-keys", help="Let keys share prefixes and what decoding has learned.")
-    ] = False,
-    max_concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Answers decoded at once, at most.")] = 8,
-    max_queue: Annotated[int, typer.Option(min=0, max=65536, help="Answers that may wait for a place.")] = 64,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest prompt; what the context holds by default.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer that a request may ask for; the context by default.")
-    ] = None,
-    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Longest body of a request.")] = 4 << 20,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, max=2.0, help="Temperature of requests that name none; 0 is greedy.")
-    ] = 1.0,
-    strategy: StrategyOption = "auto",
-    assignments: AssignmentsOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
-    draft_bits: DraftBitsOption = "auto",
     threads: ThreadsOption = None,
-    grace: Annotated[
-        float, typer.Option(min=0.0, max=3600.0, help="Seconds that open requests have to end in when it stops.")
-    ] = 30.0,
-    reload: Annotated[
-        bool, typer.Option("--reload", help="Take up the bundle anew when its folder changes; SIGHUP always does.")
+    strategy: StrategyOption = "auto",
+    assignments: AssignmentsOption = None,
+    draft_bits: DraftBitsOption = "auto",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all.", rich_help_panel=SERVER_PANEL)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.", rich_help_panel=SERVER_PANEL),
+    ] = 8000,
+    name: Annotated[
+        str | None,
+        typer.Option(help="The model's name for clients; by default its own.", rich_help_panel=SERVER_PANEL),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            help=f"A key that clients must send; repeatable, or {KEY_VARIABLE}=A,B.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None,
+    share_between_keys: Annotated[
+        bool,
+        typer.Option(
+            "--share-between-keys",
+            help="Let all keys share cached prefixes and what decoding has learned.",
+            rich_help_panel=SERVER_PANEL,
+        ),
     ] = False,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="Load the bundle again when its folder changes; SIGHUP always does.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = False,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=3600.0,
+            help="Seconds that open requests have to finish in at shutdown.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = 30.0,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=2.0,
+            help="Temperature of requests that name none; 0 is greedy.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = 1.0,
+    max_concurrency: Annotated[
+        int, typer.Option(min=1, max=1024, help="Answers decoded at once, at most.", rich_help_panel=LIMIT_PANEL)
+    ] = 8,
+    max_queue: Annotated[
+        int, typer.Option(min=0, max=65536, help="Answers that may wait for a place.", rich_help_panel=LIMIT_PANEL)
+    ] = 64,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest prompt; by default what the context holds.", rich_help_panel=LIMIT_PANEL),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Longest answer that a request may ask for; by default what the context holds.",
+            rich_help_panel=LIMIT_PANEL,
+        ),
+    ] = None,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1024, help="Largest body of a request, in bytes.", rich_help_panel=LIMIT_PANEL)
+    ] = 4 << 20,
     record: RecordOption = None,
     record_share: ShareOption = None,
     record_redact: RedactOption = None,
     replicas: Annotated[
-        str | None, typer.Option(help="Serve on Ray with N replicas, or MIN:MAX by the load; one process by default.")
+        str | None,
+        typer.Option(
+            help="Serve from N processes on Ray, or MIN:MAX by the load; by default one, without Ray.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
     ] = None,
     ray: Annotated[
-        str, typer.Option(help="Address of the cluster for --replicas, such as auto; `local` starts one here.")
+        str,
+        typer.Option(
+            help="Address of the cluster for --replicas, such as auto; `local` starts one here.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
     ] = LOCAL,
     version: VersionOption = False,
 ) -> None:
     """Serve a model under OpenAI's HTTP interface, decoding faster, with exactly the output of plain decoding."""
-    _require_extra()
+    require_packages("ssd-serve", "serve", "starlette", "uvicorn", "prometheus_client")
     keys = _keys(api_key)
     bits = read_draft_bits(draft_bits)
-    load_settings = LoadSettings(device, dtype, weights, read_size(weight_memory), threads, bits)
+    load_settings = LoadSettings(device, read_dtype(dtype), weights, read_size(weight_memory), threads, bits)
     check_strategy(strategy, artifact is not None)
     read_settings(strategy, assignments or [])
     source = read_source(artifact, model, require_signature)
     if reload and source.opened is None:
-        raise UserError("--reload: there is no bundle to take up; give one with --artifact, or omit it")
+        raise UserError("--reload: there is no bundle to load again; give one with --bundle, or omit it")
     if replicas is None and ray != LOCAL:
         raise UserError("--ray: a cluster serves replicas; give --replicas N too, or omit it")
     scale = None
@@ -163,13 +228,6 @@ def serve(
 def main() -> None:
     """Run the command. A user's mistake ends it with one line and exit code 2."""
     run_command(app)
-
-
-def _require_extra() -> None:
-    """Raise UserError if a package of the extra `serve` is missing."""
-    for package in ("starlette", "uvicorn", "prometheus_client"):
-        if find_spec(package) is None:
-            raise UserError(f"ssd-serve: it needs {package}; install it with pip install 'ssd-decoding[serve]'")
 
 
 def _keys(given: list[str] | None) -> list[str]:

@@ -119,7 +119,7 @@ class Vnni:
 
 def quantised_floats(n: int, width: int) -> int:
     """The number of floats that `n` quantised rows of `width` columns take."""
-    return n * (width // 4 + 2 * (width // GROUP))
+    return n * (width // 4 + 3 * (width // GROUP))
 
 
 def _blocks4(levels: Tensor, scale: Tensor, zero: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ static void gated(const Weight *weight, Rows rows, int64_t n, float *hidden) {
     const int64_t width = weight->out / 2, tiles = width / TILE;
 #pragma omp for schedule(static)
     for (int64_t tile = 0; tile < tiles; tile++)
-        for (int64_t first = 0; first < n; first += ROWS) {
+        for (int64_t first = 0; first < n; first += CHUNK) {
             const int count = chunk(n, first);
-            __m512 gate[ROWS], up[ROWS];
+            __m512 gate[CHUNK], up[CHUNK];
             products(weight, tile, rows, first, count, gate);
             products(weight, tiles + tile, rows, first, count, up);
             for (int r = 0; r < count; r++)
@@ -52,15 +52,76 @@ void mlp(const Weight *gate_up, const Weight *down, const float *norm_weight, fl
     }
 }
 
+/* The queries of one segment and key-value head are attended in equal items, of which all threads have some. */
+static int64_t together(const Block *block, int64_t rows, int threads) {
+    const int64_t queries = rows * (block->heads / block->kv_heads);
+    const int64_t wanted = (2 * threads + block->kv_heads - 1) / block->kv_heads;
+    const int64_t size = (queries + wanted - 1) / wanted;
+    return size < QUERIES ? size : QUERIES;
+}
+
+static int64_t most_together(const Block *block, int64_t rows) {
+    const int64_t queries = rows * (block->heads / block->kv_heads);
+    return queries < QUERIES ? queries : QUERIES;
+}
+
+/* Items per key-value head of a segment. */
+static int64_t items_in(const Block *block, const Segment *segment, int threads) {
+    const int64_t size = together(block, segment->rows, threads);
+    return (segment->rows * (block->heads / block->kv_heads) + size - 1) / size;
+}
+
+static int64_t items_of(const Block *block, const Segment *segments, int64_t n, int threads) {
+    int64_t items = 0;
+    for (int64_t first = 0; first < n; first += segments++->rows)
+        items += block->kv_heads * items_in(block, segments, threads);
+    return items;
+}
+
+/* Attend the queries of one item, from the projections `qkv` of all rows to their places in `mixed`. */
+static void attend_item(const Block *block, const Segment *segment, int64_t item, int threads, const float *qkv,
+                        int64_t longest, float *scores, int32_t *slots, float *mixed)
+{
+    const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, group = heads / kv_heads;
+    int64_t row = 0;
+    for (int64_t items; item >= (items = kv_heads * items_in(block, segment, threads)); segment++) {
+        item -= items;
+        row += segment->rows;
+    }
+    const int64_t per_head = items_in(block, segment, threads), kv_head = item / per_head;
+    const int64_t step = together(block, segment->rows, threads), begin = item % per_head * step;
+    const int64_t end = begin + step < segment->rows * group ? begin + step : segment->rows * group;
+    Query queries[QUERIES];
+    int64_t seen = segment->slots;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t own = i / group, head = kv_head * group + i % group;
+        if (segment->bias && (i == begin || i % group == 0)) {
+            slots += i == begin ? 0 : longest;
+            seen = seen_slots(segment->bias + own * segment->slots, segment->slots, slots);
+        }
+        queries[i - begin] = (Query){
+            .query = qkv + (row + own) * (heads + 2 * kv_heads) * size + head * size,
+            .seen = segment->bias ? slots : 0,
+            .count = seen,
+            .scores = scores + (i - begin) * longest,
+            .to = mixed + ((row + own) * heads + head) * size,
+        };
+    }
+    attend(queries, (int)(end - begin), segment->keys + kv_head * segment->stride,
+           segment->values + kv_head * segment->stride, block->scale, size);
+}
+
 /* y [n, hidden] = x + W_output attention(W_qkv norm(x)); writes the rows' keys and values into their caches. `memory` holds
  * the queries, keys and values, and the mixed values of all rows; then, per thread, the quantised rows of x and of the
- * mixed values, `longest` scores and `longest` slots, where that is the largest number of slots plus 16. */
+ * mixed values, and the scores and slots of the queries that are attended together, `longest` each. That is the largest
+ * number of slots plus 16. */
 void attention(const Block *block, const Segment *segments, const float *cos, const float *sin,
                int64_t width, int64_t stride, const float *x, int64_t n, int64_t longest, float *y, float *memory,
                int threads)
 {
     const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim;
-    const int64_t columns = (heads + 2 * kv_heads) * size;
+    const int64_t columns = (heads + 2 * kv_heads) * size, most = most_together(block, n);
+    const int64_t items = items_of(block, segments, n, threads);
     const Norm norm = {block->norm, block->epsilon}, none = {0, 0.0f};
     const Norm q_norm = {block->q_norm, block->q_epsilon}, k_norm = {block->k_norm, block->k_epsilon};
     const Rotation rotation = {cos, sin, width, stride}, still = {0, 0, 0, 0};
@@ -68,8 +129,8 @@ void attention(const Block *block, const Segment *segments, const float *cos, co
     float *inner = outer + threads * floats_of(n, block->qkv->in), *own = inner + threads * floats_of(n, heads * size);
 #pragma omp parallel num_threads(threads)
     {
-        float *scores = own + 2 * longest * omp_get_thread_num();
-        int32_t *slots = (int32_t *)(scores + longest);
+        float *scores = own + 2 * most * longest * omp_get_thread_num();
+        int32_t *slots = (int32_t *)(scores + most * longest);
         const Rows rows = quantised(x, norm, n, block->qkv->in, outer);
         project(block->qkv, rows, n, 0, qkv);
 #pragma omp barrier
@@ -92,18 +153,8 @@ void attention(const Block *block, const Segment *segments, const float *cos, co
                            segment->values + (head - heads - kv_heads) * segment->stride + at);
         }
 #pragma omp for schedule(static)
-        for (int64_t item = 0; item < n * heads; item++) {
-            const int64_t row = item / heads, head = item % heads, kv_head = head / (heads / kv_heads);
-            const Segment *segment = segments;
-            int64_t first = 0;
-            while (row - first >= segment->rows)
-                first += segment++->rows;
-            const float *bias = segment->bias ? segment->bias + (row - first) * segment->slots : 0;
-            const int64_t visible = bias ? seen_slots(bias, segment->slots, slots) : segment->slots;
-            attend(qkv + row * columns + head * size, segment->keys + kv_head * segment->stride,
-                   segment->values + kv_head * segment->stride, bias ? slots : 0, visible, block->scale, size, scores,
-                   mixed + (row * heads + head) * size);
-        }
+        for (int64_t item = 0; item < items; item++)
+            attend_item(block, segments, item, threads, qkv, longest, scores, slots, mixed);
         const Rows mixed_rows = quantised(mixed, none, n, heads * size, inner);
         project(block->output, mixed_rows, n, x, y);
     }

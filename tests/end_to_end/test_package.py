@@ -1,0 +1,87 @@
+"""The sdist and the wheel, built and installed as users do."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.folders import save_tiny_model
+from tests.packages import ROOT, CleanEnvironment, build, required
+
+PACKAGES = ("profiles/ssd_profiles", "artifacts/ssd_artifacts", "runtime/ssd_runtime", "compiler/ssd_compiler")
+WHERE = "import json, {modules}; print(json.dumps([each.__file__ for each in ({modules},)]))"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory, built: tuple[Path, Path]) -> CleanEnvironment:
+    return CleanEnvironment(tmp_path_factory.mktemp("clean"), built[1])
+
+
+def test_the_wheel_holds_every_file_of_the_packages(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as wheel:
+        inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    there = {
+        str(file.relative_to((ROOT / package).parent))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert inside == there
+    for needed in (
+        "ssd_runtime/weights/native/sublayers.c",
+        "ssd_runtime/weights/native/products.h",
+        "ssd_profiles/domains/gsm8k.yaml",
+        "ssd_profiles/starter/gsm8k.jsonl",
+        "ssd_artifacts/reference/demo/manifest.yaml",
+        *(f"{Path(package).name}/py.typed" for package in PACKAGES),
+    ):
+        assert needed in inside
+
+
+def test_the_sdist_can_be_tested(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[0]) as sdist:
+        inside = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"LICENSE", "README.md", "Makefile", "constraints.txt", "tests/end_to_end/test_package.py"} <= inside
+
+
+def test_the_installed_wheel_decodes(clean: CleanEnvironment, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    done = clean.run("ssd-run", "--version", cache=tmp_path / "cache")
+    assert done.stdout.startswith("ssd-decoding "), done.stderr
+    modules = ", ".join(Path(package).name for package in PACKAGES)
+    done = clean.run("python", "-c", WHERE.format(modules=modules), cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert all(Path(file).is_relative_to(clean.packages) for file in json.loads(done.stdout))
+    done = clean.run("ssd-run", "-m", str(model), "-n", "8", "--json", "The river", cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["new_tokens"] == 8
+
+
+def test_the_installed_bundle_and_domains_can_be_read(clean: CleanEnvironment, tmp_path: Path) -> None:
+    done = clean.run("ssd-bundle", "verify", "demo", cache=tmp_path / "cache")
+    assert (done.returncode, done.stdout) == (0, "demo: whole\n"), done.stderr
+    done = clean.run("ssd-bundle", "inspect", "demo", "--json", cache=tmp_path / "cache")
+    assert "gsm8k" in {domain["domain"] for domain in json.loads(done.stdout)["domains"]}
+
+
+def test_a_compile_without_its_libraries_says_what_to_install(
+    built: tuple[Path, Path], clean: CleanEnvironment, tmp_path: Path
+) -> None:
+    assert "scikit-learn" not in clean.distributions
+    assert {"scikit-learn", "bayesian-optimization"} <= required(built[1], frozenset({"compile"}))
+    done = clean.run("ssd-compile", "-m", "demo", "--domains", "gsm8k", cache=tmp_path / "cache")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'ssd-decoding[compile]'" in done.stderr
+    done = clean.run("ssd-serve", "-m", "demo", cache=tmp_path / "cache")
+    assert done.returncode == 2
+    assert "pip install 'ssd-decoding[serve]'" in done.stderr
