@@ -44,7 +44,7 @@ def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
             )
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray raises bare exceptions where a cluster does not start in time
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{option} {address}: no cluster can be joined there ({reason}); see `ray status`") from None
     try:

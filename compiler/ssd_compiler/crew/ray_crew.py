@@ -28,8 +28,8 @@ T = TypeVar("T")
 MOST_DEATHS = 3
 """Workers that may die over one step of a domain."""
 POLL_SECONDS = 0.25
-HOST_SECONDS = 60.0
-"""Seconds to wait for a host that other compiles use."""
+PATIENCE_SECONDS = 30.0
+"""Seconds after which the user is told what is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,8 @@ class RayCrew:
         assert not self._crew, "the workers of this host would run beside it"
         address = ray.util.get_node_ip_address()
         slot = _actor(_Slot, num_cpus=0, resources={f"node:{address}": 1.0})
-        held = slot.hold.remote()
-        if not ray.wait([held], timeout=HOST_SECONDS)[0]:
-            raise UserError(f"--ray: {address} is used by another compile; wait for it, or use another host")
         try:
+            self._wait_for([slot.hold.remote()], f"waiting for {address}, which another compile may be using")
             yield
         finally:
             ray.kill(slot)
@@ -237,10 +235,15 @@ class RayCrew:
                 orders = self._orders(max(1, threads // count), threads)
                 self._crew.append(Hired(name, host, actor, orders))
         there = [worker.actor.__ray_ready__.remote() for worker in self._crew]
-        if not ray.wait(there, timeout=HOST_SECONDS)[0]:
-            raise UserError("--ray: the hosts have no room for workers (cores, cards or slots); see `ray status`")
+        self._wait_for(there, "waiting for hosts that have room for workers (cores, cards and slots): see `ray status`")
         for worker in self._crew:
             self._start(worker)
+
+    def _wait_for(self, references: list[Any], why: str) -> None:
+        """Wait for one of some references; if that takes long, tell the user why."""
+        if not ray.wait(references, timeout=PATIENCE_SECONDS)[0]:
+            self._stages.reporter.note(why)
+            ray.wait(references)
 
     def _orders(self, threads: int, timed_threads: int) -> Orders:
         settings = self._stages.settings
