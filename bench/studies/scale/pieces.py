@@ -59,11 +59,12 @@ class Shape:
 
 
 SHAPES = (
-    Shape("study (12 × 576)", 12, 576, 1536, 9, 3, 49152, "float32"),
+    Shape("study", 8, 256, 1024, 4, 2, 49152, "float32"),
     Shape("1B", 16, 2048, 8192, 32, 8, 128256, "float32"),
     Shape("8B", 32, 4096, 14336, 32, 8, 128256, "bfloat16"),
-    Shape("70B", 80, 8192, 28672, 64, 8, 128256, "bfloat16"),
 )
+LARGEST = Shape("70B", 80, 8192, 28672, 64, 8, 128256, "bfloat16")
+"""Its layer does not fit a small machine beside others: the 8B's times the ratio of their parameters."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ def _median(work: Callable[[], object], decoder: Decoder) -> float:
 
 
 def load(path: Path) -> list[Pieces]:
-    """Read what `main` wrote."""
-    return [
+    """Read what `main` wrote, and add the largest shape, scaled from the last one measured."""
+    found = [
         Pieces(
             Shape(**each["shape"]),
             {int(rows): value for rows, value in each["layer"].items()},
@@ -135,6 +136,24 @@ def load(path: Path) -> list[Pieces]:
         )
         for each in json.loads(path.read_text())
     ]
+    last, wider = found[-1], LARGEST
+    ratio = layer_parameters(wider) / layer_parameters(last.shape)
+    per_row = wider.hidden / last.shape.hidden
+    weights = layer_parameters(wider) * wider.layers + wider.vocabulary * wider.hidden
+    scaled = Pieces(
+        wider,
+        {rows: value * ratio for rows, value in last.layer.items()},
+        {rows: value * per_row for rows, value in last.head.items()},
+        2.0 * weights,
+    )
+    return [*found, scaled]
+
+
+def layer_parameters(shape: Shape) -> int:
+    """Weights of one layer's projections."""
+    head = shape.hidden // shape.heads
+    attention = 2 * shape.hidden * shape.hidden + 2 * shape.hidden * shape.kv_heads * head
+    return attention + 3 * shape.hidden * shape.intermediate
 
 
 def main() -> None:

@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--servers", default="one process,1 replica,2 replicas", help="Which of these to measure.")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     every = [prompt.turns[0] if prompt.turns else prompt.messages[0][1] for prompt in read_prompts(asked.prompts)]
@@ -124,7 +125,8 @@ def main() -> None:
     common += ["--max-concurrency", str(asked.clients)]
     found: dict[str, Any] = {}
     expected: list[list[int]] = []
-    for name, options in (("one process", []), ("1 replica", ["--replicas", "1"]), ("2 replicas", ["--replicas", "2"])):
+    for name in asked.servers.split(","):
+        options = [] if name == "one process" else ["--replicas", name[0]]
         with server(*common, *options) as (address, process):
             ask(address, body_of(prompts[0], 4))
             alone, seconds = load(address, prompts[:3], asked.tokens, 1)

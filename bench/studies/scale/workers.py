@@ -94,6 +94,33 @@ def masks(bundle: Bundle) -> dict[str, Any]:
     }
 
 
+def killer() -> Callable[[str], None]:
+    """A listener to notes that kills a worker once the first domain is calibrated, while one is at the next."""
+    left = [True]
+
+    def on_note(text: str) -> None:
+        if left and ": calibrate:" in text:
+            left.clear()
+            threading.Timer(0.2, kill_a_worker).start()
+
+    return on_note
+
+
+def figures(reporter: Noted, same_masks: bool) -> dict[str, Any]:
+    """Wall seconds, the seconds of all workers' steps by kind, and whether the masks are those of one worker."""
+    steps = defaultdict[str, int](int)
+    for _, line in reporter.lines:
+        if match := STEP.match(line):
+            steps[match[2]] += int(match[3])
+    return {
+        "seconds": round(time.perf_counter() - reporter.began, 1),
+        "by_step": dict(steps),
+        "died": [line for _, line in reporter.lines if "died" in line],
+        "same_masks": same_masks,
+        "lines": reporter.lines,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
@@ -114,39 +141,20 @@ def main() -> None:
     )
     loaded = load_model(asked.model, "cpu", None, "dense")
     fingerprint = loaded.fingerprint(full=True)
-    latency = measure_latency(fitted_decoder(loaded.model, None))
+    latency = measure_latency(fitted_decoder(loaded.model, None), budget_seconds=8.0)
     del loaded
     found: dict[str, Any] = {"domains": [name for name, _ in settings.domain_files]}
     made: dict[str, Bundle] = {}
-    for name, workers, killed in (("one", 1, False), ("two", 2, False), ("two, one killed", 2, True)):
-        out = (asked.folder / name.replace(", ", "-").replace(" ", "-")).resolve()
-        with Workspace(out, settings, resume=False) as work:
-            work.begin(fingerprint)
-            work.keep(f"latency-{latency.device.slug()}", json.loads(json.dumps(latency.to_json())))
-        deaths = [killed]
-
-        def on_note(text: str, deaths: list[bool] = deaths) -> None:
-            # The first domain is calibrated; a worker is at the next one.
-            if deaths[0] and ": calibrate:" in text:
-                deaths[0] = False
-                threading.Timer(0.5, kill_a_worker).start()
-
-        with ray_cluster("local"):
-            reporter = Noted(on_note)
+    with ray_cluster("local"):
+        for name, workers, killed in (("one", 1, False), ("two", 2, False), ("two, one killed", 2, True)):
+            out = (asked.folder / name.replace(", ", "-").replace(" ", "-")).resolve()
+            with Workspace(out, settings, resume=False) as work:
+                work.begin(fingerprint)
+                work.keep(f"latency-{latency.device.slug()}", latency.to_json())
+            reporter = Noted(killer() if killed else lambda text: None)
             made[name] = compile_bundle(settings, out, True, reporter, partial(RayCrew, workers=workers))
-            seconds = time.perf_counter() - reporter.began
-        steps = defaultdict[str, int](int)
-        for _, line in reporter.lines:
-            if match := STEP.fullmatch(line):
-                steps[match[2]] += int(match[3])
-        found[name] = {
-            "seconds": round(seconds, 1),
-            "by_step": dict(steps),
-            "died": [line for _, line in reporter.lines if "died" in line],
-            "same_masks": masks(made[name]) == masks(made["one"]),
-            "lines": reporter.lines,
-        }
-        print(json.dumps({name: {key: value for key, value in found[name].items() if key != "lines"}}), flush=True)
+            found[name] = figures(reporter, masks(made[name]) == masks(made["one"]))
+            print(json.dumps({name: {key: value for key, value in found[name].items() if key != "lines"}}), flush=True)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(found, indent=1))
 
