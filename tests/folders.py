@@ -15,6 +15,10 @@ TEXTS = [
     "A question: how many apples does Ada have when she gives three of nine apples to her friend?",
     "Summary: the council closed the bridge, traders complained, and repairs will last until spring.",
 ]
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
 
 
 def save_tiny_model(folder: Path, weak: int = 4, epsilon: float = 0.02) -> Path:
@@ -30,10 +34,7 @@ def save_tiny_model(folder: Path, weak: int = 4, epsilon: float = 0.02) -> Path:
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>")
-    fast.chat_template = (
-        "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<s>assistant: {% endif %}"
-    )
+    fast.chat_template = TEMPLATE
     size = tokenizer.get_vocab_size()
     model, _ = plant(tiny_model("llama", seed=6, vocab_size=size, max_position_embeddings=512), epsilon, weak)
     model.save_pretrained(folder)

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock
+
 SUFFIX = "?" * 8
 """Pattern of the random ending that `tempfile` gives. A fixed length keeps `x` from matching leftovers of `x.new`."""
 
@@ -88,6 +90,19 @@ def clear_leftovers(path: Path) -> None:
         shutil.rmtree(moved, ignore_errors=True)
     for unfinished in path.parent.glob(f".{name}.new.{SUFFIX}"):
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def write_lock(folder: Path) -> Iterator[None]:
+    """Wait until no other process writes `folder`, which `new_folder` and `clear_leftovers` rely on.
+
+    The lock file lies in the cache, so that nothing is left beside the folder. It is not re-entrant.
+    """
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
+    locks = cache_folder() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with FileLock(locks / f"{name}.lock"):
+        yield
 
 
 def remember(path: Path, content: str) -> None:

@@ -29,15 +29,18 @@ TIMED = {"created", "validation", "choice", "pays", "seconds", "total_seconds", 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--domains", default="cnn,gsm8k")
+    parser.add_argument("--domains", default="")
+    parser.add_argument("--domain-file", action="append", default=[], help="NAME=prompts.jsonl; repeatable")
     parser.add_argument("--evaluations", default="16")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--within", type=float, help="latest moment of a kill in seconds; the whole compile by default")
     parser.add_argument("--out", type=Path, default=Path("build/resume"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     shutil.rmtree(arguments.out, ignore_errors=True)
     arguments.out.mkdir(parents=True)
     options = ["--model", arguments.model, "--domains", arguments.domains, "--evaluations", arguments.evaluations]
+    options += [part for text in arguments.domain_file for part in ("--domain-file", text)]
 
     began = time.monotonic()
     whole = arguments.out / "whole"
@@ -54,14 +57,14 @@ def main() -> None:
         shutil.rmtree(killed, ignore_errors=True)
         kept: dict[str, int] = {}
         while not killed.exists():
-            wait = rng.uniform(2.0, duration / 3) if kills < arguments.kills else None
+            wait = rng.uniform(0.0, arguments.within or duration) if kills < arguments.kills else None
             was_killed = _compile(options, killed, wait, begun)
             kills += was_killed
             now = _written(killed)
             redone += sum(now.get(name, when) != when for name, when in kept.items()) if was_killed else 0
             kept = now
             if was_killed:
-                print(f"kill {kills} after {wait:.1f} s: {len(now)} stages finished", flush=True)
+                print(f"kill {kills} after {wait:.1f} s: {max(0, len(now) - 1)} stages finished", flush=True)
         bundles += 1
         differences += _differences(whole, killed)
         leftovers = [path.name for path in arguments.out.iterdir() if path.name.startswith(".")]
@@ -90,7 +93,9 @@ def _compile(options: list[str], out: Path, wait: float | None, begun: dict[str,
         _workspace(out).mkdir()
         for name, content in begun.items():
             (_workspace(out) / name).write_bytes(content)
-    process = subprocess.Popen([*COMPILE, *options, "--out", str(out), "--resume"], stderr=subprocess.DEVNULL)
+    log = out.parent / "errors.txt"
+    with log.open("w") as errors:
+        process = subprocess.Popen([*COMPILE, *options, "--out", str(out), "--resume"], stderr=errors)
     deadline = time.monotonic() + wait if wait is not None else float("inf")
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -98,7 +103,7 @@ def _compile(options: list[str], out: Path, wait: float | None, begun: dict[str,
         process.send_signal(signal.SIGKILL)
         process.wait()
         return True
-    assert process.returncode == 0
+    assert process.returncode == 0, log.read_text()[-2000:]
     return False
 
 

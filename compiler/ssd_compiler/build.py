@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import MIXTURE
+from ssd_artifacts.files import write_lock
 from ssd_compiler.crew.crew import Alone, Hire
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.html import html_report
@@ -65,6 +66,8 @@ def compile_bundle(
         successors = stages.successors(samples)
         bundle = stages.bundle(latency, domains, tuned, anchors, exits, successors)
 
-        bundle.save(out, html_report(bundle))
+        page = html_report(bundle)
+        with write_lock(out):
+            bundle.save(out, page)
         work.remove()
     return bundle

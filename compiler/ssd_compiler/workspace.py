@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from ssd_artifacts.files import cache_folder, clear_leftovers, write_atomically
+from ssd_artifacts.files import cache_folder, clear_leftovers, write_atomically, write_lock
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
 from ssd_compiler.settings import CompileSettings
@@ -66,7 +66,8 @@ class Workspace:
                 f"{self._out}: another compile is writing this bundle; wait for it or give another --out"
             ) from None
         self._out.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(self._out)
+        with write_lock(self._out):
+            clear_leftovers(self._out)
         return self
 
     def __exit__(

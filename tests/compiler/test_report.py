@@ -11,6 +11,7 @@ import pytest
 from ssd_artifacts.domain_config import LoadValidation, SearchCost
 from ssd_compiler.report.advice import advice
 from ssd_compiler.report.html import html_report
+from ssd_compiler.report.pictures import origin_colour
 from ssd_compiler.report.summary import domain_summary, load_text
 from tests.bundles import LAYERS, bundle, fingerprint, record
 from tests.tables import latency_table
@@ -37,9 +38,24 @@ def test_the_report_says_from_which_search_every_mask_came() -> None:
     searched = record("one", {(2, 3): 0.9}).model_copy(update={"search": cost})
     page = html_report(bundle(one=searched))
     assert "best by origin: knapsack 1.10x (1 masks), bayesian 1.30x (2 masks)" in page
+    for told, origin in (("knapsack: 1.10x in 1.0 s", "knapsack"), ("bayesian: 1.30x in 2.0 s", "bayesian")):
+        assert re.search(rf'fill="{origin_colour(origin)}"[^>]*><title>{told}', page), "an improvement in its colour"
+    for number, (mask, origin, speedup) in enumerate(rated, 1):
+        told = f"{number}, {origin}: {speedup:.2f}x, mask {mask}"
+        assert re.search(rf'fill="{origin_colour(origin)}"[^>]*><title>{told}', page)
     summary = domain_summary(searched, LAYERS)
     assert summary["origins"]["bayesian"] == {"evaluations": 2, "best": 1.3}
     assert summary["rated"] == rated
+
+
+def test_the_report_begins_with_the_verdict() -> None:
+    one, two = record("one", {(2, 3): 0.9}, measured=1.3), record("two", {(2, 3): 0.9}, measured=0.8)
+    two = two.model_copy(update={"pays": False})
+    told = re.findall(r'<p class="headline[^>]*>(.*?)</p>', html_report(bundle(one=one, two=two)))
+    assert len(told) == 1
+    assert "pays in <b>1 of 2</b> domains, most in one: <b>1.30x" in told[0]
+    assert "pays in <b>none of 1</b> domains (best: two, 0.80x" in html_report(bundle(two=two))
+    assert "No mask was timed" in html_report(bundle(two=record("two", {})))
 
 
 def test_the_report_says_at_which_loads_masks_pay() -> None:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from time import sleep
 
 import pytest
 
+from ssd_artifacts.files import new_folder, write_lock
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
@@ -54,6 +58,26 @@ def test_one_compile_at_a_time(tmp_path: Path) -> None:
     with Workspace(tmp_path / "out", SETTINGS, resume=False):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compile_that_begins_does_not_clear_away_what_a_pull_writes(tmp_path: Path) -> None:
+    """Compiles and pulls into one folder wait for each other's writing."""
+    writing, written = Event(), list[str]()
+
+    def pull() -> None:
+        with write_lock(tmp_path / "out"), new_folder(tmp_path / "out") as folder:
+            writing.set()
+            sleep(0.3)
+            (folder / "manifest.yaml").write_text("pulled")
+            written.append("pulled")
+
+    with ThreadPoolExecutor() as pool:
+        pulling = pool.submit(pull)
+        writing.wait()
+        with Workspace(tmp_path / "out", SETTINGS, resume=False):
+            assert written == ["pulled"]
+        pulling.result()
+    assert (tmp_path / "out" / "manifest.yaml").read_text() == "pulled"
 
 
 def test_what_a_killed_compile_left_is_cleared_away(tmp_path: Path) -> None:

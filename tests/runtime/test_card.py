@@ -44,7 +44,7 @@ from ssd_runtime.profiling.latency import measure_latency
 from ssd_runtime.sampling.params import GREEDY
 from tests import bundles
 from tests.folders import save_tiny_model
-from tests.models import tiny_model
+from tests.models import SWITCH, VARIANTS, tiny_model
 from tests.tables import latency_table, profile
 
 IDS = [7, 7, 9]
@@ -357,16 +357,22 @@ def test_parts_of_a_lap_are_timed_by_events_of_the_card() -> None:
     assert not counts.waits
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "gemma3", "mistral-sliding", "olmo2"])
-@pytest.mark.parametrize("place", ["cpu", "card"])
+@pytest.mark.parametrize(
+    ("variant", "place"),
+    [
+        *((variant, "cpu") for variant in VARIANTS),
+        *((variant, "card") for variant in ("llama", "qwen3", "gemma2", "gemma3", "mistral-sliding", "olmo2")),
+    ],
+)
 def test_one_captured_step_decodes_all_positions(variant: str, place: str) -> None:
     """On the card the step is captured once and replayed; on the CPU it runs again. Both are plain decoding."""
     device = stand_in().device if place == "card" else torch.device("cpu")
     decoder = Decoder(tiny_model(variant, seed=4).to(device))
-    plain = generate(Session(decoder), IDS, PlainPlanner(), Limits(30)).token_ids
+    slots = decoder.rope_switch or 64
+    plain = generate(Session(decoder), IDS, PlainPlanner(), Limits(min(30, slots - len(IDS)))).token_ids
     session = Session(decoder)
     session.prefill(IDS)
-    step = StaticStep(decoder, session.cache, rows=1, slots=64)
+    step = StaticStep(decoder, session.cache, rows=1, slots=slots)
     step.clear(len(IDS))
     graph = None
     best = torch.empty(0)
@@ -382,6 +388,19 @@ def test_one_captured_step_decodes_all_positions(variant: str, place: str) -> No
             best = step.run()
         got += best.tolist()
     assert got == plain
+
+
+def test_a_static_step_does_not_outgrow_its_angles() -> None:
+    decoder = Decoder(tiny_model("phi3-longrope", seed=4))
+    session = Session(decoder)
+    session.prefill(IDS)
+    with pytest.raises(ValueError, match="angles change"):
+        StaticStep(decoder, session.cache, rows=1, slots=SWITCH + 1)
+    session.prefill([7] * (SWITCH + 1))
+    step = StaticStep(decoder, session.cache, rows=1, slots=SWITCH + 20)
+    step.clear(SWITCH + 1)
+    step.place([9], SWITCH + 1)
+    assert step.run().tolist() == decoder.logits(session.forward([9])).argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])

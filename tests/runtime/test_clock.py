@@ -38,6 +38,28 @@ def test_a_lap_leaves_out_what_its_thread_waited() -> None:
     assert lock.waited == 0.0, "of this thread"
 
 
+def test_a_lap_may_end_in_a_thread_that_has_waited_before() -> None:
+    lock, held = WaitedLock(), Event()
+    watch = Stopwatch(lock, torch.device("cpu"))
+    laps = list[float]()
+
+    def work() -> None:
+        held.wait()
+        with lock:
+            pass
+        watch.lap()
+        laps.append(lock.waited)
+
+    thread = Thread(target=work)
+    thread.start()
+    with lock:
+        held.set()
+        sleep(HELD)
+    thread.join()
+    assert laps[0] > HELD / 2
+    assert 0.0 <= watch.lap() < HELD / 2, "the time since the other thread's lap"
+
+
 def test_cycles_are_timed_without_the_forwards_of_other_sessions() -> None:
     decoder, delivered, held, done = Decoder(tiny_model("llama")), Event(), Event(), list[Generation]()
     session = Session(decoder)

@@ -18,7 +18,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.settings import ClaspSettings
 from ssd_runtime.sampling.params import SamplingParams
 from tests.bundles import bundle
-from tests.folders import save_tiny_model
+from tests.folders import TEMPLATE, save_tiny_model
 from tests.models import tiny_model
 
 QUESTION = "How many loaves did the baker count?"
@@ -82,6 +82,37 @@ def test_requests_come_and_go(loaded: LoadedModel, expected: list[int]) -> None:
     assert [answer.prompt.id for answer in answers] == ["5", "6", "7"]
 
 
+def test_a_bad_prompt_leaves_none_of_those_before_it(
+    loaded: LoadedModel, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(loaded)
+    choosy = "{% if messages[0].content == 'bad' %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
+    monkeypatch.setattr(loaded.tokenizer, "chat_template", choosy)
+    with pytest.raises(UserError, match="prompt 2"):
+        engine.generate([QUESTION, "bad"], RunSettings(max_new_tokens=24))
+    assert engine.scheduler.waiting == 0
+    assert engine.generate([QUESTION], RunSettings(max_new_tokens=24))[0].generation.token_ids == expected
+
+
+def test_a_listener_that_fails_at_the_end_fails_its_own_request(loaded: LoadedModel, expected: list[int]) -> None:
+    engine = Engine(loaded)
+    settings = RunSettings("plain", max_new_tokens=24)
+    text = engine.generate([QUESTION], settings)[0].text
+
+    def write(part: str) -> None:
+        if part.endswith(text[-1]):
+            raise OSError("no listener")
+
+    # The last letter is held back until the end, since a stop string might begin with it.
+    held_back = dataclasses.replace(settings, stops=(f"{text[-1]}, never",))
+    failing, other = engine.add_request(QUESTION, held_back, write), engine.add_request(QUESTION, settings)
+    while not (failing.done and other.done):
+        engine.step()
+    assert other.outcome().generation.token_ids == expected
+    with pytest.raises(OSError, match="no listener"):
+        failing.outcome()
+
+
 def test_a_conversations_next_turn_goes_on_where_the_last_one_ended(loaded: LoadedModel) -> None:
     """Its prefill is of the new tokens alone, and its answer the same."""
     runner = Engine(loaded).runner(RunSettings("plain", max_new_tokens=20))
@@ -129,13 +160,13 @@ def test_a_bundle_of_another_model_is_refused(loaded: LoadedModel) -> None:
 
 
 def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
-    with pytest.raises(UserError, match="give a bundle, or a --model"):
+    with pytest.raises(UserError, match="give a model, or a --bundle"):
         Engine.open()
     with pytest.raises(UserError, match="needs a bundle"):
         Engine(loaded).runner(RunSettings("knn"))
     with pytest.raises(UserError, match="training mode"):
         LoadedModel.of(tiny_model("llama").train(), loaded.tokenizer)
-    with pytest.raises(UserError, match="which files"):
+    with pytest.raises(UserError, match="name the files"):
         Engine(LoadedModel.of(tiny_model("llama"), loaded.tokenizer), bundle())
     with pytest.raises(UserError, match="max_new_tokens"):
         Engine(loaded).runner(RunSettings(max_new_tokens=0)).answer(QUESTION)

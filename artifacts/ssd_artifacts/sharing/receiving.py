@@ -6,11 +6,10 @@ import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock
 from pydantic import BaseModel
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
-from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
+from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file, write_lock
 from ssd_artifacts.integrity import ORIGIN, carry_over
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
@@ -34,15 +33,15 @@ class Origin(BaseModel):
 def receive(reference: Reference, out: Path | None = None) -> Path:
     """The folder of a bundle: its own, or one in the cache, else `out`, into which it is fetched.
 
-    What is fetched is checked by loading it, marked by `origin.yaml`, and never replaces anything but a bundle. Two
-    processes that fetch into one folder wait for each other; a killed one leaves what stood there.
+    What is fetched is checked by loading it, marked by `origin.yaml`, and never replaces anything but a bundle.
+    Processes that write one folder wait for each other; a killed one leaves what stood there.
     """
     if reference.kind == "folder":
         return bundle_path(reference.path)
     revision = _revision(reference)
     folder = out if out is not None else _cached(reference, revision)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(_lock(folder)):
+    with write_lock(folder):
         clear_leftovers(folder)
         if out is None and (folder / MANIFEST).is_file():
             return folder
@@ -83,13 +82,6 @@ def _fetch(reference: Reference, revision: str, folder: Path) -> None:
 def _cached(reference: Reference, revision: str) -> Path:
     name = hashlib.sha256(f"{reference.kind} {reference.name} {revision}".encode()).hexdigest()[:24]
     return cache_folder() / "bundles" / name
-
-
-def _lock(folder: Path) -> Path:
-    """The lock file of a folder, which lies in the cache, so that nothing is left beside the folder."""
-    locks = cache_folder() / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    return locks / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]}.lock"
 
 
 def _require_free(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ssd_artifacts.bundle import require_replaceable
-from ssd_artifacts.files import write_atomically
+from ssd_artifacts.files import write_atomically, write_lock
 from ssd_artifacts.manifest import REPORT_PAGE
 from ssd_artifacts.sharing.archive import archive_bytes, pack
 from ssd_artifacts.sharing.departing import departing
@@ -219,7 +219,9 @@ def adopt_(
         prompts=given,
         reporter=Reporter(),
     )
-    adopted.save(out, html_report(adopted))
+    page = html_report(adopted)
+    with write_lock(out):
+        adopted.save(out, page)
     for mask in masks:
         print(
             f"{mask.domain}: agreement {mask.compiled:.3f} compiled, {mask.measured:.3f} on {mask.positions} tokens "

@@ -27,7 +27,10 @@ _HEAD = (
     "display:block;overflow-x:auto}td,th{padding:.3rem .8rem;border-bottom:1px solid var(--line);text-align:right;"
     "white-space:nowrap}td:first-child,th:first-child{text-align:left;font-weight:600}.grid{stroke:var(--line)}"
     ".kept{fill:var(--cell)}svg{max-width:100%;height:auto}svg text{font-size:11px;fill:var(--soft)}"
-    ".figures{display:flex;flex-wrap:wrap;gap:1rem 2rem}figure{margin:0}figcaption{font-weight:600;font-size:14px}"
+    ".figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(19rem,1fr));gap:1.4rem 1.6rem}"
+    ".headline{color:var(--ink);font-size:1.25rem;max-width:none;margin:1.2rem 0;padding:.9rem 1.2rem;"
+    "border-left:5px solid var(--soft);background:var(--cell);border-radius:4px}.headline.pays{border-color:#3a8f6b}"
+    "tbody tr:hover{background:var(--cell)}figure{margin:0}figcaption{font-weight:600;font-size:14px}"
     ".legend span{margin-right:1.2rem;white-space:nowrap}.legend i{display:inline-block;width:.8em;height:.8em;"
     "margin-right:.4em;border-radius:2px}"
     "</style></head>"
@@ -44,6 +47,7 @@ def html_report(bundle: Bundle) -> str:
         f"<h1>{escape(model.name)}</h1>",
         f"<p>{escape(model.architecture)}, {model.num_layers} layers, {escape(model.dtype)} · compiled "
         f"{escape(bundle.created)}{escape(_measured_on(table))}</p>",
+        _headline(domains),
         "<h2>Domains</h2>",
         _table(
             ("domain", "skipped", "α", "M", "predicted", "measured (95%)", "possible", "verdict", "search"),
@@ -78,6 +82,26 @@ def html_report(bundle: Bundle) -> str:
     return f"{_HEAD}<body>{''.join(parts)}</body></html>\n"
 
 
+def _headline(domains: dict[str, DomainConfig]) -> str:
+    """The verdict in a sentence: in how many of the timed domains masks pay, and where most."""
+    timed = {name: config.validation for name, config in domains.items() if config.validation is not None}
+    if not timed:
+        return '<p class="headline">No mask was timed on this device; <b>auto</b> finds out which of them pay.</p>'
+    paying = [name for name in timed if domains[name].pays]
+    best = max(paying or timed, key=lambda name: timed[name].speedup)
+    low, high = timed[best].speedup_interval
+    told = f"{timed[best].speedup:.2f}x ({low:.2f}–{high:.2f})"
+    if paying:
+        return (
+            f'<p class="headline pays">Skipping layers pays in <b>{len(paying)} of {len(timed)}</b> domains, most in '
+            f"{escape(best)}: <b>{told}</b> of plain decoding.</p>"
+        )
+    return (
+        f'<p class="headline">Skipping layers pays in <b>none of {len(timed)}</b> domains (best: {escape(best)}, '
+        f"{told} of plain decoding). <b>auto</b> drafts otherwise, by guesses or on lighter weights.</p>"
+    )
+
+
 def _measured_on(table: LatencyTable | None) -> str:
     if table is None:
         return ""
@@ -89,8 +113,9 @@ def _told_loads(domains: dict[str, DomainConfig]) -> list[tuple[str, str]]:
 
 
 def _searches(domains: dict[str, DomainConfig]) -> list[str]:
-    drawn = "".join(map(pictures.search, domains.values()))
-    return ["<h2>Search</h2><p>The best speed-up predicted so far.</p>", _figures([drawn])] if drawn else []
+    drawn = [drawn for config in domains.values() if (drawn := pictures.search(config))]
+    told = "<p>The best speed-up predicted so far, and all masks that were rated; colours as above.</p>"
+    return ["<h2>Search</h2>" + told, _figures(drawn)] if drawn else []
 
 
 def _figures(drawn: Iterable[str]) -> str:
@@ -141,7 +166,7 @@ def _latency_table(latency: LatencyTable) -> str:
 def _table(head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{top}</tr>{body}</table>"
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _number(value: float | None) -> str:

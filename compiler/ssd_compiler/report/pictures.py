@@ -80,7 +80,7 @@ def origin_colour(origin: str) -> str:
 
 
 def search(config: DomainConfig) -> str:
-    """The best predicted speed-up so far against seconds: a staircase up to the end of the search."""
+    """The best predicted speed-up so far against seconds, and every mask that was rated, coloured by its search."""
     progress = config.search.progress[:MAX_DRAWN]
     if not progress:
         return ""
@@ -101,8 +101,35 @@ def search(config: DomainConfig) -> str:
     # Each value holds until the next improvement, the last one until the end.
     ends = [seconds for seconds, _ in progress[1:]] + [whole]
     steps = [(second, speedup) for (began, speedup), end in zip(progress, ends, strict=True) for second in (began, end)]
-    chart.line(steps, COLOURS[0])
-    return chart.render() + _best_by_origin(config)
+    chart.line(steps, COLOURS[5])
+    origin_of = {speedup: origin for _, origin, speedup in config.search.rated}
+    for seconds, speedup in progress:
+        if (origin := origin_of.get(speedup)) is not None:
+            chart.dot((seconds, speedup), origin_colour(origin), f"{origin}: {speedup:.2f}x in {seconds:.1f} s")
+    return f"<div>{chart.render()}{_rated(config)}{_best_by_origin(config)}</div>"
+
+
+def _rated(config: DomainConfig) -> str:
+    """The predicted speed-up of every mask in the order in which they were rated."""
+    rated = config.search.rated[:MAX_DRAWN]
+    if not rated:
+        return ""
+    speedups = [speedup for _, _, speedup in rated]
+    low, high = min(1.0, *speedups), max(1.0, *speedups) + 1e-9
+    chart = Chart(
+        title="Every mask that was rated",
+        x=(0.0, len(rated) + 1.0),
+        y=(low, high),
+        x_label="masks in order",
+        y_label="predicted speed-up",
+        height=200,
+        x_ticks=ticks(0.0, float(len(rated))),
+        y_ticks=ticks(low, high, 4),
+    )
+    chart.line([(0.0, 1.0), (len(rated) + 1.0, 1.0)], COLOURS[5], "plain decoding", dashed=True)
+    for number, (mask, origin, speedup) in enumerate(rated, 1):
+        chart.dot((number, speedup), origin_colour(origin), f"{number}, {origin}: {speedup:.2f}x, mask {mask}", 3.0)
+    return chart.render()
 
 
 def _best_by_origin(config: DomainConfig) -> str:

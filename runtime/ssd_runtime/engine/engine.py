@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.fingerprint import config_sha256
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
@@ -49,9 +51,11 @@ class Engine:
         engine = Engine.open("bundle")
         print(engine.generate(["Why is the sky blue?"])[0].text)
 
-    `add_request` and `step` serve requests that come and go; `runner` decodes one stream of prompts in turn. The model
-    is viewed and never changed. Raises UserError if the bundle belongs to another model or does not fit its sizes.
-    Emits one IgnoredSettingsWarning if the model's generation config has settings that decoding ignores.
+    `add_request` and `step` serve requests that come and go; `runner` decodes one stream of prompts in turn. Threads
+    may share an engine: a step advances the requests of all of them, so that `write` may be called in another thread.
+    Ctrl-C takes effect between two steps and leaves the engine usable. The model is viewed and never changed. Raises
+    UserError if the bundle belongs to another model or does not fit its sizes. Emits one IgnoredSettingsWarning if the
+    model's generation config has settings that decoding ignores.
     """
 
     def __init__(
@@ -99,6 +103,8 @@ class Engine:
         """Makers of planners by (stream, strategy, parameters), the least recently used first."""
         self._requests: dict[Job[Generation], tuple[Request, TextStream]] = {}
         self._numbers = count(1)
+        self._lock = RLock()
+        """Held by the thread that adds, steps or cancels requests."""
 
     @classmethod
     def open(
@@ -174,11 +180,12 @@ class Engine:
 
         The bundle must have passed `require_fitting`. New streams begin without statistics.
         """
-        if "latency" in self.__dict__:
-            self.latency = bundled_latency(self.decoder, bundle.latency) or self.latency
-        self.bundle = bundle
-        self.__dict__.pop("_exit_heads", None)
-        self._streams.clear()
+        with self._lock:
+            if "latency" in self.__dict__:
+                self.latency = bundled_latency(self.decoder, bundle.latency) or self.latency
+            self.bundle = bundle
+            self.__dict__.pop("_exit_heads", None)
+            self._streams.clear()
 
     @cached_property
     def scheduler(self) -> Scheduler:
@@ -195,20 +202,21 @@ class Engine:
 
         Its planners share the stream's statistics. Raises UserError if the strategy is unknown or needs a bundle.
         """
-        check_strategy(strategy, self.bundle is not None)
-        needs = find_strategy(strategy)
-        if needs.needs_light:
-            self.lighten()
-        parameters = read_settings(strategy, []) if parameters is None else parameters
-        return make_strategy(
-            name=strategy,
-            settings=parameters,
-            decoder=self.decoder,
-            bundle=self.bundle,
-            latency=self.latency if needs.needs_latency else None,
-            heads=self._exit_heads,
-            light=self.light_saving if needs.prices_light and parameters.light else None,
-        )
+        with self._lock:
+            check_strategy(strategy, self.bundle is not None)
+            needs = find_strategy(strategy)
+            if needs.needs_light:
+                self.lighten()
+            parameters = read_settings(strategy, []) if parameters is None else parameters
+            return make_strategy(
+                name=strategy,
+                settings=parameters,
+                decoder=self.decoder,
+                bundle=self.bundle,
+                latency=self.latency if needs.needs_latency else None,
+                heads=self._exit_heads,
+                light=self.light_saving if needs.prices_light and parameters.light else None,
+            )
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:
         """Return a runner that decodes prompts one after the other, with statistics shared among them.
@@ -238,9 +246,10 @@ class Engine:
         UserError if the chat template refuses the prompt. Other errors of the prompt are raised by its outcome.
         """
         settings = settings or RunSettings()
-        make = self._planners_of(stream, settings)
-        runner = self._runner(make, settings, write)
-        turn = self._turn(prompt, runner)
+        with self._lock:
+            make = self._planners_of(stream, settings)
+            runner = self._runner(make, settings, write)
+            turn = self._turn(prompt, runner)
         text = TextStream(self.loaded.decode, settings.stops, runner.write)
         text.skip(answered)
 
@@ -249,16 +258,17 @@ class Engine:
                 on_tokens(tokens)
             text.feed(tokens)
 
-        job = runner.start(
-            turn,
-            scheduler=self.scheduler,
-            on_tokens=receive,
-            make_planner=make if on_cycle is None else lambda: ObservedPlanner(make(), on_cycle),
-            owner=stream,
-            answered=answered,
-        )
-        request = Request(runner, turn, job)
-        self._requests[request.job] = request, text
+        with uninterrupted(), self._lock:
+            job = runner.start(
+                turn,
+                scheduler=self.scheduler,
+                on_tokens=receive,
+                make_planner=make if on_cycle is None else lambda: ObservedPlanner(make(), on_cycle),
+                owner=stream,
+                answered=answered,
+            )
+            request = Request(runner, turn, job)
+            self._requests[request.job] = request, text
         return request
 
     def _planners_of(self, stream: str, settings: RunSettings) -> MakePlanner:
@@ -284,28 +294,43 @@ class Engine:
     def step(self) -> list[Request]:
         """Advance all requests by one forward of the full model; returns those that have ended or failed."""
         ended = []
-        for job in self.scheduler.step():
-            request, text = self._requests.pop(job)
-            if job.error is None:
-                text.close()
-            ended.append(request)
+        with uninterrupted(), self._lock:
+            for job in self.scheduler.step():
+                request, text = self._requests.pop(job)
+                if job.error is None:
+                    try:
+                        text.close()
+                    except Exception as error:  # of the request's own `write`: other requests have ended, too
+                        job.error = error
+                ended.append(request)
         return ended
 
     def cancel(self, request: Request) -> None:
         """End a request at once; others are not affected."""
-        self.scheduler.cancel(request.job)
-        self._requests.pop(request.job, None)
+        with uninterrupted(), self._lock:
+            self.scheduler.cancel(request.job)
+            self._requests.pop(request.job, None)
 
     def generate(self, prompts: Sequence[str | Prompt], settings: RunSettings | None = None) -> list[Outcome]:
         """Decode prompts, up to `max_sequences` at once; returns outcomes in order. Raises the first UserError."""
-        requests = [self.add_request(prompt, settings) for prompt in prompts]
+        requests = list[Request]()
         try:
-            while not all(request.done for request in requests):
-                self.step()
+            for prompt in prompts:
+                requests.append(self.add_request(prompt, settings))
+            while self._advance(requests):
+                pass
         finally:
             for request in requests:
                 self.cancel(request)
         return [request.outcome() for request in requests]
+
+    def _advance(self, requests: Sequence[Request]) -> bool:
+        """Step unless all requests are done, maybe by the steps of another thread; returns whether it did."""
+        with self._lock:
+            if all(request.done for request in requests):
+                return False
+            self.step()
+            return True
 
     def _runner(self, make: MakePlanner, settings: RunSettings, write: Callable[[str], None] | None) -> Runner:
         return Runner(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job, is_full, rows_of
 from ssd_runtime.engine.prefix_cache import PrefixCache
 from ssd_runtime.engine.sequence.session import PREFILL_CHUNK, Load, Session
@@ -75,13 +76,14 @@ class Scheduler:
 
     def cancel(self, job: Job[Any]) -> None:
         """End a job at once, without an effect on the others. The result of a job that is done stays as it is."""
-        if not job.done:
-            job.fail(None)
-        # Also one that is done: if a step has failed half-way, the next one must not meet its jobs.
-        self._running = [each for each in self._running if each is not job]
-        for queue in (self._waiting, self._paused):
-            if job in queue:
-                queue.remove(job)
+        with uninterrupted():
+            if not job.done:
+                job.fail(None)
+            # Also one that is done: if a step has failed half-way, the next one must not meet its jobs.
+            self._running = [each for each in self._running if each is not job]
+            for queue in (self._waiting, self._paused):
+                if job in queue:
+                    queue.remove(job)
 
     def finish(self, job: Job[T]) -> T:
         """Step until a job ends; returns its result. Raises the error that it fails with."""
@@ -98,17 +100,18 @@ class Scheduler:
         """Run one forward of the full model for all running jobs, then their drafts; returns the jobs that ended.
 
         After the forward, jobs request heads and draft forwards until each of them waits for the full model again.
-        Requests with the same mask and sub-layers share a forward.
+        Requests with the same mask and sub-layers share a forward. Ctrl-C takes effect at the end of the step.
         """
-        self._steps += 1
-        self._make_room()
-        ended = self._admit()
-        self._catch_up()
-        self._answer(self._joint())
-        self._catch_up()
-        ended += [job for job in self._running if job.done]
-        self._running = [job for job in self._running if not job.done]
-        return ended
+        with uninterrupted():
+            self._steps += 1
+            self._make_room()
+            ended = self._admit()
+            self._catch_up()
+            self._answer(self._joint())
+            self._catch_up()
+            ended += [job for job in self._running if job.done]
+            self._running = [job for job in self._running if not job.done]
+            return ended
 
     def _make_room(self) -> None:
         """Reserve the slots of every running job's next cycle; the latest jobs are paused for older ones."""

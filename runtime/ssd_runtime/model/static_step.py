@@ -23,7 +23,13 @@ class StaticStep:
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, rows: int, slots: int) -> None:
-        """Reserve `slots` slots, which must not move while the step is used; no layer may have dropped keys."""
+        """Reserve `slots` slots, which must not move while the step is used; no layer may have dropped keys.
+
+        Raises ValueError if angles would change on the way (longrope), since keys are then computed again.
+        """
+        switch = decoder.rope_switch
+        if switch is not None and not cache.long and slots > switch:
+            raise ValueError(f"expected at most {switch} slots, beyond which angles change (longrope), got {slots}")
         cache.reserve(slots)
         self._decoder = decoder
         self._cache = cache

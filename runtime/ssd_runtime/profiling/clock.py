@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import RLock, local
+from threading import RLock, get_ident, local
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -68,19 +68,20 @@ class Stopwatch:
     without waiting for the device.
     """
 
-    __slots__ = ("_device", "_last", "_lock")
+    __slots__ = ("_device", "_last", "_lock", "_thread", "_waited")
 
     def __init__(self, lock: WaitedLock, device: torch.device) -> None:
         self._lock = lock
         self._device = device
-        self._last = self._now()
+        self._begin()
 
     def lap(self) -> float:
         """Seconds since the last lap, or since the beginning."""
-        now = self._now()
-        seconds = now - self._last
-        self._last = now
-        return seconds
+        last, waited, thread = self._last, self._waited, self._thread
+        self._begin()
+        # A step may end a lap in another thread than the one that began it; what that one has waited is not known here.
+        waiting = self._waited - waited if self._thread == thread else 0.0
+        return self._last - last - waiting
 
     def mark(self) -> Mark:
         """The time at which the work so far is done, on a device that queues it; else the present time."""
@@ -97,6 +98,11 @@ class Stopwatch:
         if isinstance(begin, float):
             return end - begin
         return float(begin.elapsed_time(end)) / 1e3
+
+    def _begin(self) -> None:
+        self._last = perf_counter()
+        self._waited = self._lock.waited
+        self._thread = get_ident()
 
     def _now(self) -> float:
         return perf_counter() - self._lock.waited
