@@ -11,7 +11,7 @@ from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.mask import SkipMask
-from tests.tables import DEVICE, latency_table, profile
+from tests.tables import DEVICE, latency_table, profile, with_light_costs
 
 LAYERS, WIDTH = 4, 32
 
@@ -65,6 +65,17 @@ def record(
         validation=validation,
         search=SearchCost(seconds=1.5, evaluations=9, target_forwards=4.2),
     )
+
+
+def light_record(name: str, masks: dict[SkipMask, float]) -> DomainConfig:
+    """A domain whose frontier has these masks, lighter ones too, with these token agreements."""
+    config = record(name, {(2, 3, 4, 5): 0.95}, 1.2)
+    table = with_light_costs(latency_table(LAYERS), 0.5, (8, 4))
+    found = [
+        FrontierEntry.of(mask, "light", profile(agreement), table.draft_cost(mask, 300))
+        for mask, agreement in masks.items()
+    ]
+    return config.model_copy(update={"frontier": [*config.frontier, *found]})
 
 
 def exits() -> ExitSet:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import DeviceKey, LatencyTable
+from ssd_profiles.light_costs import LightCosts
 
 DEVICE = DeviceKey("Test Device (R) 2", 2, "2.0", "float32", "packed", 1)
 
@@ -44,6 +45,26 @@ def with_curve(table: LatencyTable, row: float = 1.0, sequence: float = 1e-4) ->
         sequences=sequences,
         joint=sequence * (sequences - 1.0),
     )
+
+
+def with_light_costs(table: LatencyTable, saved: float, widths: tuple[int, ...] = (8,)) -> LatencyTable:
+    """The table with copies on which every block, and so a step at 100 tokens, saves this share of its time.
+
+    Each further width saves half of what is left.
+    """
+    light = dict[int, LightCosts]()
+    for width in widths:
+        share = np.full(2, 1.0 - saved)
+        light[width] = LightCosts(
+            context=100,
+            queries=np.array([1.0, 16.0]),
+            attention=dict.fromkeys(table.attention, share),
+            mlp=share,
+            head=share,
+            step=share,
+        )
+        saved = (1.0 + saved) / 2
+    return replace(table, light=light)
 
 
 @cache

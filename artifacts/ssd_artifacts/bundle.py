@@ -12,11 +12,12 @@ from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.integrity import BESIDE, carry_over, check_files, present_files, read_manifest
-from ssd_artifacts.manifest import FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
+from ssd_artifacts.manifest import FIRST_FORMAT, FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
 from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
 
 ANCHORS = "anchors.safetensors"
 EXITS = "exits.safetensors"
@@ -43,6 +44,21 @@ class Bundle:
     exits: ExitSet | None = None
     successors: SuccessorSet | None = None
 
+    @property
+    def format_version(self) -> int:
+        """The oldest format that holds the bundle."""
+        rated = (mask for domain in self.domains.values() for mask, _, _ in domain.search.rated)
+        priced = any(table.light for table in self.latency.values())
+        lighter = priced or bool(self.light_masks) or any("." in mask for mask in rated)
+        return FORMAT_VERSION if lighter else FIRST_FORMAT
+
+    @property
+    def light_masks(self) -> list[SkipMask]:
+        """The masks of all frontiers that have lighter sub-layers."""
+        entries = (entry for domain in self.domains.values() for entry in domain.frontier)
+        masks = (entry.skip_mask(self.model.num_layers) for entry in entries)
+        return [mask for mask in masks if mask.light]
+
     def save(self, path: Path, page: str | None = None) -> None:
         """Write the bundle to `path`, whole or not at all, with `page` beside it as report.html.
 
@@ -61,7 +77,7 @@ class Bundle:
                 target.parent.mkdir(exist_ok=True)
                 target.write_bytes(content)
             manifest = Manifest(
-                format_version=FORMAT_VERSION,
+                format_version=self.format_version,
                 tool_version=self.tool_version,
                 created=self.created,
                 model=self.model,

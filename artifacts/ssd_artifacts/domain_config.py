@@ -24,6 +24,11 @@ Speedup = Annotated[float, Field(ge=0.0, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
 MAX_CONTEXT = 1 << 30
+# One hexadecimal digit holds two layers, or for widths a layer and a bit of the head.
+MaskText = Annotated[
+    str, Field(pattern=r"^[0-9a-f]+(\.[0-9a-f]+\.[0-9a-f]+)?$", max_length=3 * (MAX_LAYERS // 2 + 1) + 2)
+]
+"""A mask as `SkipMask.hex` writes it."""
 Origin = Annotated[str, Field(max_length=64)]
 
 
@@ -36,9 +41,9 @@ class FrontierEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mask: str = Field(pattern=r"^[0-9a-f]+$", max_length=MAX_LAYERS // 2)  # one hexadecimal digit holds two layers
+    mask: MaskText
     origin: Printable
-    """Name of the search that found the mask: knapsack, uniform, random, bayesian or self-sd."""
+    """Name of the search that found the mask: knapsack, light, uniform, random, bayesian or self-sd."""
     token_agreement: Share
     draft_cost: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     """Draft step ÷ plain step, on the compiling device at the domain's context length."""
@@ -148,9 +153,7 @@ class SearchCost(BaseModel):
     """Work in full forwards of the calibration rows: a forward that skips half of the model counts one half."""
     progress: list[tuple[Seconds, Speedup]] = Field(default=[], max_length=MAX_PROGRESS)
     """Pairs of seconds since the search began and best predicted speed-up, one for each improvement."""
-    rated: list[tuple[Annotated[str, Field(pattern=r"^[0-9a-f]+$", max_length=MAX_LAYERS // 2)], Origin, Speedup]] = (
-        Field(default=[], max_length=MAX_PROGRESS)
-    )
+    rated: list[tuple[MaskText, Origin, Speedup]] = Field(default=[], max_length=MAX_PROGRESS)
     """Every mask that was rated: the mask, the name of the search that it came from, and its predicted speed-up. Of
     masks that fell far behind on the first text, that text's."""
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from ssd_artifacts.files import sha256_file
-from ssd_artifacts.manifest import FORMAT_VERSION, MANIFEST, REPORT_PAGE, Manifest
+from ssd_artifacts.manifest import FIRST_FORMAT, FORMAT_VERSION, MANIFEST, REPORT_PAGE, Manifest
 from ssd_artifacts.texts import read_yaml, validated
 from ssd_profiles.errors import UserError
 
@@ -32,9 +32,9 @@ def read_manifest(folder: Path) -> Manifest:
     data = read_yaml(path)
     # The version comes first, because a newer format may hold fields that this version would reject.
     version = data.get("format_version", FORMAT_VERSION) if isinstance(data, dict) else FORMAT_VERSION
-    if version != FORMAT_VERSION:
+    if version not in range(FIRST_FORMAT, FORMAT_VERSION + 1):
         raise UserError(
-            f"{path}: bundle format {str(version)[:40]}, this version reads {FORMAT_VERSION}; "
+            f"{path}: bundle format {str(version)[:40]}, this version reads {FIRST_FORMAT} to {FORMAT_VERSION}; "
             "compile it again or install a matching version"
         )
     return validated(path, data, Manifest)

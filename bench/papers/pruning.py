@@ -57,14 +57,14 @@ def main() -> None:
 def _watched(search: Callable[[], list[Candidate]]) -> tuple[list[Candidate], list[int]]:
     """Run a search and count the states after each of its items."""
     levels = list[int]()
-    better = knapsack._better
+    better = knapsack._best
 
     def counted(*given: Any, **named: Any) -> Any:
         found = better(*given, **named)
         levels.append(len(found[0].weights))
         return found
 
-    with patch.object(knapsack, "_better", counted):
+    with patch.object(knapsack, "_best", counted):
         return search(), levels
 
 

@@ -8,14 +8,13 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.files import write_lock
 from ssd_compiler.crew.crew import Alone, Hire
+from ssd_compiler.decoder import add_copies, faithful_decoder
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.html import html_report
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
 from ssd_runtime.loading.models import load_model, weights_of
-from ssd_runtime.model.parity import require_faithful
-from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 
 def compile_bundle(
@@ -31,10 +30,10 @@ def compile_bundle(
             weights = settings.weights or weights_of(base, settings.model)
             loaded = load_model(settings.model, settings.device, settings.dtype, weights)
             fingerprint = loaded.fingerprint(full=True)
-            decoder = fitted_decoder(loaded.model, settings.weight_memory)
-            require_faithful(decoder)
+            decoder = faithful_decoder(loaded, settings)
         for line in (*loaded.notes, decoder.memory):
             reporter.note(line)
+        add_copies(decoder, settings, reporter)
         work.begin(fingerprint)
         stages = Stages(
             settings=settings,

@@ -25,6 +25,7 @@ from ssd_runtime.command import closing, command_app, require_packages, run_comm
 from ssd_runtime.options import (
     OUTPUT_PANEL,
     DeviceOption,
+    DraftBitsOption,
     DtypeOption,
     ModelOption,
     SignatureOption,
@@ -36,6 +37,7 @@ from ssd_runtime.options import (
     values,
 )
 from ssd_runtime.ray_cluster import ray_cluster
+from ssd_runtime.weights.draft_bits import read_draft_bits
 from ssd_runtime.weights.dtype_names import read_dtype
 
 MOST_FOUND = 64
@@ -65,6 +67,7 @@ def compile_(
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
+    draft_bits: DraftBitsOption = "auto",
     threads: ThreadsOption = None,
     domains: Annotated[
         str,
@@ -215,6 +218,7 @@ def compile_(
         dtype=read_dtype(dtype),
         weights=weights,
         weight_memory=read_size(weight_memory),
+        draft_bits=read_draft_bits(draft_bits),
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
         search=_method(search),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ssd_artifacts.manifest import MANIFEST
+from ssd_runtime.weights.draft_bits import DraftBits
 
 DRAFT_BLOCK = 8
 """Tokens of a draft whose keys a replayed position sees."""
@@ -41,6 +42,8 @@ class CompileSettings:
     """packed or dense (`load_model`); None for the base bundle's, or dense."""
     weight_memory: int | None = None
     """Bytes for packed copies of weights; None for half of the free memory."""
+    draft_bits: DraftBits = "auto"
+    """Lighter copies of the weights that drafts may run on: `auto` for 8 bits with 4 beside them, or one of the two."""
     budget_seconds: float | None = None
     """Time for all searches together; None when `evaluations` bounds them."""
     evaluations: int = 128

@@ -41,6 +41,7 @@ from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.latency import bundled_latency, device_key, measure_latency
+from ssd_runtime.profiling.light import with_light
 from ssd_runtime.sampling.params import SamplingParams
 
 
@@ -73,16 +74,17 @@ class Stages:
                 )
 
     def latency(self) -> LatencyTable:
-        """Measure the latency of every kind of sub-layer on this device, or take it from the base."""
+        """Measure the latency of every kind of sub-layer at every precision here, or take it from the base."""
         known = bundled_latency(self.decoder, self.base.latency) if self.base is not None else None
-        if known is not None:
-            return known
         slug = device_key(self.decoder).slug()
 
         def measure() -> str:
             with self.reporter.stage("measure latency", None):
-                return measure_latency(self.decoder).to_json()
+                table = measure_latency(self.decoder) if known is None else known
+                return with_light(table, self.decoder, self.fingerprint.config_sha256).to_json()
 
+        if known is not None and set(self.decoder.light_widths) <= set(known.light):
+            return known
         return LatencyTable.from_json(self.work.stage(f"latency-{slug}", measure))
 
     def find_domains(self) -> tuple[str, ...]:

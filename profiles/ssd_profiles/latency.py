@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
 from ssd_profiles.errors import first_problem
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.light_costs import LightCosts, LightCostsFile, interpolate
+from ssd_profiles.mask import FULL, SkipMask
 from ssd_profiles.printable import Printable
 
 Array = NDArray[np.float64]
@@ -74,35 +76,62 @@ class LatencyTable:
     """Numbers of sequences, ascending from 2 or more."""
     joint: Array = field(default_factory=lambda: np.empty(0))
     """Seconds that a step of each of `sequences` takes beyond one of as many rows of one sequence; never falls."""
+    light: dict[int, LightCosts] = field(default_factory=dict)
+    """Costs on lighter copies of the weights, by their width in bits. Widths that are not there run in full."""
 
     @property
     def most_queries(self) -> int:
         """The largest number of rows that was measured."""
         return int((self.wide_queries if self.wide_queries.size else self.queries)[-1])
 
-    def attention_seconds(self, context: float, queries: float, kind: str) -> float:
-        """One attention block: `queries` new tokens over `context` cached ones."""
-        grid = self.attention[kind]
-        by_context = [_interpolate(queries, self.queries, row) for row in grid]
-        return _interpolate(context, self.contexts, np.asarray(by_context))
+    def attention_seconds(self, context: float, queries: float, kind: str, width: int = FULL) -> float:
+        """One attention block: `queries` new tokens over `context` cached ones, on weights of a width.
 
-    def mlp_seconds(self, queries: float) -> float:
-        """One MLP block over `queries` tokens."""
-        return _interpolate(queries, self.queries, self.mlp)
+        Lighter weights save the same seconds at every context, since attention reads the same keys.
+        """
+        full = self._attention(context, queries, kind)
+        costs = self.light.get(width)
+        if costs is None:
+            return full
+        measured = self._attention(costs.context, queries, kind)
+        return max(LEAST_SHARE * full, full - measured * (1.0 - costs.attention_share(kind, queries)))
 
-    def sublayer_seconds(self, context: float, queries: float) -> list[float]:
-        """Each of the 2L sub-layers."""
-        attention = {kind: self.attention_seconds(context, queries, kind) for kind in self.attention}
-        mlp = self.mlp_seconds(queries)
+    def mlp_seconds(self, queries: float, width: int = FULL) -> float:
+        """One MLP block over `queries` tokens, on weights of a width."""
+        return interpolate(queries, self.queries, self.mlp) * self._share(width, "mlp", queries)
+
+    def sublayer_seconds(self, context: float, queries: float, width: int = FULL) -> list[float]:
+        """Each of the 2L sub-layers, on weights of a width."""
+        attention = {kind: self.attention_seconds(context, queries, kind, width) for kind in self.attention}
+        mlp = self.mlp_seconds(queries, width)
         return [seconds for kind in self.layer_kinds for seconds in (attention[kind], mlp)]
 
-    def head_seconds(self, queries: float) -> float:
-        """Final norm, LM head and arg max of `queries` tokens."""
-        return _interpolate(queries, self.queries, self.head)
+    def head_seconds(self, queries: float, width: int = FULL) -> float:
+        """Final norm, LM head and arg max of `queries` tokens, on weights of a width."""
+        return interpolate(queries, self.queries, self.head) * self._share(width, "head", queries)
 
-    def overhead_seconds(self, queries: float) -> float:
-        """What a step of `queries` tokens takes beside its sub-layers and the head, however deep it goes."""
-        return _interpolate(queries, self.queries, self.overhead)
+    def overhead_seconds(self, queries: float, width: int = FULL) -> float:
+        """What a step of `queries` tokens takes beside its sub-layers and the head, however deep it goes.
+
+        `width` is that of all its weights.
+        """
+        full = interpolate(queries, self.queries, self.overhead)
+        costs = self.light.get(width)
+        if costs is None:
+            return full
+        whole = full + sum(self.sublayer_seconds(costs.context, queries)) + self.head_seconds(queries)
+        parts = sum(self.sublayer_seconds(costs.context, queries, width)) + self.head_seconds(queries, width)
+        return whole * costs.step_share(queries) - parts
+
+    def _attention(self, context: float, queries: float, kind: str) -> float:
+        """One attention block on the model's own weights."""
+        by_context = [interpolate(queries, self.queries, row) for row in self.attention[kind]]
+        return interpolate(context, self.contexts, np.asarray(by_context))
+
+    def _share(self, width: int, part: str, queries: float) -> float:
+        """Time of the MLP block or the head on weights of a width ÷ on the model's own."""
+        costs = self.light.get(width)
+        return 1.0 if costs is None else costs.share(part, queries)
 
     def step_seconds(
         self, context: float, queries: float = 1, mask: SkipMask | None = None, sequences: float = 1
@@ -112,29 +141,38 @@ class LatencyTable:
         One query without a mask is a plain step, one with a mask a draft step, several without one a
         verification. The queries are those of all `sequences` together, each with so many cached tokens.
         """
-        kept_mlp, kept_attention = len(self.layer_kinds), dict.fromkeys(self.attention, 0)
+        kept_mlp, kept_attention = Counter[int](), Counter[tuple[str, int]]()
         for layer, kind in enumerate(self.layer_kinds):
             if mask is None or not mask.bits[2 * layer]:
-                kept_attention[kind] += 1
-            if mask is not None and mask.bits[2 * layer + 1]:
-                kept_mlp -= 1
+                kept_attention[kind, FULL if mask is None else mask.width(2 * layer)] += 1
+            if mask is None or not mask.bits[2 * layer + 1]:
+                kept_mlp[FULL if mask is None else mask.width(2 * layer + 1)] += 1
         rows, growth = queries, 1.0
         if self.wide_queries.size and queries > self.queries[-1]:
             rows = float(self.queries[-1])
-            growth = _interpolate(queries, np.append(rows, self.wide_queries), np.append(1.0, self.growth))
+            growth = interpolate(queries, np.append(rows, self.wide_queries), np.append(1.0, self.growth))
         attention = sum(
-            count * self.attention_seconds(context, rows, kind) for kind, count in kept_attention.items() if count
+            count * self.attention_seconds(context, rows, kind, width)
+            for (kind, width), count in kept_attention.items()
         )
-        parts = attention + kept_mlp * self.mlp_seconds(rows) + self.head_seconds(rows)
-        step = growth * max(parts + self.overhead_seconds(rows), LEAST_SHARE * parts)
+        mlp = sum(count * self.mlp_seconds(rows, width) for width, count in kept_mlp.items())
+        parts = attention + mlp + self.head_seconds(rows, FULL if mask is None else mask.head_width)
+        step = growth * max(parts + self._overhead(rows, mask), LEAST_SHARE * parts)
         # Sequences differ in attention alone.
-        return step + sum(kept_attention.values()) / len(self.layer_kinds) * self.joint_seconds(sequences)
+        return step + kept_attention.total() / len(self.layer_kinds) * self.joint_seconds(sequences)
+
+    def _overhead(self, queries: float, mask: SkipMask | None) -> float:
+        """Overhead of a step with a mask: the average of those of its sub-layers' widths."""
+        if mask is None or not mask.light:
+            return self.overhead_seconds(queries)
+        kept = Counter(mask.width(i) for i, skipped in enumerate(mask.bits) if not skipped) or Counter([FULL])
+        return sum(count * self.overhead_seconds(queries, width) for width, count in kept.items()) / kept.total()
 
     def joint_seconds(self, sequences: float) -> float:
         """Seconds that a step of `sequences` sequences takes beyond one of as many rows of one sequence."""
         if sequences <= 1 or not self.sequences.size:
             return 0.0
-        return _interpolate(sequences, np.append(1.0, self.sequences), np.append(0.0, self.joint))
+        return interpolate(sequences, np.append(1.0, self.sequences), np.append(0.0, self.joint))
 
     def draft_cost(self, mask: SkipMask, context: float) -> float:
         """c of E(Spd): a draft step ÷ a plain step at `context` cached tokens."""
@@ -142,6 +180,7 @@ class LatencyTable:
 
     def to_json(self) -> str:
         """The table as JSON, seconds to six significant digits."""
+        light = {str(width): costs.as_file().model_dump() for width, costs in self.light.items()}
         return json.dumps(
             {
                 "device": asdict(self.device),
@@ -157,6 +196,8 @@ class LatencyTable:
                 "growth": _rounded(self.growth),
                 "sequences": [int(n) for n in self.sequences],
                 "joint": _rounded(self.joint),
+                # Tables without any have the bytes that they had before lighter copies were priced.
+                **({"light": light} if light else {}),
             },
             indent=1,
         )
@@ -182,6 +223,7 @@ class LatencyTable:
             growth=np.asarray(data.growth, float),
             sequences=np.asarray(data.sequences, float),
             joint=np.asarray(data.joint, float),
+            light={int(width): LightCosts.of_file(costs) for width, costs in data.light.items()},
         )
         table.check()
         return table
@@ -209,6 +251,10 @@ class LatencyTable:
         for name, values, shape in figures:
             if values.shape != shape:
                 raise ValueError(f"{name}: expected shape {shape}, got {values.shape}")
+        for width, costs in self.light.items():
+            if set(costs.attention) != set(self.attention):
+                raise ValueError(f"light.{width}.attention: expected one entry for each of layer_kinds")
+            costs.check(f"light.{width}")
 
 
 MAX_POINTS = 64
@@ -240,15 +286,7 @@ class _TableFile(BaseModel):
     growth: list[_Growth] = Field(default=[], max_length=MAX_POINTS)
     sequences: list[_Queries] = Field(default=[], max_length=MAX_POINTS)
     joint: list[_Joint] = Field(default=[], max_length=MAX_POINTS)
-
-
-def _interpolate(x: float, grid: Array, values: Array) -> float:
-    """Linear between grid points, held before the first, and on along the last slope after the last, if that rises."""
-    if x > grid[-1] and grid.size > 1:
-        # A slope that falls is noise, and would lead below zero.
-        slope = max(0.0, (values[-1] - values[-2]) / (grid[-1] - grid[-2]))
-        return float(values[-1] + slope * (x - grid[-1]))
-    return float(np.interp(x, grid, values))
+    light: dict[Literal["8", "4"], LightCostsFile] = {}
 
 
 def _array(name: str, values: list[Any]) -> Array:

@@ -124,7 +124,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "file altered": (lambda f: (f / "domains/one.yaml").write_text("x"), r"one.yaml: altered"),
     "file truncated": (lambda f: (f / "anchors.safetensors").write_bytes(b""), r"anchors.safetensors: altered"),
     "surplus file": (lambda f: (f / "extra.pkl").write_text("x"), r"extra.pkl: not listed"),
-    "newer format": (lambda f: edit_manifest(f, lambda d: d.update(format_version=2)), "format 2"),
+    "newer format": (lambda f: edit_manifest(f, lambda d: d.update(format_version=3)), "format 3"),
     "newer format with more in it": (
         lambda f: edit_manifest(f, lambda d: d.update(format_version=9, surprises=[1])),
         "format 9",

@@ -13,8 +13,9 @@ from ssd_compiler.report.advice import advice
 from ssd_compiler.report.html import html_report
 from ssd_compiler.report.pictures import origin_colour
 from ssd_compiler.report.summary import domain_summary, load_text
-from tests.bundles import LAYERS, bundle, fingerprint, record
-from tests.tables import latency_table
+from ssd_profiles.mask import SkipMask
+from tests.bundles import LAYERS, bundle, fingerprint, light_record, record
+from tests.tables import latency_table, with_light_costs
 
 
 def test_the_search_is_drawn_as_steps_that_rise_and_reach_its_end() -> None:
@@ -46,6 +47,25 @@ def test_the_report_says_from_which_search_every_mask_came() -> None:
     summary = domain_summary(searched, LAYERS)
     assert summary["origins"]["bayesian"] == {"evaluations": 2, "best": 1.3}
     assert summary["rated"] == rated
+
+
+def test_the_report_shows_the_precision_of_each_sublayer() -> None:
+    """A cell per sub-layer and one of the head: strong where it is skipped, paler in 4 bits and palest in 8."""
+    mask = SkipMask.of(LAYERS, {2}).lightened({0: 8, 1: 4, 3: 4, 2 * LAYERS: 8})
+    searched = light_record("one", {mask: 0.9})
+    assert searched.choice is not None
+    chosen = searched.model_copy(update={"choice": searched.choice.model_copy(update={"entry": 1})})
+    table = with_light_costs(latency_table(LAYERS), 0.5, (8, 4))
+    page = html_report(replace(bundle(one=chosen), latency={table.device.slug(): table}))
+    drawn = page.partition("<h2>Masks by domain</h2>")[2].partition("<h2>Validation</h2>")[0]
+    cells = re.findall(r"<rect [^>]*/>", drawn)
+    shown = [re.sub(r'.*fill-opacity="([^"]*)".*', r"\1", cell) if "opacity" in cell else "full" for cell in cells]
+    assert shown == ["0.25", "0.5", "1", "0.5", *["full"] * (2 * LAYERS - 4), "0.25"]
+    assert "1 attention, 0 MLP; 2 in 8 bits; 2 in 4 bits" in page
+    assert "MLP, 8 bits" in page
+    assert domain_summary(chosen, LAYERS)["lighter"] == {8: 2, 4: 2}
+    unlit = html_report(bundle(one=record("one", {(2, 3): 0.9})))
+    assert "in 4 bits" not in unlit
 
 
 def test_the_report_begins_with_the_verdict() -> None:

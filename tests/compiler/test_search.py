@@ -12,10 +12,10 @@ import pytest
 from bench.fixtures.hard_planted import plant_diffuse, plant_pairs
 from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
-from ssd_compiler.search.bayesian import Subspace, optimise, skippable_spans, undecided_sublayers
+from ssd_compiler.search.bayesian import Subspace, Variable, optimise, skippable_spans, undecided_sublayers
 from ssd_compiler.search.evaluate import Evaluator, Rated
 from ssd_compiler.search.frontier import select_frontier
-from ssd_compiler.search.search import SearchBounds, SearchResult, _perfect_runs, search, uniform_masks
+from ssd_compiler.search.search import SearchBounds, SearchResult, _perfect_runs, light_masks, search, uniform_masks
 from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.latency import LatencyTable
@@ -24,7 +24,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
-from tests.tables import latency_table
+from tests.tables import latency_table, with_light_costs
 
 MODEL, WEAK = plant(tiny_model("llama", seed=6, max_position_embeddings=256), 0.02, 4)
 DECODER = Decoder(MODEL)
@@ -286,12 +286,98 @@ def test_a_quarter_of_the_evaluations_is_reserved_and_64_where_that_is_half_at_m
 
 def test_points_of_a_subspace_are_masks_around_its_incumbent() -> None:
     incumbent = SkipMask.of(8, {1, 2, 3, 9})
-    space = Subspace(incumbent, (frozenset({2}), frozenset({3, 4, 5}), frozenset({12, 13})))
+    groups = (frozenset({2}), frozenset({3, 4, 5}), frozenset({12, 13}))
+    space = Subspace(incumbent, tuple(map(Variable, groups)), usual=SkipMask.of(8))
     assert space.start == (1, 0, 0)
     assert space.mask(space.start) == incumbent
     assert set(space.mask((0, 0, 0))) == {1, 3, 9}
     assert set(space.mask((1, 1, 0))) == {1, 2, 3, 4, 5, 9}
     assert set(space.mask((0, 1, 1))) == {1, 3, 4, 5, 9, 12, 13}
+
+
+def test_points_of_a_subspace_change_precisions_too() -> None:
+    usual = SkipMask.of(8).lightened(8)
+    incumbent = SkipMask.of(8, {1, 9}).lightened(usual.light[0]).lightened({4: 4, 5: 0})
+    variables = (Variable(frozenset({2, 3}), 4), Variable(frozenset({4}), 4), Variable(frozenset({1})))
+    space = Subspace(incumbent, (*variables, Variable(frozenset({16}), 0)), usual)
+    assert space.start == (0, 1, 1, 0)
+    assert space.mask(space.start) == incumbent
+    assert space.mask((1, 1, 1, 1)) == incumbent.lightened({2: 4, 3: 4, 16: 0})
+    unskipped = SkipMask.of(8, {9}).lightened(8).lightened({4: 4, 5: 0})
+    assert space.mask((0, 1, 0, 0)) == unskipped
+    assert space.mask((0, 0, 1, 0)) == incumbent.lightened({4: 8})
+
+
+# With lighter copies of the weights
+
+
+@pytest.fixture(scope="module")
+def lit() -> tuple[Decoder, ReferenceStates]:
+    decoder = Decoder(MODEL)
+    decoder.lighten("auto", [SkipMask.of(8).lightened(4)])
+    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
+    found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
+    return decoder, reference_states(decoder, samples_of(found, "test"))
+
+
+LIT = with_light_costs(TABLE, 0.5, (8, 4))
+
+
+def search_lit(lit: tuple[Decoder, ReferenceStates], method: SearchMethod = "both") -> SearchResult:
+    bounds = SearchBounds(40, float("inf"), 0, 8, method)
+    return search(lit[0], lit[1], LIT, 60, bounds, lambda: None, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def found_lit(lit: tuple[Decoder, ReferenceStates]) -> SearchResult:
+    return search_lit(lit)
+
+
+def test_light_and_skip_together_beat_either_alone(
+    lit: tuple[Decoder, ReferenceStates], found_lit: SearchResult
+) -> None:
+    """On planted layers: the best mask skips weak layers and runs others lighter."""
+    speedups = {text: speedup for text, _, speedup in found_lit.cost.rated}
+    best = SkipMask.from_hex(max(speedups, key=lambda text: speedups[text]), 8)
+    assert len(list(best)) >= 4
+    assert set(best) <= set(WEAK)
+    assert best.light
+    alone = [speedups[mask.hex()] for mask in light_masks(lit[0])]
+    unlit = [speedup for text, speedup in speedups.items() if "." not in text]
+    assert speedups[best.hex()] > 1.1 * max(*alone, *unlit)
+
+
+def test_every_method_searches_all_precisions(lit: tuple[Decoder, ReferenceStates]) -> None:
+    for method, own in (("knapsack", "knapsack"), ("bayesian", "bayesian")):
+        result = search_lit(lit, method)  # type: ignore[arg-type]
+        masks = [SkipMask.from_hex(text, 8) for text, origin, _ in result.cost.rated if origin == own]
+        used = {-1 if skip else mask.width(i) for mask in masks for i, skip in enumerate(mask.bits)}
+        assert used == {-1, 0, 8, 4}, method
+
+
+def test_a_frontier_keeps_masks_for_devices_without_copies(found_lit: SearchResult) -> None:
+    masks = [entry.skip_mask(8) for entry in found_lit.frontier]
+    assert any(mask.light for mask in masks)
+    unlit = [entry for entry, mask in zip(found_lit.frontier, masks, strict=True) if not mask.light]
+    found = CostModel(TABLE).best_option([Entry(e.mask, e.skip_mask(8), e.profile()) for e in unlit], 60)
+    assert found is not None
+    assert found.speedup > 1.1
+
+
+def test_no_entry_is_lighter_and_more_right_than_another(found_lit: SearchResult) -> None:
+    entries = found_lit.frontier
+    for one in entries:
+        for other in entries:
+            if one is not other and other.token_agreement >= one.token_agreement:
+                mine, theirs = (_ranks(each.skip_mask(8)) for each in (one, other))
+                assert any(a < b for a, b in zip(mine, theirs, strict=True)) or mine == theirs
+
+
+def _ranks(mask: SkipMask) -> list[int]:
+    """For attention, MLP and head, the lightest precision first, the number of each block's rank, sorted."""
+    order = {-1: 0, 4: 1, 8: 2, 0: 3}
+    of = [order[-1 if skip else mask.width(i)] for i, skip in enumerate(mask.bits)]
+    return [*sorted(of[0::2]), *sorted(of[1::2]), order[mask.head_width]]
 
 
 def test_diffuse_layers_are_weak_by_different_factors() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
-from tests.tables import latency_table, with_curve
+from tests.tables import latency_table, with_curve, with_light_costs
 
 
 @given(st.floats(0, 5000), st.floats(1, 64), st.sets(st.integers(0, 7)))
@@ -22,6 +22,60 @@ def test_a_step_is_the_sum_of_what_it_keeps(context: float, queries: float, skip
         + 2e-4
     )
     assert table.step_seconds(context, queries, mask) == pytest.approx(expected)
+
+
+LIT = with_light_costs(latency_table(4), 0.5, (8, 4))
+
+
+@given(
+    st.floats(0, 5000), st.floats(1, 32), st.sets(st.integers(0, 7)), st.lists(st.sampled_from([0, 4, 8]), min_size=9)
+)
+def test_a_step_has_each_sublayers_own_precision(
+    context: float, queries: float, skipped: set[int], widths: list[int]
+) -> None:
+    """Changing one sub-layer's width changes the step by what the blocks differ, and by its part of the overhead."""
+    mask = SkipMask.of(4, skipped).lightened(dict(enumerate(widths[:9])))
+    kept = [index for index in range(8) if index not in skipped]
+    blocks = sum(LIT.sublayer_seconds(context, queries, mask.width(index))[index] for index in kept)
+    overheads = [LIT.overhead_seconds(queries, mask.width(index)) for index in kept] or [LIT.overhead_seconds(queries)]
+    expected = blocks + LIT.head_seconds(queries, mask.head_width) + np.mean(overheads)
+    assert LIT.step_seconds(context, queries, mask) == pytest.approx(expected)
+    assert LIT.step_seconds(context, queries, mask.unlit) == latency_table(4).step_seconds(context, queries, mask.unlit)
+
+
+def test_lighter_weights_save_the_same_seconds_at_every_context() -> None:
+    plain = latency_table(4)
+    for width, saved in ((8, 0.5), (4, 0.75)):
+        whole = SkipMask.of(4).lightened(width)
+        assert LIT.draft_cost(whole, 100) == pytest.approx(1.0 - saved)
+        costs = [LIT.draft_cost(whole, context) for context in (100, 1000, 2000)]
+        assert costs == sorted(costs)
+        for context in (100, 1000):
+            gain = plain.step_seconds(context) - LIT.step_seconds(context, 1, whole)
+            assert gain == pytest.approx(saved * plain.step_seconds(100))
+
+
+def test_widths_that_were_not_measured_cost_what_the_model_does() -> None:
+    table = with_light_costs(latency_table(4), 0.5)
+    assert table.draft_cost(SkipMask.of(4).lightened(4), 300) == 1.0
+    assert latency_table(4).draft_cost(SkipMask.of(4, {2}).lightened(8), 300) < 1.0
+
+
+def test_costs_of_lighter_copies_travel_and_are_checked() -> None:
+    text = LIT.to_json()
+    assert LatencyTable.from_json(text).to_json() == text
+    assert "light" not in json.loads(latency_table(4).to_json())
+    for spoil in (
+        lambda light: light["8"].update(queries=[1, 1]),
+        lambda light: light["8"].update(mlp=[0.5]),
+        lambda light: light["8"].update(step=[0.0, 0.5]),
+        lambda light: light["8"].update(attention={"other": [0.5, 0.5]}),
+        lambda light: light.update({"5": light["8"]}),
+    ):
+        data = json.loads(text)
+        spoil(data["light"])
+        with pytest.raises(ValueError, match="light"):
+            LatencyTable.from_json(json.dumps(data))
 
 
 def test_linear_between_and_beyond_the_grid() -> None:

@@ -6,16 +6,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import FULL, SkipMask
 
 masks = st.integers(1, 40).flatmap(
     lambda layers: st.sets(st.integers(0, 2 * layers - 1)).map(lambda skipped: SkipMask.of(layers, skipped))
 )
+light_masks = masks.flatmap(
+    lambda mask: st.lists(st.sampled_from([FULL, 8, 4]), min_size=len(mask) + 1, max_size=len(mask) + 1).map(
+        lambda widths: mask.lightened(dict(enumerate(widths)))
+    )
+)
 
 
-@given(masks)
+@given(masks | light_masks)
 def test_hex_round_trip(mask: SkipMask) -> None:
     assert SkipMask.from_hex(mask.hex(), mask.num_layers) == mask
+    assert ("." in mask.hex()) == bool(mask.light), "masks without widths are written as they always were"
+
+
+@given(light_masks)
+def test_what_is_skipped_has_no_width(mask: SkipMask) -> None:
+    """So drafts that compute the same are equal masks, and share their forwards."""
+    assert mask.light == () or any(mask.light)
+    assert not any(mask.width(index) for index in mask)
+    lit = [index for index in range(len(mask)) if mask.width(index)]
+    assert mask.first_changed == min([*mask, *lit], default=len(mask))
+    assert mask.is_plain == (mask == SkipMask.of(mask.num_layers))
+    assert mask.unlit == SkipMask.of(mask.num_layers, mask)
+    assert mask.jaccard(mask) == 1.0
+    assert mask.lightened(FULL) == mask.unlit
+    assert mask.lightened(8).head_width == 8
+
+
+@pytest.mark.parametrize("bad", ["0f", "0f.0", "0f.0.0.0", "00.200.0", "00.1.1", "01.1.0", "00.x.0"])
+def test_widths_of_another_form_are_refused(bad: str) -> None:
+    """Too few or many numbers, of too many bits, and two precisions for one sub-layer, as skipped and light is."""
+    if bad == "0f":
+        assert SkipMask.from_hex(bad, 4) == SkipMask.of(4, range(4))
+        return
+    with pytest.raises(ValueError, match=r"."):
+        SkipMask.from_hex(bad, 4)
+
+
+def test_widths_read_as_layers() -> None:
+    mask = SkipMask.of(4, {2, 3}).lightened({0: 8, 4: 8, 6: 8, 7: 4, 8: 4})
+    assert str(mask) == ("attention 1 · mlp 1; in 8 bits: attention 0,2-3; in 4 bits: mlp 3 · head")
 
 
 @given(masks)
@@ -23,7 +58,7 @@ def test_counts_and_order(mask: SkipMask) -> None:
     skipped = list(mask)
     assert skipped == sorted(skipped)
     assert mask.attention_skipped + mask.mlp_skipped == len(skipped)
-    assert mask.first_skipped == (skipped[0] if skipped else len(mask))
+    assert mask.first_changed == (skipped[0] if skipped else len(mask))
     assert mask.jaccard(mask) == 1.0
 
 

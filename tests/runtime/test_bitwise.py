@@ -122,7 +122,7 @@ def test_drafts_of_any_kind_leave_no_trace(drafter: Drafter | str) -> None:
         drafter = EarlyExit(ExitHeads(decoder), (3,), 0.0)
     elif drafter == "light":
         decoder.lighten("4")
-        drafter = Masked(None, light=True)
+        drafter = Masked(decoder.light_mask)
     assert not isinstance(drafter, str)
     after = list[torch.Tensor]()
     for planner in (PlainPlanner(), ConstantPlanner(Plan("test", drafter, 6))):

@@ -16,7 +16,7 @@ from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.search.knapsack import Candidate, Weights, _thinned, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
-from tests.tables import latency_table
+from tests.tables import latency_table, with_light_costs
 
 MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=256), 0.02, 4)
 DECODER = Decoder(MODEL)
@@ -64,6 +64,59 @@ def test_a_states_cosine_is_that_of_running_its_mask(reference: ReferenceStates)
         x = DECODER.run(rows.states[0], batch, candidate.mask)
         final, target = DECODER.norm(x), DECODER.norm(rows.states[-1])
         assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def lit() -> Decoder:
+    decoder = Decoder(MODEL)
+    decoder.lighten("auto", [SkipMask.of(8).lightened(4)])
+    return decoder
+
+
+FINE = Weights.fine(with_light_costs(latency_table(8), 0.4, (8, 4)), 100, [(8, 4)] * 17)
+
+
+def saved(mask: SkipMask) -> int:
+    """The weight that a mask saves."""
+    widths = [dict(FINE.options(index)) for index in range(16)]
+    return sum(FINE.items[i] if skip else widths[i][mask.width(i)] for i, skip in enumerate(mask.bits))
+
+
+@torch.inference_mode()
+def test_precisions_are_a_multiple_choice(reference: ReferenceStates, lit: Decoder) -> None:
+    """Each candidate saves what it says, its state is that of running its mask, and all precisions are used."""
+    rows = reference.every(3)
+    batch = Batch.of([lit.batches.variants(group.cache, group.start, len(group)) for group in rows.groups])
+    found = search_knapsack(lit, rows, FINE, threshold=-1.0, budget=0.9, most=12)
+    used = set[int]()
+    for candidate in found:
+        mask = candidate.mask
+        assert saved(mask) == candidate.skipped_weight
+        assert candidate.skipped_weight <= 0.9 * sum(FINE.items)
+        final, target = lit.norm(lit.run(rows.states[0], batch, mask)), lit.norm(rows.states[-1])
+        assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
+        used |= {-1 if skip else mask.width(i) for i, skip in enumerate(mask.bits)}
+    assert used == {-1, 0, 8, 4}
+    assert {candidate.mask.head_width for candidate in found} == {8}
+
+
+def test_the_planted_layers_are_skipped_and_the_others_lighter(reference: ReferenceStates, lit: Decoder) -> None:
+    """What costs nothing to skip is skipped before real sub-layers are."""
+    found = search_knapsack(lit, reference.every(3), FINE, threshold=-1.0, budget=0.9)
+    light = WEAK.lightened(8)
+    [best] = [candidate for candidate in found if candidate.skipped_weight == saved(light)]
+    assert set(best.mask) == set(WEAK)
+
+
+def test_units_are_fine_enough_for_a_few_percent() -> None:
+    table = with_light_costs(latency_table(4), 0.1, (8,))
+    weights = Weights.fine(table, 100, [(8,)] * 9)
+    assert Weights.of(table, 100).items == (1, 2) * 4
+    for item, weight in enumerate(weights.items):
+        [(width, gain)] = weights.options(item)[1:]
+        assert width == 8
+        assert gain == pytest.approx(0.1 * weight, abs=0.5)
+        assert gain >= 1
 
 
 def test_weights_are_rounded_latency_ratios() -> None:

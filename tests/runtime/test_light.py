@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import FULL, SkipMask
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.engine.engine import Engine
@@ -28,19 +31,22 @@ from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.settings import AutoSettings
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.profiling.light import LightSaving
+from ssd_runtime.profiling.light import measure_light, with_light
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.kernels.vnni import Vnni
-from ssd_runtime.weights.light import light_kernel, most_bytes
+from ssd_runtime.weights.light import light_kernels, most_bytes
 from tests.folders import save_tiny_model
 from tests.models import VARIANTS, tiny_model
-from tests.tables import latency_table
+from tests.tables import latency_table, with_light_costs
 
 LAYERS = 4
 TABLE = latency_table(LAYERS)
+WHOLE = SkipMask.of(LAYERS).lightened(8)
+MIXED = SkipMask.of(LAYERS, {5}).lightened({0: 8, 1: 4, 2: 4, 4: 8, 7: 4, 2 * LAYERS: 8})
+"""A draft that skips, runs in 8 bits, in 4 and in full, with lighter sub-layers before and after full ones."""
 IDS, LIMITS = list(range(3, 13)), Limits(60)
 
 
@@ -82,9 +88,72 @@ def test_every_family_with_light_drafts(variant: str, bits: DraftBits, dtype: to
     decoder = Decoder(model)
     decoder.lighten(bits)
     out = model.generate(torch.tensor([IDS]), max_new_tokens=60, do_sample=False)[0, len(IDS) :].tolist()
-    got = drafted(decoder, Masked(None, light=True))
+    got = drafted(decoder, Masked(decoder.light_mask))
     assert compare(Session(decoder), IDS, out, got.token_ids).kind is not Kind.ERROR
     assert got.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_with_a_precision_for_each_sublayer(variant: str) -> None:
+    model = tiny_model(variant, seed=3)
+    decoder = Decoder(model)
+    decoder.lighten("auto", [MIXED])
+    out = model.generate(torch.tensor([IDS]), max_new_tokens=60, do_sample=False)[0, len(IDS) :].tolist()
+    got = drafted(decoder, Masked(MIXED))
+    assert compare(Session(decoder), IDS, out, got.token_ids).kind is not Kind.ERROR
+    assert got.num_draft_tokens > 0
+
+
+def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
+    """One sub-layer or the head changed alone: what it runs on is its copy of that width, and nothing else's."""
+    sizes = {"intermediate_size": 64, "vocab_size": 96}
+    decoder = Decoder(tiny_model("llama", seed=3, **sizes))
+    whole = SkipMask.of(LAYERS)
+    decoder.lighten("auto", [whole.lightened(4)])
+    assert decoder.light_widths == (8, 4)
+    assert decoder.light_mask == whole.lightened(8)
+    full = logits_of(decoder)
+    for index in range(2 * LAYERS + 1):
+        moved = [float((logits_of(decoder, whole.lightened({index: width})) - full).norm()) for width in (8, 4)]
+        assert 0 < moved[0] < moved[1]
+    session, runner = Session(decoder), ModelRunner(decoder)
+    [states] = runner.answer([session.request(IDS, mask=whole.lightened({3: 4}), keep_states=True)])
+    [known] = runner.answer([session.request(IDS, keep_states=True)])
+    same = [torch.equal(one, other) for one, other in zip(states, known, strict=True)]
+    assert same == [True] * 4 + [False] * (2 * LAYERS - 3)
+
+
+def test_a_mask_runs_on_what_copies_there_are() -> None:
+    """Of the other width, or in full: copies that memory or a user's choice leaves out cost speed alone."""
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    full = logits_of(decoder)
+    assert torch.equal(logits_of(decoder, MIXED.lightened(0)), logits_of(decoder, MIXED))
+    assert not torch.equal(logits_of(decoder, MIXED), full)
+    for bits in ("8", "4"):
+        decoder.lighten(bits)  # type: ignore[arg-type]
+        only = SkipMask.of(LAYERS).lightened(int(bits))
+        other = SkipMask.of(LAYERS).lightened(12 - int(bits))
+        assert torch.equal(logits_of(decoder, only), logits_of(decoder, other))
+        got = drafted(decoder, Masked(MIXED))
+        assert got.token_ids == generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
+
+
+def test_copies_in_4_bits_are_made_beside_others_only_where_a_mask_has_them() -> None:
+    model = tiny_model("qwen3", seed=3)
+    decoder = Decoder(model)
+    packed, limit = decoder.packed.used, decoder.packed.limit
+    decoder.lighten("auto")
+    eights = decoder.packed.used - packed
+    for masks, counted in (([MIXED], 4), ([WHOLE.lightened(4)], 3 * LAYERS)):
+        most = decoder.light_bytes("auto", masks)
+        decoder.lighten("auto", masks)
+        assert eights < decoder.packed.used - packed <= most
+        fours = [part for part in decoder.light.split(", ") if part.endswith("4")]
+        assert sum(int(part.split()[0]) for part in fours) >= counted
+    tight = Decoder(model, packed + decoder.light_bytes("auto"))
+    tight.lighten("auto", [WHOLE.lightened(4)])
+    assert tight.light_widths[0] == 8
+    assert tight.packed.used <= tight.packed.limit < limit
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])
@@ -97,7 +166,7 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
         sizes["num_attention_heads"] = 8
     decoder = lightened(variant, bits, **sizes)
     assert decoder.light.startswith(f"{4 * LAYERS + 1} {'vnni' if own else 'int'}")
-    got = drafted(decoder, Masked(None, light=True))
+    got = drafted(decoder, Masked(decoder.light_mask))
     plain = generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
     assert compare(Session(decoder), IDS, plain, got.token_ids).kind is not Kind.ERROR
     assert got.num_accepted_tokens > 0
@@ -105,12 +174,12 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
 @pytest.mark.parametrize("branching", [(), ((0.6, 3),)])
-@pytest.mark.parametrize("mask", [None, SkipMask.of(LAYERS, {2, 5})])
+@pytest.mark.parametrize("mask", [None, SkipMask.of(LAYERS, {2, 5}).lightened(4), MIXED])
 def test_light_drafts_with_masks_trees_and_sampling(
     mask: SkipMask | None, branching: Branching, sampling: SamplingParams
 ) -> None:
     decoder = lightened(bits="4")
-    got = drafted(decoder, Masked(mask, 0.05, branching, light=True), sampling)
+    got = drafted(decoder, Masked(decoder.light_mask if mask is None else mask, 0.05, branching), sampling)
     plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
     assert got.token_ids == plain.token_ids
     assert got.num_accepted_tokens > 0
@@ -126,31 +195,31 @@ def test_a_light_draft_is_the_model_with_rounded_weights(bits: DraftBits, own: b
     rounded = tiny_model("qwen3", seed=3, **sizes)
     for module in rounded.modules():
         if isinstance(module, nn.Linear) and module.in_features % GROUP == 0:
-            kernel = light_kernel(module.weight.detach(), None, bits)
+            [kernel] = light_kernels(module.weight.detach(), None, bits).values()
             module.weight = nn.Parameter(kernel(torch.eye(module.in_features)).T.contiguous())
-    light, expected = logits_of(decoder, light=True), logits_of(Decoder(rounded), light=False)
-    full = logits_of(decoder, light=False)
+    light, expected = logits_of(decoder, decoder.light_mask), logits_of(Decoder(rounded))
+    full = logits_of(decoder)
     assert (light - expected).norm() < (0.7 if bits == "8" or own else 0.2) * (light - full).norm()
 
 
-def logits_of(decoder: Decoder, light: bool) -> torch.Tensor:
+def logits_of(decoder: Decoder, mask: SkipMask | None = None) -> torch.Tensor:
     session = Session(decoder)
     runner = ModelRunner(decoder)
-    [x] = runner.answer([session.request(IDS, light=light)])
-    [logits] = runner.answer([Head(x, light=light)])
+    [x] = runner.answer([session.request(IDS, mask=mask)])
+    [logits] = runner.answer([Head(x, width=mask.head_width if mask else FULL)])
     return logits
 
 
 def test_plain_forwards_never_use_the_lighter_copies() -> None:
     decoder = Decoder(tiny_model("qwen3", seed=3))
-    before = logits_of(decoder, light=False)
+    before = logits_of(decoder)
     decoder.lighten("4")
-    assert torch.equal(logits_of(decoder, light=False), before)
-    assert not torch.equal(logits_of(decoder, light=True), before)
-    request = Session(decoder).request(IDS, light=True)
+    assert torch.equal(logits_of(decoder), before)
+    assert not torch.equal(logits_of(decoder, decoder.light_mask), before)
+    request = Session(decoder).request(IDS, mask=decoder.light_mask)
     assert not request.is_full
     assert request.key != Session(decoder).request(IDS).key, "shared forwards keep them apart"
-    assert Head(before, light=True).key != Head(before).key
+    assert Head(before, width=4).key != Head(before).key
 
 
 def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool) -> None:
@@ -164,7 +233,7 @@ def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool)
     decoder = Decoder(model)
     decoder.lighten("auto")
     assert decoder.light == f"{4 * LAYERS + 1} {'vnni4' if own else 'int4'}"
-    got = drafted(decoder, Masked(None, light=True))
+    got = drafted(decoder, Masked(decoder.light_mask))
     assert got.num_accepted_tokens >= 0.8 * got.num_draft_tokens
     decoder = lightened("llama", "auto", intermediate_size=64, vocab_size=96)
     assert decoder.light == f"{4 * LAYERS + 1} {'vnni8' if own else 'int8'}", "random weights lie on no grid"
@@ -176,11 +245,11 @@ def test_copies_are_as_near_as_their_bits_allow(out: int, own: bool) -> None:
     weight, x = torch.randn(out, 96), torch.randn(5, 96)
     bias = torch.randn(out)
     for bits, most in (("8", 0.015), ("4", 0.12)):
-        kernel = light_kernel(weight, bias, bits)  # type: ignore[arg-type]
+        [kernel] = light_kernels(weight, bias, bits).values()  # type: ignore[arg-type]
         assert type(kernel) is (Int8 if out % 16 else Vnni if own else Int4 if bits == "4" else Int8)
         error = (kernel(x) - (x @ weight.T + bias)).norm() / (x @ weight.T).norm()
         assert error < most
-        assert kernel.nbytes <= most_bytes(weight, bits)  # type: ignore[arg-type]
+        assert kernel.nbytes <= most_bytes(*weight.shape, bits)  # type: ignore[arg-type]
 
 
 def test_rounding_to_4_bits_finds_the_grid_and_the_best_range() -> None:
@@ -197,11 +266,11 @@ def test_rounding_to_4_bits_finds_the_grid_and_the_best_range() -> None:
 
 def test_copies_follow_the_model_and_its_hooks() -> None:
     decoder = lightened(bits="8")
-    before = logits_of(decoder, light=True)
+    before = logits_of(decoder, decoder.light_mask)
     projection = decoder.model.model.layers[1].mlp.gate_proj
     with torch.no_grad():
         projection.weight.mul_(0.5)
-    after = logits_of(decoder, light=True)
+    after = logits_of(decoder, decoder.light_mask)
     assert not torch.allclose(before, after, atol=1e-2)
     used = decoder.packed.used
     handle = projection.register_forward_hook(lambda module, inputs, output: output * 0)
@@ -211,7 +280,7 @@ def test_copies_follow_the_model_and_its_hooks() -> None:
     handle.remove()
     Session(decoder)
     assert (hooked, decoder.packed.used) != (decoder.light, 0)
-    torch.testing.assert_close(logits_of(decoder, light=True), after)
+    torch.testing.assert_close(logits_of(decoder, decoder.light_mask), after)
     assert decoder.packed.used == used
 
 
@@ -230,7 +299,7 @@ def test_copies_keep_within_the_memory_and_give_it_back() -> None:
     partly.lighten("8")
     assert partly.light
     assert partly.packed.used <= packed + most // 2
-    got = drafted(partly, Masked(None, light=True))
+    got = drafted(partly, Masked(partly.light_mask))
     assert got.token_ids == generate(Session(partly), IDS, PlainPlanner(), LIMITS).token_ids
     without = Decoder(model, 0)
     without.lighten("8")
@@ -260,18 +329,18 @@ def test_draft_bits_are_checked() -> None:
 
 
 def source(share: float, stats: DraftStats | None = None) -> LightDrafts:
-    return LightDrafts(LightSaving(share, 100), TABLE, stats or DraftStats(), Lookup(LookupStats()))
+    return LightDrafts(WHOLE, with_light_costs(TABLE, share), stats or DraftStats(), Lookup(LookupStats()))
 
 
-def test_a_light_step_costs_a_plain_one_without_what_it_saves() -> None:
-    """The seconds saved are the same at every context, so a longer one makes a light step relatively dearer."""
-    saving = LightSaving(0.5, 100)
-    assert saving.draft_cost(TABLE, 100) == pytest.approx(0.5)
-    costs = [saving.draft_cost(TABLE, context) for context in (16, 100, 1000, 2000)]
-    assert costs == sorted(costs)
-    for context in (16, 1000):
-        plain = TABLE.step_seconds(context)
-        assert (1 - saving.draft_cost(TABLE, context)) * plain == pytest.approx(0.5 * TABLE.step_seconds(100))
+def test_the_costs_of_lighter_copies_are_measured() -> None:
+    decoder = lightened(bits="auto")
+    decoder.lighten("auto", [WHOLE.lightened(4)])
+    costs, _ = measure_light(decoder)
+    assert set(costs) == {8, 4}
+    priced = replace(TABLE, light=costs)
+    priced.check()
+    assert LatencyTable.from_json(priced.to_json()).to_json() == priced.to_json()
+    assert with_light(priced, decoder, "k" * 64).light.keys() == costs.keys()
 
 
 def test_the_offered_length_maximises_tokens_per_time() -> None:
@@ -306,7 +375,15 @@ def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -
     decoder = lightened("llama", max_position_embeddings=512)
     stream, reasons = Stream(), set[str]()
     for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
-        planner = AutoPlanner({}, {}, ExitHeads(decoder), None, TABLE, stream, LightSaving(0.6, 100))
+        planner = AutoPlanner(
+            frontiers={},
+            exits={},
+            heads=ExitHeads(decoder),
+            router=None,
+            latency=with_light_costs(TABLE, 0.6),
+            stream=stream,
+            light=decoder.light_mask,
+        )
         got = generate(Session(decoder, sampling), ids, planner, Limits(120))
         assert got.token_ids == generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(120)).token_ids
         reasons |= {cycle.plan.reason.partition(":")[0] for cycle in got.cycles}
@@ -360,16 +437,16 @@ def test_auto_copies_no_weights_that_fit_the_processors_cache(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(loaded)
-    assert engine.light_saving is None
+    assert engine.light_latency is None
     assert engine.decoder.light == ""
     monkeypatch.setattr("ssd_runtime.engine.engine.SMALL_BYTES", 0)
     larger = Engine(loaded)
-    saving = larger.light_saving
-    assert saving is not None
+    priced = larger.light_latency
+    assert priced is not None
     assert larger.decoder.light
-    assert saving.share < 1.0
+    assert set(priced.light) == set(larger.decoder.light_widths)
     without = Engine(loaded, draft_bits="none")
-    assert without.light_saving is None
+    assert without.light_latency is None
     engine = Engine(loaded)
     engine.planners("auto", AutoSettings(light=0))
     assert engine.decoder.light == ""
@@ -381,7 +458,7 @@ def test_every_forward_of_a_light_draft_is_light() -> None:
     session, seen = Session(decoder), list[Forward | Head]()
     answer: object = None
     session.prefill(IDS)
-    work = Masked(None, light=True).drafting(session, 1, 3)
+    work = Masked(decoder.light_mask).drafting(session, 1, 3)
     runner = ModelRunner(decoder)
     while True:
         try:
@@ -392,4 +469,5 @@ def test_every_forward_of_a_light_draft_is_light() -> None:
         seen.append(request)
         [answer] = runner.answer([request])
     assert len(seen) == 6
-    assert all(request.light for request in seen)
+    assert [request.mask for request in seen if isinstance(request, Forward)] == [decoder.light_mask] * 3
+    assert [request.width for request in seen if isinstance(request, Head)] == [8] * 3

@@ -458,6 +458,46 @@ def _wrong(mask: SkipMask) -> float:
     return sum(index % 2 == 0 for index in mask) / len(list(mask))
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_swift_searches_precisions_too(share: float) -> None:
+    """Every candidate runs the share lighter of what it keeps; it learns which sub-layers bear that."""
+    settings = SwiftSettings(steps=200, idle=200, enough=2.0, bayes_interval=5, skip=0.4, light=share)
+    search = SwiftSearch(30, settings, SkipMask.of(30).lightened(8))
+    seen = set[tuple[int, ...]]()
+    masks = list[SkipMask]()
+    while search.running:
+        mask = search.suggest()
+        masks.append(mask)
+        kept = len(mask) - len(list(mask))
+        assert sum(width == 8 for width in mask.light[:-1]) == round(share * kept)
+        assert mask.head_width == 8
+        seen.add(mask.light)
+        search.update(mask, 1.0 - _lighter_of_the_first_half(mask))
+    assert len(seen) > 100
+    if share < 1:
+        assert _lighter_of_the_first_half(search.best) < 0.45
+        assert _lighter_of_the_first_half(search.best) == min(_lighter_of_the_first_half(mask) for mask in masks)
+
+
+def _lighter_of_the_first_half(mask: SkipMask) -> float:
+    """Share of the lighter sub-layers that are in the first half of the layers."""
+    lit = [index for index in range(len(mask)) if mask.width(index)]
+    return sum(index < len(mask) // 2 for index in lit) / len(lit)
+
+
+@pytest.mark.parametrize("share", ["0.5", "1"])
+def test_swift_with_lighter_sublayers_changes_nothing(share: str) -> None:
+    decoder = Decoder(MODEL)
+    with pytest.raises(UserError, match="--set light="):
+        strategy("swift", f"light={share}", decoder=decoder)
+    decoder.lighten("8")
+    make = strategy("swift", "window=8", "steps=20", f"light={share}", decoder=decoder)
+    for ids in ([1, 2, 3], [9, 5, 9, 5]):
+        got = generate(Session(decoder), ids, make(), Limits(60))
+        assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), Limits(60)).token_ids
+        assert any(cycle.plan.mask is not None and cycle.plan.mask.light for cycle in got.cycles)
+
+
 def test_swift_ends_by_steps_and_by_idleness() -> None:
     for settings, most in ((SwiftSettings(steps=7), 7), (SwiftSettings(idle=5), 5)):
         search = SwiftSearch(8, settings)

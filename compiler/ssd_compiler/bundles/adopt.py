@@ -27,6 +27,7 @@ from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.families import max_context
 from ssd_runtime.search.replay import replay_mask
+from ssd_runtime.weights.draft_copies import make_copies
 
 NEW_TOKENS = 48
 """Tokens of a continuation on which agreement is measured."""
@@ -76,6 +77,8 @@ def adopt(
     known = [name for name, config in bundle.domains.items() if config.choice is not None]
     if not known:
         raise UserError(f"{where}: no domain has a mask to adopt; compile a bundle for this model")
+    if masks := bundle.light_masks:
+        make_copies(decoder, "auto", masks, reporter.note)
     found: list[AdoptedMask] = []
     domains: dict[str, DomainConfig] = {}
     for name in known:

@@ -17,6 +17,7 @@ from ssd_profiles.latency import DeviceKey
 from ssd_profiles.mask import SkipMask
 
 SKIPPED, KEPT = "█", "·"
+LIGHTER = {8: "░", 4: "▒"}
 ROW = 60
 """Layers per line of a mask's picture."""
 
@@ -55,14 +56,18 @@ def origin_text(folder: Path) -> str:
 
 
 def mask_picture(mask: SkipMask) -> list[str]:
-    """Lines that show which attention and MLP blocks a mask skips, layer 0 on the left."""
+    """Lines that show which attention and MLP blocks a mask skips or runs lighter, layer 0 on the left."""
     lines = []
     for begin in range(0, mask.num_layers, ROW):
         layers = range(begin, min(begin + ROW, mask.num_layers))
         for offset, name in enumerate(("attention", "MLP")):
-            cells = "".join(SKIPPED if mask.bits[2 * layer + offset] else KEPT for layer in layers)
+            cells = "".join(_cell(mask, 2 * layer + offset) for layer in layers)
             lines.append(f"  {name:<9} {cells}")
     return lines
+
+
+def _cell(mask: SkipMask, index: int) -> str:
+    return SKIPPED if mask.bits[index] else LIGHTER.get(mask.width(index), KEPT)
 
 
 def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
@@ -73,6 +78,9 @@ def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
     mask = config.frontier[config.choice.entry].skip_mask(layers)
     yield from mask_picture(mask)
     yield f"  skips     {mask.attention_skipped} attention and {mask.mlp_skipped} MLP blocks of {layers} layers"
+    if summary["lighter"]:
+        counts = " and ".join(f"{count} parts in {width} bits" for width, count in summary["lighter"].items())
+        yield f"  lighter   {counts} (░ 8, ▒ 4), of {len(mask) + 1} with the head"
     yield f"  predicted {config.choice.predicted_speedup:.2f}x at {config.context} tokens of context"
     if config.validation is not None:
         timed = config.validation

@@ -11,19 +11,19 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
 from ssd_compiler.crew.board import Event, Kind
+from ssd_compiler.decoder import add_copies, faithful_decoder
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import DeviceKey
 from ssd_runtime.loading.models import load_model
-from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.profiling.latency import device_key
-from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 TELL_SECONDS = 0.2
 """Least seconds between two reports of a stage's steps."""
@@ -69,8 +69,9 @@ class Worker:
                 f"--ray: {settings.model} is another model on {host}, or of another dtype ({found.dtype}, not "
                 f"{orders.fingerprint.dtype}); give the same files to all hosts, and --dtype"
             )
-        decoder = fitted_decoder(loaded.model, settings.weight_memory)
-        require_faithful(decoder)
+        decoder = faithful_decoder(loaded, settings)
+        # The command has told of the copies already.
+        add_copies(decoder, settings, Reporter(Console(quiet=True)))
         self._stages = Stages(
             settings=settings,
             loaded=loaded,

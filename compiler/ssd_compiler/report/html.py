@@ -13,6 +13,7 @@ from ssd_compiler.report.advice import advice
 from ssd_compiler.report.charts import COLOURS, legend
 from ssd_compiler.report.summary import domain_summary, load_text
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import FULL
 
 QUERIES = (1, 2, 4, 8, 16, 32)
 _HEAD = (
@@ -54,7 +55,8 @@ def html_report(bundle: Bundle) -> str:
             (_row(summary) for summary in summaries),
         ),
         *(f"<p>{escape(name)} with several at once: {escape(told)}</p>" for name, told in _told_loads(domains)),
-        "<h2>Masks by domain</h2><p>A column for each layer, the first on the left: attention above, MLP below.</p>",
+        "<h2>Masks by domain</h2><p>A column for each layer, the first on the left: attention above, MLP below. "
+        "Strong colours are skipped, pale ones run on lighter copies of their weights.</p>",
         pictures.masks(domains, model.num_layers),
         "<h2>Validation</h2><p>Timed decoding of prompts that the search never saw.</p>",
         pictures.validation(domains),
@@ -126,7 +128,7 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
     interval = summary["measured_interval"]
     return (
         summary["domain"],
-        f"{summary['attention_skipped']} attention, {summary['mlp_skipped']} MLP",
+        f"{summary['attention_skipped']} attention, {summary['mlp_skipped']} MLP{_lighter(summary)}",
         _number(summary["draft_acceptance_rate"]),
         _number(summary["mean_acceptance_length"]),
         _times(summary["predicted_speedup"]),
@@ -135,6 +137,11 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
         summary["verdict"],
         f"{summary['search_seconds']:.0f} s, {summary['evaluations']} masks",
     )
+
+
+def _lighter(summary: dict[str, Any]) -> str:
+    """What the chosen mask runs on lighter copies; empty if that is nothing."""
+    return "".join(f"; {count} in {width} bits" for width, count in summary["lighter"].items())
 
 
 def _advice_table(domains: dict[str, DomainConfig], table: LatencyTable, num_layers: int) -> str:
@@ -154,8 +161,21 @@ def _latency_table(latency: LatencyTable) -> str:
         for kind in latency.attention
         for context in latency.contexts
     ]
-    rows.append(("MLP", *(f"{latency.mlp_seconds(n) * 1e3:.3f}" for n in queries)))
-    rows.append(("head", *(f"{latency.head_seconds(n) * 1e3:.3f}" for n in queries)))
+    for width in (FULL, *latency.light):
+        named = f", {width} bits" if width else ""
+        if width:
+            rows += [
+                (
+                    f"{kind} attention{named}, {latency.light[width].context} cached",
+                    *(
+                        f"{latency.attention_seconds(latency.light[width].context, n, kind, width) * 1e3:.3f}"
+                        for n in queries
+                    ),
+                )
+                for kind in latency.attention
+            ]
+        rows.append((f"MLP{named}", *(f"{latency.mlp_seconds(n, width) * 1e3:.3f}" for n in queries)))
+        rows.append((f"head{named}", *(f"{latency.head_seconds(n, width) * 1e3:.3f}" for n in queries)))
     context = float(latency.contexts[min(1, latency.contexts.size - 1)])
     rows.append(
         (f"whole step, {int(context)} cached", *(f"{latency.step_seconds(context, n) * 1e3:.2f}" for n in queries))

@@ -11,6 +11,7 @@ from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.formulas import expected_speedup
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import WIDTHS
 
 
 def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
         "mask": entry.mask if entry else None,
         "attention_skipped": mask.attention_skipped if mask else 0,
         "mlp_skipped": mask.mlp_skipped if mask else 0,
+        "lighter": {width: count for width in WIDTHS if (count := mask.light.count(width))} if mask else {},
         "draft_length": choice.draft_length if choice else 0,
         "threshold": choice.threshold if choice else 0.0,
         "token_agreement": entry.token_agreement if entry else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from bayes_opt import BayesianOptimization
 
 from ssd_compiler.search.evaluate import Evaluator, Rated
 from ssd_compiler.search.vertices import VertexImprovement
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import FULL, SkipMask
+from ssd_runtime.search.gaussian import coded
 
 DIMENSIONS = 16
 """Variables of a round; half of them are spans of sub-layers."""
@@ -23,9 +25,19 @@ VAIN_ROUNDS = 3
 
 
 Group = frozenset[int]
-"""Sub-layers that one variable skips together."""
+"""Sub-layers that one variable changes together; 2L is the head."""
 Point = tuple[int, ...]
-"""The variables' values: 1 skips a group."""
+"""The variables' values: 1 changes a group."""
+SKIPPED = None
+"""The precision of groups that are skipped."""
+
+
+class Variable(NamedTuple):
+    """A group of sub-layers, and the precision that the variable gives to them."""
+
+    group: Group
+    precision: int | None = SKIPPED
+    """A width, or None to skip them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +45,32 @@ class Subspace:
     """The masks that differ from an incumbent in some groups of sub-layers, which are disjoint."""
 
     incumbent: SkipMask
-    groups: tuple[Group, ...]
+    variables: tuple[Variable, ...]
+    usual: SkipMask
+    """The widths of sub-layers that no variable changes any more: the model's own, or those of its lighter copies."""
 
     @property
     def start(self) -> Point:
-        """The incumbent's own point. A group that it skips in part counts as kept."""
-        return tuple(int(group <= set(self.incumbent)) for group in self.groups)
+        """The incumbent's own point. A group that it has changed in part counts as unchanged."""
+        return tuple(int(all(self._at(i) == each.precision for i in each.group)) for each in self.variables)
 
     def mask(self, point: Point) -> SkipMask:
-        """The mask of a point. A group that changes to kept is kept whole, one that stays so is left as it is."""
+        """The mask of a point. A group that is changed back becomes usual as a whole, others stay as they are."""
         skipped = set(self.incumbent)
-        for group, before, now in zip(self.groups, self.start, point, strict=True):
-            skipped = skipped | group if now else skipped - group if before else skipped
-        return SkipMask.of(self.incumbent.num_layers, skipped)
+        widths = dict[int, int]()
+        for (group, precision), before, now in zip(self.variables, self.start, point, strict=True):
+            if not (now or before):
+                continue
+            skipped = skipped | group if now and precision is SKIPPED else skipped - group
+            for index in group:
+                widths[index] = (precision or FULL) if now else self.usual.width(index)
+        known = SkipMask.of(self.incumbent.num_layers, skipped).lightened(dict(enumerate(self.incumbent.light)))
+        return known.lightened(widths)
+
+    def _at(self, index: int) -> int | None:
+        """The incumbent's precision of a sub-layer or the head."""
+        is_head = index == len(self.incumbent)
+        return SKIPPED if not is_head and self.incumbent.bits[index] else self.incumbent.width(index)
 
 
 def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[Rated]:
@@ -57,14 +82,14 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
     that gained together, then what the process suggests.
     """
     found = list[Rated]()
-    tried = set[Group]()
+    tried = set[Variable]()
     vain = 0
     while vain < VAIN_ROUNDS and not evaluator.exhausted:
         before = evaluator.best().speedup
-        space = Subspace(evaluator.best().mask, _variables(evaluator, tried))
-        if not space.groups:
+        space = Subspace(evaluator.best().mask, _variables(evaluator, tried), evaluator.usual)
+        if not space.variables:
             break
-        tried.update(space.groups)
+        tried.update(space.variables)
         found += _round(evaluator, space, seed + len(found), origin)
         vain = 0 if evaluator.best().speedup > before else vain + 1
     return found
@@ -75,7 +100,7 @@ def _round(evaluator: Evaluator, space: Subspace, seed: int, origin: str) -> Ite
     picker = random.Random(seed)
     process = BayesianOptimization(
         f=None,
-        pbounds={str(place): (0.0, 1.0) for place in range(len(space.groups))},
+        pbounds={str(place): (0.0, 1.0) for place in range(len(space.variables))},
         acquisition_function=VertexImprovement(xi=0.0, random_state=seed),
         random_state=seed,
         verbose=0,
@@ -118,16 +143,25 @@ def _flipped(point: Point, places: Sequence[int]) -> Point:
     return tuple(value ^ (place in places) for place, value in enumerate(point))
 
 
-def _variables(evaluator: Evaluator, tried: set[Group]) -> tuple[Group, ...]:
-    """Disjoint groups that were no variables yet: the most skippable spans, then undecided sub-layers, then spans."""
-    chosen = list[Group]()
+def _variables(evaluator: Evaluator, tried: set[Variable]) -> tuple[Variable, ...]:
+    """Variables that were none yet, of disjoint groups.
+
+    They are the most skippable spans, then undecided sub-layers, then spans. Where there are lighter copies, variables
+    skip their groups and change their precision in turn.
+    """
+    chosen = list[Variable]()
     taken = set[int]()
     undecided = [frozenset({index}) for index in undecided_sublayers(list(evaluator.rated.values()))]
     spans = skippable_spans(evaluator)
-    for groups, most in ((spans, DIMENSIONS // 2), (undecided, DIMENSIONS), (spans, DIMENSIONS)):
+    head = frozenset({len(evaluator.usual)})
+    for groups, most in ((spans, DIMENSIONS // 2), ([*undecided, head], DIMENSIONS), (spans, DIMENSIONS)):
         for group in groups:
-            if len(chosen) < most and group not in tried and not group & taken:
-                chosen.append(group)
+            skipping = [] if group == head else [Variable(group)]
+            ways = skipping + [Variable(group, width) for width in evaluator.precisions(group)]
+            turn = len(chosen) % max(1, len(ways))
+            variable = next((each for each in ways[turn:] + ways[:turn] if each not in tried), None)
+            if len(chosen) < most and variable is not None and not group & taken:
+                chosen.append(variable)
                 taken |= group
     return tuple(chosen)
 
@@ -155,6 +189,7 @@ def skippable_spans(evaluator: Evaluator) -> list[Group]:
 def undecided_sublayers(rated: Sequence[Rated]) -> list[int]:
     """Sub-layers on which the better half of the masks disagree, most undecided first."""
     better = sorted(rated, key=lambda item: -item.speedup)[: max(2, len(rated) // 2)]
-    votes = np.mean([item.mask.bits for item in better], axis=0)
+    codes = coded([item.mask for item in better])
+    votes = (codes == codes[0]).mean(0)
     order = np.argsort(np.abs(votes - 0.5), kind="stable")
-    return [int(i) for i in order if 0.0 < votes[i] < 1.0]
+    return [int(i) for i in order if votes[i] < 1.0]

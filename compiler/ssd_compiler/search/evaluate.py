@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import FULL, WIDTHS, SkipMask
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
@@ -58,6 +58,18 @@ class Evaluator:
     progress: list[tuple[float, float]] = field(default_factory=list)
 
     @property
+    def usual(self) -> SkipMask:
+        """The draft that skips nothing, on the model's lighter copies if it has any."""
+        return self.decoder.light_mask
+
+    def precisions(self, sublayers: Collection[int]) -> list[int]:
+        """The widths that all of these sub-layers may have besides the usual ones; 2L is the head."""
+        copies = self.decoder.copy_widths
+        usual = {self.usual.width(index) for index in sublayers}
+        common = [width for width in WIDTHS if all(width in copies[index] for index in sublayers)]
+        return [width for width in (*common, FULL) if usual != {width}]
+
+    @property
     def exhausted(self) -> bool:
         """Whether no more masks may be evaluated."""
         return len(self.rated) >= self.most or perf_counter() > self.deadline
@@ -66,6 +78,7 @@ class Evaluator:
         """Evaluate a mask, or recall it.
 
         The first sequences decide whether the rest is worth while: a mask that is far behind there is left at that.
+        Masks without lighter sub-layers compare with each other, since other devices may have nothing else.
         """
         known = self.rated.get(mask)
         if known is not None:
@@ -82,14 +95,16 @@ class Evaluator:
     def _look(self, mask: SkipMask, origin: str) -> Rated | None:
         """The mask by the first sequences alone, where it is far behind the best one on the same."""
         first = max(1, len(self.reference.groups) // 4)
-        if not self.rated or first == len(self.reference.groups):
+        alike = [each for each in self.rated.values() if each.complete and bool(each.mask.light) == bool(mask.light)]
+        if not alike or first == len(self.reference.groups):
             return None
-        rated, best = self._rate(mask, origin, self.reference.head(first), False), self.best()
+        rated = self._rate(mask, origin, self.reference.head(first), False)
+        best = max(alike, key=lambda each: each.option.tokens_per_second)
         return rated if rated.speedup < FAR_BEHIND * self._option(best.mask, best.traces[:first]).speedup else None
 
     def _rate(self, mask: SkipMask, origin: str, reference: ReferenceStates, complete: bool) -> Rated:
         traces = tuple(replay_mask(self.decoder, reference, mask, self.block))
-        kept = len(mask) - mask.first_skipped - (len(list(mask)))
+        kept = len(mask) - mask.first_changed - (len(list(mask)))
         self.forwards += kept / len(mask) * len(reference) / len(self.reference)
         option = self._option(mask, traces)
         return Rated(mask, origin, option.entry.profile, option, traces, complete)

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 from ssd_compiler.search.evaluate import Rated
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.cost import CostModel, Entry
 
 FRONTIER_ENTRIES = 24
+"""Most masks of a frontier. Some are chosen as for a device without lighter copies, if there are lighter masks."""
 FRONTIER_CONTEXTS = (128, 512, 2048, 8192, 32768)
 FINALISTS = 3
+FULL_BITS = 32
+"""Bits of weights that are in full, for comparison with lighter ones."""
 NEARLY_SAME = 0.85
 """Jaccard similarity from which timing could hardly tell two masks apart."""
 
 
 def select_frontier(rated: list[Rated], latency: LatencyTable, context: int, max_context: int) -> list[Rated]:
-    """Select the Pareto-optimal masks by attention blocks skipped, MLP blocks skipped and token agreement.
+    """Select the Pareto-optimal masks by token agreement and by attention and MLP blocks skipped, or lighter.
 
     Latencies do not matter for that, so the frontier serves on any device. Masks that were rated on part of the text
     only are excluded. If there are too many, the fastest ones on this device are kept, at the domain's own and at other
     context lengths up to `max_context`. The result is ordered by the number of skipped sub-layers.
     """
-    kept = [one for one in rated if one.complete and any(one.mask.bits)]
+    kept = [one for one in rated if one.complete and not one.mask.is_plain]
     undominated = [one for one in kept if not any(_dominates(other, one) for other in kept)]
-    orders = [
-        sorted(undominated, key=lambda one: -_speed_at(one, latency, length))
-        for length in (context, *(length for length in FRONTIER_CONTEXTS if length <= max_context))
-    ]
+    lengths = (context, *(length for length in FRONTIER_CONTEXTS if length <= max_context))
+    orders = [sorted(undominated, key=lambda one: -_speed_at(one, latency, length)) for length in lengths]
+    if any(one.mask.light for one in undominated):
+        unlit = replace(latency, light={})
+        orders.insert(2, sorted(undominated, key=lambda one: -_speed_at(one, unlit, context)))
     chosen: list[Rated] = []
     for one in chain.from_iterable(zip(*orders, strict=True)):
         if one not in chosen and len(chosen) < FRONTIER_ENTRIES:
@@ -51,6 +57,13 @@ def _speed_at(rated: Rated, latency: LatencyTable, context: int) -> float:
 
 
 def _dominates(one: Rated, other: Rated) -> bool:
-    mine = (one.mask.attention_skipped, one.mask.mlp_skipped, one.profile.token_agreement)
-    theirs = (other.mask.attention_skipped, other.mask.mlp_skipped, other.profile.token_agreement)
+    mine = (*_lightness(one.mask), one.profile.token_agreement)
+    theirs = (*_lightness(other.mask), other.profile.token_agreement)
     return all(a >= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
+
+
+def _lightness(mask: SkipMask) -> list[int]:
+    """Numbers of attention blocks, of MLP blocks and of heads that are skipped, in 4 bits or less, and in 8 or less."""
+    bits_of = [0 if skip else mask.width(i) or FULL_BITS for i, skip in enumerate(mask.bits)]
+    head = [mask.head_width or FULL_BITS]
+    return [sum(bits <= most for bits in part) for most in (0, 4, 8) for part in (bits_of[0::2], bits_of[1::2], head)]

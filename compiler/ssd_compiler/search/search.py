@@ -33,6 +33,10 @@ RESERVED = 0.25
 """Least share of the evaluations, and of the time if bounded, that is reserved for Bayesian optimisation."""
 RESERVED_EVALUATIONS = 64
 """Evaluations that are reserved for it where they are no more than half of all."""
+KNAPSACK_STATES = 24
+"""Budgets that a dynamic programme carries along where sub-layers may be lighter, and each is run at every width."""
+LIGHT_BUDGET = 0.9
+"""Largest share of the latency that lighter and skipped sub-layers may save together."""
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RANDOM_MASKS = 4
 WORTHWHILE = 0.97
@@ -82,10 +86,11 @@ def search(
 ) -> SearchResult:
     """Search a domain's frontier by the method of `bounds`.
 
-    By `both`, knapsack candidates and uniform masks come first. `announce` receives their oracle speed-up, their
-    predicted speed-up and whether that justifies the long search. If it does, random masks follow, then Bayesian
-    optimisation, for which evaluations were reserved. The other methods do one part alone, and ask nobody whether it is
-    justified: `knapsack`, `bayesian` from uniform and random masks, or `self-sd`, which times drafts of `prompts`.
+    By `both`, uniform precisions, knapsack candidates and uniform masks come first. `announce` receives their oracle
+    speed-up, their predicted speed-up and whether that justifies the long search. If it does, random masks follow, then
+    Bayesian optimisation, for which evaluations were reserved. The other methods do one part alone, and ask nobody
+    whether it is justified: `knapsack`, `bayesian` from uniform and random masks, or `self-sd`, which times drafts of
+    `prompts`. The first two begin with uniform precisions as well.
     `tick` is called after each evaluation.
     """
     began = perf_counter()
@@ -103,6 +108,8 @@ def search(
     layers = decoder.shape.num_layers
     forwards = 0.0
     timed = 0
+    if bounds.method in ("both", "knapsack", "bayesian"):
+        evaluator.rate_all(light_masks(decoder), "light")
     if bounds.method == "self-sd":
         timed = search_by_clock(evaluator, prompts, bounds.seed)
     elif bounds.method == "knapsack":
@@ -161,7 +168,7 @@ def _rate_first(evaluator: Evaluator, bounds: SearchBounds) -> float:
     layers = evaluator.decoder.shape.num_layers
     if not evaluator.rated:
         evaluator.rate(next(uniform_masks(layers)), "uniform")
-    evaluator.rate_all(uniform_masks(layers), "uniform")
+    evaluator.rate_all(_with_light(evaluator, uniform_masks(layers)), "uniform")
     evaluator.most, evaluator.deadline = whole
     return forwards
 
@@ -170,21 +177,43 @@ def _rate_simple(evaluator: Evaluator, seed: int) -> None:
     """Evaluate uniform and random masks, the first one even without any time left."""
     layers = evaluator.decoder.shape.num_layers
     evaluator.rate(next(uniform_masks(layers)), "uniform")
-    evaluator.rate_all(uniform_masks(layers), "uniform")
+    evaluator.rate_all(_with_light(evaluator, uniform_masks(layers)), "uniform")
     evaluator.rate_all(random_masks(layers, evaluator.best().mask, seed), "random")
 
 
 def _rate_knapsack(evaluator: Evaluator, evaluations: float, seconds: float) -> float:
-    """Evaluate some `evaluations` knapsack candidates over all budgets, then half as many neighbours of the best one.
+    """Evaluate knapsack candidates: of skipping alone, and where there are lighter copies, of all precisions as well.
 
-    The former may take `seconds`, the latter half as many. Returns the cost of the dynamic programme in forwards of all
-    rows.
+    Each kind has half of the evaluations and the time then. Returns the cost of the dynamic programmes in forwards of
+    all rows.
     """
     reference = evaluator.reference
     decoder = evaluator.decoder
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
-    weights = Weights.of(evaluator.latency, evaluator.context)
-    found = [candidate for candidate in search_knapsack(decoder, sampled, weights) if candidate.skipped_weight]
+    plain = Weights.of(evaluator.latency, evaluator.context)
+    if not decoder.light_widths:
+        found = search_knapsack(decoder, sampled, plain)
+        return _rate_candidates(evaluator, found, len(sampled), evaluations, seconds)
+    fine = Weights.fine(evaluator.latency, evaluator.context, decoder.copy_widths)
+    mixed = search_knapsack(decoder, sampled, fine, budget=LIGHT_BUDGET, most=KNAPSACK_STATES)
+    forwards = _rate_candidates(evaluator, mixed, len(sampled), evaluations / 2, seconds / 2)
+    found = search_knapsack(decoder, sampled, plain, most=KNAPSACK_STATES)
+    # Every width carries the states through its own weights.
+    return forwards * (1 + len(decoder.light_widths)) + _rate_candidates(
+        evaluator, found, len(sampled), evaluations / 2, seconds
+    )
+
+
+def _rate_candidates(
+    evaluator: Evaluator, candidates: Sequence[Candidate], rows: int, evaluations: float, seconds: float
+) -> float:
+    """Evaluate some `evaluations` candidates over all budgets, then half as many neighbours of the best one.
+
+    The former may take `seconds` of the search, the latter half as many. Returns the cost of a dynamic programme on
+    `rows` rows in forwards of all rows.
+    """
+    reference = evaluator.reference
+    found = [candidate for candidate in candidates if candidate.skipped_weight]
     share = max(2, int(evaluations))
     # The most promising candidate comes first, so that masks far behind it cost only a quarter of an evaluation.
     coarse = sorted(_spread(found, share), key=lambda candidate: -_promise(evaluator, candidate))
@@ -195,12 +224,13 @@ def _rate_knapsack(evaluator: Evaluator, evaluations: float, seconds: float) -> 
     until = evaluator.began + seconds
     evaluator.rate_all((candidate.mask for candidate in coarse[1:]), "knapsack", until)
     masks = [candidate.mask for candidate in found]
-    best = masks.index(evaluator.best().mask)
+    known = ((evaluator.rated.get(mask), i) for i, mask in enumerate(masks))
+    best = max(((rated.speedup, i) for rated, i in known if rated is not None and rated.complete), default=(0.0, 0))[1]
     nearby = sorted(range(len(masks)), key=lambda i: abs(i - best))
     until += seconds / 2
     evaluator.rate_all((masks[i] for i in nearby[: share // 2]), "knapsack", until)
     # Every budget carries the sampled rows through every sub-layer.
-    return len(found) * len(sampled) / len(reference)
+    return len(found) * rows / len(reference)
 
 
 def _promise(evaluator: Evaluator, candidate: Candidate) -> float:
@@ -243,12 +273,29 @@ def uniform_masks(num_layers: int) -> Iterator[SkipMask]:
         yield SkipMask.uniform(num_layers, max(1, round(share * (num_layers - 2))))
 
 
+def light_masks(decoder: Decoder) -> Iterator[SkipMask]:
+    """The drafts that skip nothing and run everything at one width, as far as there are lighter copies of it."""
+    nearest = decoder.light_mask
+    copies = list(enumerate(decoder.copy_widths))
+    masks = [nearest.lightened({i: width for i, has in copies if width in has}) for width in decoder.light_widths]
+    yield from dict.fromkeys(masks)
+
+
+def _with_light(evaluator: Evaluator, masks: Iterator[SkipMask]) -> Iterator[SkipMask]:
+    """Each mask, and where there are lighter copies the same with all that it runs on these."""
+    usual = evaluator.usual
+    for mask in masks:
+        yield mask
+        if usual.light:
+            yield SkipMask(mask.bits, usual.light)
+
+
 def random_masks(num_layers: int, like: SkipMask, seed: int) -> Iterator[SkipMask]:
-    """Masks of random sub-layers, as many as the mask `like` skips."""
+    """Masks of random sub-layers, as many as the mask `like` skips and with the widths of those that it runs."""
     count = len(list(like))
     picker = random.Random(seed)
     for _ in range(RANDOM_MASKS):
-        yield SkipMask.of(num_layers, picker.sample(range(2 * num_layers), count))
+        yield SkipMask(SkipMask.of(num_layers, picker.sample(range(2 * num_layers), count)).bits, like.light)
 
 
 def _spread(candidates: list[Candidate], count: int) -> list[Candidate]:

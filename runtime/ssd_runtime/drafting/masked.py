@@ -1,4 +1,4 @@
-"""Drafts by the model itself without the sub-layers of a mask, on lighter copies of its weights, or both."""
+"""Drafts by the model itself with some sub-layers skipped or on lighter copies of their weights."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ MOST_SIBLINGS = 64
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A drafter whose tokens are the masked model's choices, or those of the `light` one.
+    """A drafter whose tokens are the masked model's choices.
 
     Drafting ends after the first token whose probability is below `threshold` (Self-SD's and KnapSpec's early stop).
     That token is part of the draft, since it costs only its row in the verification.
     """
 
-    mask: SkipMask | None
+    mask: SkipMask
     threshold: float = 0.0
     branching: Branching = CHAIN
-    light: bool = False
-    """Whether drafts run on the lighter copies of the weights."""
 
     def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
         """Draft up to `length` tokens, with one step of the masked model each."""
-        if session.reads_late and self.mask is not None and not self.light:
-            return (yield from self._drafting_on_device(self.mask, session, pending, length))
+        if session.reads_late:
+            return (yield from self._drafting_on_device(session, pending, length))
         tokens = list[int]()
         siblings = list[list[int]]()
         probs = list[Tensor]()
@@ -48,8 +46,8 @@ class Masked:
         most_nll = self._most_nll
         while len(tokens) < length:
             rows = [tokens[-1] if tokens else pending]
-            x = yield session.request(rows, len(tokens), self.mask, light=self.light)
-            [logits] = yield Head(x, light=self.light)
+            x = yield session.request(rows, len(tokens), self.mask)
+            [logits] = yield Head(x, width=self.mask.head_width)
             proposal = session.propose(logits, lambda: [pending, *tokens], temperature)
             tokens.append(proposal.token)
             if proposal.probs is not None:
@@ -62,10 +60,10 @@ class Masked:
                 break
         return Draft.branching(tokens, _within_room(siblings), probs)
 
-    def _drafting_on_device(self, mask: SkipMask, session: Session, pending: int, length: int) -> Work[Draft]:
+    def _drafting_on_device(self, session: Session, pending: int, length: int) -> Work[Draft]:
         """Draft the same tokens, or some more after an unsure one, with few reads by the host."""
         most = max((count for _, count in self.branching), default=0)
-        chain = DeviceChain(session=session, mask=mask, judges=self._judges, candidates=most)
+        chain = DeviceChain(session=session, mask=self.mask, judges=self._judges, candidates=most)
         yield from chain.growing(pending, length, self._most_nll)
         if not self.branching and len(chain.read) < len(chain.steps):
             return Draft([], steps=len(chain.steps), unread=chain.tokens)

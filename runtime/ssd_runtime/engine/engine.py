@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.fingerprint import config_sha256
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job
@@ -32,9 +34,10 @@ from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.planning.registry import check_strategy, find_strategy, read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
-from ssd_runtime.profiling.light import LightSaving, known_saving
-from ssd_runtime.profiling.memory import gib, guard_memory, return_freed
+from ssd_runtime.profiling.light import with_light
+from ssd_runtime.profiling.memory import guard_memory, return_freed
 from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.draft_copies import make_copies
 from ssd_runtime.weights.kernel_choice import SMALL_BYTES, fitted_decoder
 
 MAX_STREAMS = 64
@@ -97,6 +100,8 @@ class Engine:
         self._before_measuring = before_measuring
         self._draft_bits = draft_bits
         self._before_copying = before_copying
+        self._copied_for: list[SkipMask] | None = None
+        """The masks that lighter copies were made for; None before there are any."""
         self.max_sequences = 1 if bitwise else 8
         """Most requests that are decoded at once; set it before the first request is added."""
         self._streams: OrderedDict[tuple[str, str, Any], MakePlanner] = OrderedDict()
@@ -146,27 +151,23 @@ class Engine:
 
     def lighten(self) -> bool:
         """Make lighter copies of the weights, unless they exist; returns whether there are any."""
-        needed = 0 if self.decoder.light else self.decoder.light_bytes(self._draft_bits)
-        if needed:
-            if self._before_copying is not None:
-                most = min(needed, self.decoder.packed.limit - self.decoder.packed.used)
-                self._before_copying(
-                    f"drafts may run on copies of the weights with fewer bits, which take up to {gib(most)}"
-                )
-            with guard_memory("copying weights for drafts", self.decoder.device, "give --draft-bits none"):
-                self.decoder.lighten(self._draft_bits)
-            return_freed()
+        masks = self.bundle.light_masks if self.bundle is not None else []
+        if self._copied_for != masks:
+            self._copied_for = masks
+            make_copies(self.decoder, self._draft_bits, masks, self._before_copying)
         return bool(self.decoder.light)
 
     @cached_property
-    def light_saving(self) -> LightSaving | None:
-        """Time that a draft step on quantised copies saves on this device, measured once; None without copies.
+    def light_latency(self) -> LatencyTable | None:
+        """The latency table with the costs of lighter copies, measured now or on an earlier run; None without copies.
 
         Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
         """
-        if self.decoder.packed.used <= SMALL_BYTES or not self.lighten():
+        if not self.decoder.light and self.decoder.packed.used <= SMALL_BYTES:
             return None
-        return known_saving(self.decoder, config_sha256(self.loaded.model.config.to_dict()))
+        if not self.lighten():
+            return None
+        return with_light(self.latency, self.decoder, config_sha256(self.loaded.model.config.to_dict()))
 
     def require_fitting(self, bundle: Bundle, where: str) -> None:
         """Raise UserError, which calls the bundle `where`, if it belongs to another model or does not fit its sizes."""
@@ -183,6 +184,7 @@ class Engine:
         with self._lock:
             if "latency" in self.__dict__:
                 self.latency = bundled_latency(self.decoder, bundle.latency) or self.latency
+            self.__dict__.pop("light_latency", None)
             self.bundle = bundle
             self.__dict__.pop("_exit_heads", None)
             self._streams.clear()
@@ -205,17 +207,27 @@ class Engine:
         with self._lock:
             check_strategy(strategy, self.bundle is not None)
             needs = find_strategy(strategy)
-            if needs.needs_light:
-                self.lighten()
             parameters = read_settings(strategy, []) if parameters is None else parameters
+            allowed = getattr(parameters, "light", None)
+            if needs.needs_light or (allowed and not needs.uses_masks):
+                self.lighten()
+            latency = self.latency if needs.needs_latency else None
+            priced = None
+            if needs.uses_masks and (
+                allowed or (allowed is None and self.bundle is not None and self.bundle.light_masks)
+            ):
+                priced = self.light_latency
+            if latency is not None:
+                # Without its costs no mask is expected to gain by lighter sub-layers.
+                latency = priced or replace(latency, light={})
             return make_strategy(
                 name=strategy,
                 settings=parameters,
                 decoder=self.decoder,
                 bundle=self.bundle,
-                latency=self.latency if needs.needs_latency else None,
+                latency=latency,
                 heads=self._exit_heads,
-                light=self.light_saving if needs.prices_light and parameters.light else None,
+                light=self.decoder.light_mask if priced is not None else None,
             )
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import FULL, WIDTHS, SkipMask
 from ssd_runtime.model.attention import attend, attend_apart, attend_by_row, capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder, Segment, Variants
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
@@ -26,7 +26,6 @@ from ssd_runtime.profiling.clock import WaitedLock, queues_work, synchronize
 from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
-from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, can_pack, named, stamp_of
 
 KEY_MULTIPLE = 64
@@ -129,9 +128,9 @@ class Decoder:
             }
         shape = self.shape
         self.follow_layers()
-        self._by_row = bitwise and None in self._native
+        self._by_row = bitwise and None in self._native[FULL]
         """Whether attention runs row by row, and a lone row as two equal ones: our own code needs neither."""
-        key_multiple = KEY_MULTIPLE if self.rounding != self.dtype and None in self._native else 1
+        key_multiple = KEY_MULTIPLE if self.rounding != self.dtype and None in self._native[FULL] else 1
         if self._by_row:
             key_multiple = KEY_BLOCK
         self.kv_layout = KVLayout(
@@ -228,29 +227,58 @@ class Decoder:
         for linear in self._linears():
             linear.serve(rows)
 
-    def lighten(self, bits: DraftBits) -> None:
-        """Make lighter copies of the weights for drafts, as far as the memory budget holds them, or drop them."""
+    def lighten(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> None:
+        """Make lighter copies of the weights for drafts, as far as the memory budget holds them, or drop them.
+
+        With `auto`, what runs in 4 bits in one of `masks` has a copy in 4 bits beside that in 8.
+        """
+        both = _of_width(masks, 4)
         with self.lock, torch.inference_mode():
-            for linear in self._linears():
-                linear.lighten(bits)
+            for index, linears in self._sublayers():
+                for linear in linears:
+                    linear.lighten(bits, index in both)
             self.follow_layers()
 
-    def light_bytes(self, bits: DraftBits) -> int:
-        """Bytes that all lighter copies would take at most; 0 if there can be none."""
-        return sum(linear.light_bytes(bits) for linear in self._linears())
+    def light_bytes(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> int:
+        """Bytes that all lighter copies for drafts with `masks` would take at most; 0 if there can be none."""
+        both = _of_width(masks, 4)
+        return sum(linear.light_bytes(bits, i in both) for i, linears in self._sublayers() for linear in linears)
 
     @property
     def light(self) -> str:
         """The kernels of the lighter copies with their numbers, such as `121 int8`; empty without any."""
-        lighter = [linear.lighter for linear in self._linears()]
-        names = Counter(each.kernel.name for each in lighter if isinstance(each, LightLinear))
+        names = Counter(copy.kernel.name for linear in self._linears() for copy in linear.copies.values())
         return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
+
+    @property
+    def copy_widths(self) -> list[tuple[int, ...]]:
+        """The widths of the lighter copies of each sub-layer and, last, of the head; the nearest to the model first."""
+        found = [{width for linear in linears for width in linear.copies} for _, linears in self._sublayers()]
+        return [tuple(width for width in WIDTHS if width in widths) for widths in found]
+
+    @property
+    def light_widths(self) -> tuple[int, ...]:
+        """The widths of all lighter copies, the nearest to the model first."""
+        found = {width for widths in self.copy_widths for width in widths}
+        return tuple(width for width in WIDTHS if width in found)
+
+    @property
+    def light_mask(self) -> SkipMask:
+        """The draft that skips nothing and runs everything on the lighter copies that are nearest to the model."""
+        nearest = {index: widths[0] for index, widths in enumerate(self.copy_widths) if widths}
+        return SkipMask.of(self.shape.num_layers).lightened(nearest)
 
     def follow_layers(self) -> None:
         """Put together what is made of the layers' projections: their lighter forms, and calls of our own code."""
-        self._light_layers = [layer.lighter() for layer in self.layers]
-        self._native = [self._native_attention(layer) for layer in self.layers]
-        self._light_native = [self._native_attention(layer) for layer in self._light_layers]
+        self._forms = {FULL: self.layers}
+        self._forms |= {width: [layer.lighter(width) for layer in self.layers] for width in self.light_widths}
+        self._native = {
+            width: [self._native_attention(layer) for layer in layers] for width, layers in self._forms.items()
+        }
+
+    def _form(self, width: int) -> int:
+        """The width that stands in for `width`: another one, or the model's own, if there are no copies of it."""
+        return width if width in self._forms else max(self._forms)
 
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
@@ -291,20 +319,21 @@ class Decoder:
             x = self.model.model.embed_tokens(tokens[0] if len(tokens) == 1 else torch.cat(tokens))
         return x if self._embedding_scale is None else x * self._embedding_scale
 
-    def attention(self, layer: int, x: Tensor, batch: Batch, light: bool = False) -> Tensor:
+    def attention(self, layer: int, x: Tensor, batch: Batch, width: int = FULL) -> Tensor:
         """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches.
 
-        With `light` it runs on the lighter copies of its weights.
+        It runs on copies of its weights of this `width`, if there are any.
         """
         with self.lock.inner:
-            parts = (self._light_layers if light else self.layers)[layer]
-            native = (self._light_native if light else self._native)[layer]
+            width = self._form(width)
+            parts = self._forms[width][layer]
+            native = self._native[width][layer]
             if native is not None and batch.sequences is not None:
                 return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
             if self._spread:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)
-            queries, new = self.project(layer, x, batch.rotations[parts.kind], light)
+            queries, new = self.project(layer, x, batch.rotations[parts.kind], width)
             if self._by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
                 mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
             elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
@@ -363,9 +392,9 @@ class Decoder:
         )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)
 
-    def project(self, layer: int, x: Tensor, rotation: Rotation | None, light: bool = False) -> tuple[Tensor, Tensor]:
+    def project(self, layer: int, x: Tensor, rotation: Rotation | None, width: int = FULL) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim]."""
-        parts = (self._light_layers if light else self.layers)[layer]
+        parts = self._forms[self._form(width)][layer]
         shape = self.shape
         qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if parts.q_norm is not None and parts.k_norm is not None:
@@ -374,10 +403,10 @@ class Decoder:
             qkv = rotate(qkv, rotation)
         return qkv[:, : shape.heads], qkv[:, shape.heads :]
 
-    def mlp(self, layer: int, x: Tensor, light: bool = False) -> Tensor:
-        """The MLP block of `layer` on `x` [n, hidden]; with `light`, on the lighter copies of its weights."""
+    def mlp(self, layer: int, x: Tensor, width: int = FULL) -> Tensor:
+        """The MLP block of `layer` on `x` [n, hidden], on copies of its weights of this `width` if there are any."""
         with self.lock.inner:
-            parts = (self._light_layers if light else self.layers)[layer]
+            parts = self._forms[self._form(width)][layer]
             return parts.add_mlp(x.to(parts.device) if self._spread else x)
 
     def run(
@@ -388,20 +417,17 @@ class Decoder:
         first: int = 0,
         last: int | None = None,
         states: list[Tensor] | None = None,
-        light: bool = False,
     ) -> Tensor:
-        """Run sub-layers `first`, …, `last` - 1 except those of `mask`; appends the state after each to `states`.
-
-        With `light` they run on the lighter copies of their weights.
-        """
-        paired = self._by_row and len(x) == 1 and mask is None and not light
+        """Run sub-layers `first`, …, `last` - 1 as `mask` says; appends the state after each to `states`."""
+        paired = self._by_row and len(x) == 1 and mask is None
         if paired:
             x = x.repeat(2, 1)  # rows of stride 0 would be summed in another order
         with self.lock:
             for index in range(first, 2 * self.shape.num_layers if last is None else last):
                 if mask is None or not mask.bits[index]:
                     layer, is_mlp = divmod(index, 2)
-                    x = self.mlp(layer, x, light) if is_mlp else self.attention(layer, x, batch, light)
+                    width = FULL if mask is None else mask.width(index)
+                    x = self.mlp(layer, x, width) if is_mlp else self.attention(layer, x, batch, width)
                 if states is not None:
                     states.append(self._handed(x[:1] if paired else x))
         return self._handed(x[:1] if paired else x)
@@ -411,9 +437,9 @@ class Decoder:
         with self.lock:
             return self._handed(self._on_two_rows(self._norm, x))
 
-    def head(self, normed: Tensor, light: bool = False) -> Tensor:
-        """Logits [n, vocabulary] of states after the final norm; with `light`, by the lighter copy of the head."""
-        head = self._head.lighter if light else self._head
+    def head(self, normed: Tensor, width: int = FULL) -> Tensor:
+        """Logits [n, vocabulary] of normed states, by a copy of the head of this `width` if there is one."""
+        head = self._head if width == FULL else self._head.lighter(width)
         with self.lock:
             return self.finished(self._handed(self._on_two_rows(head, normed)))
 
@@ -427,9 +453,9 @@ class Decoder:
             logits = logits / self._logit_divisor
         return capped(logits, self._logit_cap)
 
-    def logits(self, x: Tensor, light: bool = False) -> Tensor:
-        """Logits [n, vocabulary] of states after the last sub-layer; with `light`, by the lighter copy of the head."""
-        return self.head(self.norm(x), light)
+    def logits(self, x: Tensor, width: int = FULL) -> Tensor:
+        """Logits [n, vocabulary] of states after the last sub-layer; `width` is that of `head`."""
+        return self.head(self.norm(x), width)
 
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""
@@ -466,9 +492,21 @@ class Decoder:
         return torch.cat([q_norm(queries).view(n, shape.heads, -1), k_norm(keys).view_as(values), values], 1)
 
     def _linears(self) -> Iterator[Linear]:
-        for layer in self.layers:
-            yield from layer.linears()
-        yield self._head
+        for _, linears in self._sublayers():
+            yield from linears
+
+    def _sublayers(self) -> Iterator[tuple[int, Sequence[Linear]]]:
+        """The projections of each sub-layer, by its index, and of the head (2L)."""
+        for index, layer in enumerate(self.layers):
+            linears = layer.linears()
+            yield 2 * index, linears[:2]
+            yield 2 * index + 1, linears[2:]
+        yield 2 * len(self.layers), (self._head,)
+
+
+def _of_width(masks: Iterable[SkipMask], width: int) -> set[int]:
+    """Indices of all sub-layers, and 2L of the head, that run at this width in one of the masks."""
+    return {index for mask in masks for index, each in enumerate(mask.light) if each == width}
 
 
 def _rope_switch(config: PreTrainedConfig, family: Family) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import FULL, SkipMask
 from ssd_runtime.model.batch import Batch, Segment, Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sampling.argmax import argmax_with_logit
@@ -22,9 +22,7 @@ HEAD_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request to run rows of one sequence through sub-layers `first`, …, `last` - 1, without those of `mask`.
-
-    With `light` they run on the lighter copies of their weights.
+    """A request to run rows of one sequence through sub-layers `first`, …, `last` - 1 as `mask` says.
 
     The answer is the states [rows, hidden] after the last of these. With `keep_states` it is a list: the states before
     the first sub-layer, and those after each, skipped or not. A search may have several `segments`, of one cache or of
@@ -38,12 +36,11 @@ class Forward:
     first: int = 0
     last: int | None = None
     keep_states: bool = False
-    light: bool = False
 
     @property
     def is_full(self) -> bool:
         """Whether it runs the full model to its end, as a prompt's chunk, a plain step and a verification do."""
-        return self.mask is None and self.last is None and not self.light
+        return self.mask is None and self.last is None
 
     @property
     def size(self) -> int:
@@ -53,7 +50,7 @@ class Forward:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one forward."""
-        return Forward, self.embeds, self.mask, self.first, self.last, self.keep_states, self.light
+        return Forward, self.embeds, self.mask, self.first, self.last, self.keep_states
 
     @property
     def embeds(self) -> bool:
@@ -66,13 +63,13 @@ class Head:
     """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], `normed` or not.
 
     With `best` the answer is a pair: the most probable tokens [rows] and their probabilities [rows]. Searches have more
-    rows than the memory has room for logits. With `light` the head's lighter copy computes them.
+    rows than the memory has room for logits. `width` is that of the head's weights (`SkipMask.head_width`).
     """
 
     x: Tensor
     normed: bool = False
     best: bool = False
-    light: bool = False
+    width: int = FULL
     is_full = False
 
     @property
@@ -83,7 +80,7 @@ class Head:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one."""
-        return Head, self.normed, self.best, self.light
+        return Head, self.normed, self.best, self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +171,8 @@ class ModelRunner:
         sizes = [request.size for request in requests]
         logits = self.decoder.head if one.normed else self.decoder.logits
         if not one.best:
-            return _unpacked(logits(x, one.light), sizes)
-        parts = [_best(logits(rows, one.light)) for rows in x.split(HEAD_ROWS)]
+            return _unpacked(logits(x, one.width), sizes)
+        parts = [_best(logits(rows, one.width)) for rows in x.split(HEAD_ROWS)]
         tokens, probabilities = (_unpacked(torch.cat(each), sizes) for each in zip(*parts, strict=True))
         return list(zip(tokens, probabilities, strict=True))
 
@@ -189,10 +186,10 @@ class ModelRunner:
         batch = Batch.of([segment for request in requests for segment in request.segments])
         sizes = [request.size for request in requests]
         if not one.keep_states:
-            ended = decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last, light=one.light)
+            ended = decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last)
             return _unpacked(ended, sizes)
         states = [x]
-        decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last, states=states, light=one.light)
+        decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last, states=states)
         return [list(parts) for parts in zip(*(_unpacked(x, sizes) for x in states), strict=True)]
 
 

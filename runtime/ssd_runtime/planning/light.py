@@ -10,6 +10,10 @@ from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
 LIGHT = "light drafts"
 """The reason of plans that draft so."""
+NO_COPIES = (
+    "there is no lighter copy of this model's weights; it takes dense weights on a CPU, --draft-bits other than none "
+    "and room within --weight-memory"
+)
 
 
 def make_light(inputs: StrategyInputs) -> MakePlanner:
@@ -18,15 +22,12 @@ def make_light(inputs: StrategyInputs) -> MakePlanner:
     Raises UserError if the model has no lighter copies.
     """
     settings: LightSettings = inputs.settings
-    kernels = inputs.decoder.light
-    if not kernels:
-        raise UserError(
-            "--strategy light: there is no lighter copy of this model's weights; it takes dense weights on a CPU, "
-            "--draft-bits other than none and room within --weight-memory"
-        )
+    decoder = inputs.decoder
+    if not decoder.light:
+        raise UserError(f"--strategy light: {NO_COPIES}")
     plan = Plan(
-        reason=f"{LIGHT}, up to {settings.max_draft} tokens ({kernels})",
-        drafter=Masked(None, settings.confidence, light=True),
+        reason=f"{LIGHT}, up to {settings.max_draft} tokens ({decoder.light})",
+        drafter=Masked(decoder.light_mask, settings.confidence),
         draft_length=settings.max_draft,
     )
     return lambda: ConstantPlanner(plan)

@@ -39,8 +39,8 @@ class Strategy:
     needs_latency: bool = False
     needs_light: bool = False
     """Whether it drafts on lighter copies of the weights."""
-    prices_light: bool = False
-    """Whether it may draft on them, by their measured cost."""
+    uses_masks: bool = False
+    """Whether it drafts with a bundle's masks, which may run on lighter copies too."""
 
     def make(self, inputs: StrategyInputs) -> MakePlanner:
         """Import the maker and call it for one stream of requests. Raises UserError for unsuitable inputs."""
@@ -58,7 +58,7 @@ STRATEGIES = (
         maker="auto.auto:make_auto",
         settings=AutoSettings,
         needs_latency=True,
-        prices_light=True,
+        uses_masks=True,
     ),
     Strategy(name="plain", maker="strategy:make_plain"),
     Strategy(
@@ -67,12 +67,14 @@ STRATEGIES = (
         settings=NearestSettings,
         needs_bundle=True,
         needs_latency=True,
+        uses_masks=True,
     ),
     Strategy(
         name="knapsack",
         maker="papers.knapsack:make_knapsack",
         settings=KnapsackSettings,
         needs_latency=True,
+        uses_masks=True,
     ),
     Strategy(name="clasp", maker="papers.clasp:make_clasp", settings=ClaspSettings),
     Strategy(name="swift", maker="papers.swift:make_swift", settings=SwiftSettings),
@@ -80,7 +82,13 @@ STRATEGIES = (
     Strategy(name="del", maker="papers.del_exit:make_del", settings=DelSettings),
     Strategy(name="lookup", maker="lookup:make_lookup", settings=LookupSettings, needs_latency=True),
     Strategy(name="light", maker="light:make_light", settings=LightSettings, needs_light=True),
-    Strategy(name=f"{FIXED}NAME", maker="papers.knn:make_fixed", needs_bundle=True, needs_latency=True),
+    Strategy(
+        name=f"{FIXED}NAME",
+        maker="papers.knn:make_fixed",
+        needs_bundle=True,
+        needs_latency=True,
+        uses_masks=True,
+    ),
 )
 NAMES = tuple(strategy.name for strategy in STRATEGIES)
 WITHOUT_BUNDLE = tuple(strategy.name for strategy in STRATEGIES if not strategy.needs_bundle)

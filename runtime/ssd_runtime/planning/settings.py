@@ -95,6 +95,8 @@ class SwiftSettings:
     """epsilon: drafting ends after a token less probable than this; 0 to draft to the end."""
     tree: int = 1
     """1 to verify further candidates beside tokens of low confidence, 0 for chains."""
+    light: float = 0.0
+    """Share of its sub-layers that a candidate runs on lighter copies of the weights; the paper has none."""
     seed: int = 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig, ExitChoice
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.lookup import LookupStats
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.decoder import Decoder
@@ -16,7 +17,6 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import PlainPlanner, Planner
 from ssd_runtime.planning.registry import find_strategy
 from ssd_runtime.planning.routing import Router
-from ssd_runtime.profiling.light import LightSaving
 
 MakePlanner = Callable[[], Planner]
 """Makes the planner of one request. Planners of `auto`, `lookup` and `swift` share the state of their stream."""
@@ -35,8 +35,8 @@ class StrategyInputs:
     latency: LatencyTable | None
     heads: ExitHeads | None
     """Exit heads that several streams share; None to make them here."""
-    light: LightSaving | None
-    """What drafts on lighter copies of the weights save; None without copies."""
+    light: SkipMask | None
+    """The draft that runs everything on lighter copies of the weights, which `latency` prices; None without copies."""
 
     @property
     def num_layers(self) -> int:
@@ -82,12 +82,12 @@ def make_strategy(
     bundle: Bundle | None,
     latency: LatencyTable | None,
     heads: ExitHeads | None = None,
-    light: LightSaving | None = None,
+    light: SkipMask | None = None,
 ) -> MakePlanner:
     """Return a maker of planners for the requests of one stream.
 
     `heads` are the bundle's on the decoder's device, for several streams to share; they are made here by default.
-    `light` is what drafts on lighter copies of the weights save, if the decoder has these.
+    `light` drafts with everything on lighter copies of the weights, if the decoder has these and `latency` prices them.
     Raises UserError if the bundle lacks a domain or mixture that the strategy needs.
     """
     inputs = StrategyInputs(

@@ -1,19 +1,25 @@
-"""Measures what a draft step on lighter copies of the weights saves."""
+"""Measures what blocks and steps cost on lighter copies of the weights."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.light_costs import LightCosts, LightCostsFile
+from ssd_profiles.mask import FULL, SkipMask
 from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner, Work
 from ssd_runtime.profiling.clock import seconds
@@ -21,65 +27,123 @@ from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sampling.argmax import argmax
 
 CONTEXT = 256
-"""Tokens before the timed steps, at most half of the model's context."""
-ROUNDS = 15
+"""Tokens before the timed rows, at most half of the model's context."""
+QUERIES = (1, 4, 16)
+"""Numbers of rows that are timed; sequences that share a draft step have one each."""
+ROUNDS = 9
 STEADY = 1.5
 """Largest ratio of slowest to fastest round for which a measurement is kept for later runs."""
 
+Costs = dict[int, LightCosts]
+_FILE = TypeAdapter(dict[int, LightCostsFile])
 
-@dataclass(frozen=True, slots=True)
-class LightSaving:
-    """The time that a light draft step saves, measured in turn with plain steps.
 
-    Attention reads the same keys in both, so the seconds saved are the same at every context.
+def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> LatencyTable:
+    """The table with the costs of the decoder's lighter copies: its own, the user cache's, or newly measured ones.
+
+    New ones are kept in the cache if the machine was steady.
     """
-
-    share: float
-    """Share of a plain step at `context` tokens that a light step saves."""
-    context: int
-
-    def draft_cost(self, latency: LatencyTable, context: float) -> float:
-        """Cost of a light draft step at any context length, in plain steps."""
-        saved = self.share * latency.step_seconds(self.context)
-        return 1.0 - saved / latency.step_seconds(context)
-
-
-def known_saving(decoder: Decoder, model_key: str) -> LightSaving:
-    """The saving of the decoder's lighter copies on this device: the user cache's, or a new one that is kept there."""
+    widths = set(decoder.light_widths)
+    if widths <= set(table.light):
+        return replace(table, light={width: table.light[width] for width in widths})
     path = _path(decoder, model_key)
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return LightSaving(float(known["share"]), int(known["context"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        saving, steady = measure_saving(decoder)
-        if steady:
-            remember(path, json.dumps({"share": saving.share, "context": saving.context}))
-        return saving
+        known = _FILE.validate_json(path.read_text(encoding="utf-8"))
+        costs = {width: LightCosts.of_file(each) for width, each in known.items()}
+        priced = replace(table, light=costs)
+        priced.check()
+        if set(costs) == widths:
+            return priced
+    except (OSError, ValidationError, ValueError):
+        pass
+    costs, steady = measure_light(decoder)
+    if steady:
+        remember(path, json.dumps({width: each.as_file().model_dump() for width, each in costs.items()}))
+    return replace(table, light=costs)
 
 
 @torch.inference_mode()
-def measure_saving(decoder: Decoder) -> tuple[LightSaving, bool]:
-    """Measure a light step against a plain one, in turn; returns the saving and whether the machine was steady."""
-    session = Session(decoder)
-    context = min(CONTEXT, decoder.shape.max_context // 2)
-    session.prefill([(17 + 31 * i) % decoder.shape.vocabulary for i in range(context)])
-    taken = list[tuple[float, float]]()
-    for _ in range(ROUNDS + 1):
-        plain, light = (seconds(_step(session, light), decoder.device) for light in (False, True))
-        taken.append((plain, light))
-    del taken[0]  # the first round warms up
-    share = 1.0 - median(light / plain for plain, light in taken)
-    steady = all(max(times) < STEADY * min(times) for times in zip(*taken, strict=True))
-    return LightSaving(share, context), steady
+def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
+    """Measure the costs of every width, in turn with the full blocks; returns them and whether the machine was steady.
+
+    Each figure is a pass through all layers, as in the latency table.
+    """
+    bench = _Bench(decoder)
+    widths = (FULL, *decoder.light_widths)
+    taken: dict[tuple[str, int, int], list[float]] = {}
+    for number in range(ROUNDS + 1):
+        for n in QUERIES:
+            for name, work in bench.works(n).items():
+                for width in widths:
+                    elapsed = seconds(work(width), decoder.device)
+                    if number:  # the first round warms up
+                        taken.setdefault((name, n, width), []).append(elapsed)
+
+    def shares(name: str, width: int) -> np.ndarray:
+        pairs = [zip(taken[name, n, width], taken[name, n, FULL], strict=True) for n in QUERIES]
+        return np.asarray([median(light / full for light, full in each) for each in pairs])
+
+    costs = {
+        width: LightCosts(
+            context=bench.context,
+            queries=np.asarray(QUERIES, float),
+            attention={kind: shares(kind, width) for kind in bench.kinds},
+            mlp=shares("mlp", width),
+            head=shares("head", width),
+            step=shares("step", width),
+        )
+        for width in decoder.light_widths
+    }
+    steps = [taken["step", 1, width] for width in widths]
+    return costs, all(max(times) < STEADY * min(times) for times in steps)
 
 
-def _step(session: Session, light: bool) -> Callable[[], object]:
-    def work() -> Work[list[int]]:
-        x = yield session.request([1], light=light)
-        logits = yield Head(x, light=light)
+class _Bench:
+    """The works that are timed, after a context of its own."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._session = Session(decoder)
+        self.context = min(CONTEXT, decoder.shape.max_context // 2)
+        self._session.prefill(self._ids(self.context))
+        self.kinds: dict[str, list[int]] = {
+            kind: [i for i, each in enumerate(decoder.layer_kinds) if each == kind] for kind in decoder.layer_kinds
+        }
+
+    def works(self, n: int) -> dict[str, Callable[[int], Callable[[], object]]]:
+        """Makers of works on `n` rows, by name: each takes the width of the weights."""
+        decoder = self._decoder
+        ids = self._ids(n)
+        x = decoder.embed(ids)
+        cache = self._session.cache
+        cache.reserve(self.context + n)
+        batch = Batch.of([decoder.batches.consecutive(cache, self.context, n)])
+        whole = SkipMask.of(decoder.shape.num_layers)
+
+        def attention(layers: list[int], width: int) -> Callable[[], object]:
+            return lambda: [decoder.attention(layer, x, batch, width) for layer in layers]
+
+        def mlp(width: int) -> Callable[[], object]:
+            return lambda: [decoder.mlp(layer, x, width) for layer in range(decoder.shape.num_layers)]
+
+        def head(width: int) -> Callable[[], object]:
+            return lambda: argmax(decoder.logits(x, width)).tolist()
+
+        def step(width: int) -> Callable[[], object]:
+            mask = whole.lightened(width) if width else None
+            return lambda: ModelRunner(decoder).finish(self._step(ids, mask))
+
+        kinds: dict[str, Callable[[int], Callable[[], object]]]
+        kinds = {kind: partial(attention, layers) for kind, layers in self.kinds.items()}
+        return {**kinds, "mlp": mlp, "head": head, "step": step}
+
+    def _step(self, ids: list[int], mask: SkipMask | None) -> Work[list[int]]:
+        x = yield self._session.request(ids, mask=mask)
+        logits = yield Head(x, width=FULL if mask is None else mask.head_width)
         return argmax(logits).tolist()
 
-    return lambda: ModelRunner(session.decoder).finish(work())
+    def _ids(self, count: int) -> list[int]:
+        return [(17 + 31 * i) % self._decoder.shape.vocabulary for i in range(count)]
 
 
 def _path(decoder: Decoder, model_key: str) -> Path:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ssd_profiles.mask import SkipMask
+
 LENGTH_SCALE = 0.15
 """Length scale of the kernel, as a share of the sub-layers."""
 NOISE = 1e-3
@@ -16,11 +18,11 @@ MOST = 256
 """Most observations that are used, the latest ones: the time grows with their cube."""
 
 
-def most_promising(tried: NDArray[np.bool_], scores: Sequence[float], candidates: NDArray[np.bool_]) -> int:
+def most_promising(tried: NDArray[np.int64], scores: Sequence[float], candidates: NDArray[np.int64]) -> int:
     """Index of the candidate with the highest expected improvement over the best of `scores`.
 
-    `tried` and `candidates` are masks [n, sub-layers]. The kernel is exp(-h² / 2l²), where h is the share of sub-layers
-    in which two masks differ.
+    `tried` and `candidates` are masks [n, sub-layers] as `coded`. The kernel is exp(-h² / 2l²), where h is the share of
+    sub-layers in which two masks differ.
     """
     tried = tried[-MOST:]
     values = np.asarray(scores[-MOST:], float)
@@ -35,7 +37,14 @@ def most_promising(tried: NDArray[np.bool_], scores: Sequence[float], candidates
     return int(np.argmax(deviation * (gain * _cumulative(gain) + np.exp(-(gain**2) / 2) / math.sqrt(2 * math.pi))))
 
 
-def _kernel(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> NDArray[np.float64]:
+def coded(masks: Sequence[SkipMask]) -> NDArray[np.int64]:
+    """Numbers [masks, sub-layers] for how each sub-layer drafts: -1 if it is skipped, else its width."""
+    return np.asarray(
+        [[-1 if skipped else mask.width(i) for i, skipped in enumerate(mask.bits)] for mask in masks], np.int64
+    )
+
+
+def _kernel(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.float64]:
     differing = (a[:, None, :] != b[None, :, :]).mean(-1)
     return np.exp(-(differing**2) / (2 * LENGTH_SCALE**2))
 

@@ -1,16 +1,17 @@
-"""KnapSpec's search for the sub-layers to skip at each latency budget, by dynamic programming on hidden states."""
+"""Dynamic programming on hidden states: what to skip, and what to run lighter, at each latency budget (KnapSpec)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import FULL, WIDTHS, SkipMask
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
@@ -21,12 +22,24 @@ NEAR = 1e-3
 """Distance in cosine below which states count as equally close."""
 
 
+FINE = 16
+"""Units of weight per full sub-layer of the fastest kind, where sub-layers may be lighter: savings of a few percent
+must not round away."""
+
+Lighter = tuple[tuple[int, int], ...]
+"""Pairs of a width and the weight that running an item at this width saves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Whole-number weights of the items that may be skipped."""
 
     items: tuple[int, ...]
     """One weight per item: per sub-layer (2L) or per layer (L)."""
+    lighter: tuple[Lighter, ...] = ()
+    """What else may be done with each sub-layer; empty if sub-layers are skipped or run in full, as in the paper."""
+    head: int = FULL
+    """Width of the head's weights in all drafts."""
 
     @classmethod
     def of(cls, latency: LatencyTable, context: float) -> Weights:
@@ -35,6 +48,28 @@ class Weights:
         unit = min(seconds)
         return cls(tuple(max(1, round(each / unit)) for each in seconds))
 
+    @classmethod
+    def fine(cls, latency: LatencyTable, context: float, copies: Sequence[Sequence[int]]) -> Weights:
+        """Weights in finer units, with what each sub-layer saves on its copies (`Decoder.copy_widths`).
+
+        The head has the first of its widths.
+        """
+        full = latency.sublayer_seconds(context, 1)
+        unit = min(full) / FINE
+        at_width = {width: latency.sublayer_seconds(context, 1, width) for width in WIDTHS}
+        saved = [
+            {width: round((each - at_width[width][i]) / unit) for width in copies[i]} for i, each in enumerate(full)
+        ]
+        return cls(
+            items=tuple(max(1, round(each / unit)) for each in full),
+            lighter=tuple(tuple((width, gain) for width, gain in each.items() if gain > 0) for each in saved),
+            head=next(iter(copies[-1]), FULL),
+        )
+
+    def options(self, item: int) -> Lighter:
+        """The widths at which an item may run, with what each saves; in full first, which saves nothing."""
+        return ((FULL, 0), *(self.lighter[item] if self.lighter else ()))
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -42,6 +77,7 @@ class Candidate:
 
     mask: SkipMask
     skipped_weight: int
+    """Weight that it saves, by skipping sub-layers or running them lighter."""
     cosine: float
     """Mean cosine between its states and the full model's after the final norm."""
     token_agreement: float
@@ -84,9 +120,10 @@ def searching_knapsack(
     With `exactly`, find one candidate that skips that weight (CLaSp Algorithm 1, where every layer weighs 1).
 
     g[i, j] is the best state after item i with weight j skipped. Executing i keeps j, and skipping it adds i's weight.
-    Of two states with the same j, the one closer in cosine to the full model's X(i) stays. States whose cosine is at
-    most `threshold` are dropped. All j of an item run as one forward. The printed Algorithm 2 backtracks by comparing
-    states and stops at j = 0; here choices are kept as back-pointers.
+    Where sub-layers may be lighter, it is a multiple-choice knapsack: executing i at a width adds what that saves.
+    Of states with the same j, the one closest in cosine to the full model's X(i) stays. States whose cosine is at
+    most `threshold` are dropped. All j of an item and a width run as one forward. The printed Algorithm 2 backtracks by
+    comparing states and stops at j = 0; here choices are kept as back-pointers.
 
     The paper keeps a state for every j, which a GPU runs in the time of one. With `most`, at most so many are kept
     after each item: those where skipping more begins to cost.
@@ -97,20 +134,33 @@ def searching_knapsack(
     width = 2 * decoder.shape.num_layers // len(weights.items)
     groups = [decoder.batches.variants(group.cache, group.start, len(group)) for group in reference.groups]
     level = _Level([0], reference.states[0][:, None])
-    choices: list[dict[int, bool]] = []
+    choices: list[dict[int, _Choice]] = []
     for item, weight in enumerate(weights.items):
         rest -= weight
         first = item * width
         last = first + width
         target = reference.states[last][:, None]
-        skipping = level.between(least - rest - weight, heaviest - weight)
-        skipped = _Level([j + weight for j in skipping.weights], skipping.x)
-        executed = yield from _executing(
-            groups=groups, level=level.between(least - rest, heaviest), full=target, first=first, last=last
-        )
-        level, choice = _better(executed=executed, skipped=skipped, target=target, threshold=threshold, most=most)
+        ways = dict[_Choice, _Level]()
+        for at, saved in weights.options(item):
+            ways[_Choice(at, saved)] = yield from _executing(
+                groups=groups,
+                level=level.between(least - rest - saved, heaviest - saved),
+                full=target,
+                first=first,
+                last=last,
+                mask=SkipMask.of(decoder.shape.num_layers).lightened(at) if at else None,
+            )
+        ways[_Choice(None, weight)] = level.between(least - rest - weight, heaviest - weight)
+        level, choice = _best(ways, target=target, threshold=threshold, most=most)
         choices.append(choice)
     return (yield from _rating(decoder=decoder, reference=reference, weights=weights, choices=choices, level=level))
+
+
+class _Choice(NamedTuple):
+    """What a state's latest item did: run at a width, or nothing (None); and the weight that this saves."""
+
+    width: int | None
+    saved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +178,26 @@ class _Level:
         return _Level([self.weights[place] for place in kept], self.x[:, to_device(kept, self.x.device)])
 
 
-def _better(
-    executed: _Level, skipped: _Level, target: Tensor, threshold: float, most: int = 0
-) -> tuple[_Level, dict[int, bool]]:
-    """For each skipped weight, the state closer to the target, and whether it skips the latest item.
+def _best(
+    ways: Mapping[_Choice, _Level], target: Tensor, threshold: float, most: int = 0
+) -> tuple[_Level, dict[int, _Choice]]:
+    """For each skipped weight, the state closest to the target, and the choice that it took for the latest item.
 
-    With `most`, only so many of these.
+    With `most`, only so many of these. `ways` have the states after each choice, by the weight skipped before it.
     """
-    both = torch.cat([executed.x, skipped.x], 1)
-    cosines: list[float] = torch.cosine_similarity(both.float(), target.float(), -1).mean(0).tolist()
-    ways: dict[int, tuple[float, int]] = {}
-    for place, weight in enumerate(executed.weights + skipped.weights):
-        if weight not in ways or cosines[place] > ways[weight][0]:
-            ways[weight] = cosines[place], place
-    kept = {weight: place for weight, (cosine, place) in sorted(ways.items()) if weight == 0 or cosine > threshold}
+    x = torch.cat([level.x for level in ways.values()], 1)
+    cosines: list[float] = torch.cosine_similarity(x.float(), target.float(), -1).mean(0).tolist()
+    taken = [(weight + choice.saved, choice) for choice, level in ways.items() for weight in level.weights]
+    best: dict[int, int] = {}
+    for place, (weight, _) in enumerate(taken):
+        if weight not in best or cosines[place] > cosines[best[weight]]:
+            best[weight] = place
+    kept = {weight: place for weight, place in sorted(best.items()) if weight == 0 or cosines[place] > threshold}
     if most and len(kept) > most:
         few = _thinned({weight: cosines[place] for weight, place in kept.items()}, most)
         kept = {weight: kept[weight] for weight in few}
-    choice = {weight: place >= len(executed.weights) for weight, place in kept.items()}
-    return _Level(list(kept), both[:, to_device(list(kept.values()), both.device)]), choice
+    chosen = {weight: taken[place][1] for weight, place in kept.items()}
+    return _Level(list(kept), x[:, to_device(list(kept.values()), x.device)]), chosen
 
 
 def _thinned(cosines: dict[int, float], most: int) -> list[int]:
@@ -169,23 +220,28 @@ def _thinned(cosines: dict[int, float], most: int) -> list[int]:
     return kept
 
 
-def _executing(groups: Sequence[Variants], level: _Level, full: Tensor, first: int, last: int) -> Work[_Level]:
-    """Run an item's sub-layers on every state, all budgets together; the state that skips nothing becomes `full`."""
-    known = level.weights[:1] == [0]
+def _executing(
+    groups: Sequence[Variants], level: _Level, full: Tensor, first: int, last: int, mask: SkipMask | None
+) -> Work[_Level]:
+    """Run an item's sub-layers on every state, all budgets together, in full or at the widths of `mask`.
+
+    In full, the state that skips nothing becomes `full`.
+    """
+    known = mask is None and level.weights[:1] == [0]
     x = level.x[:, 1:] if known else level.x
     count = x.shape[1]
     if count:
         segments = [variants.times(count) for variants in groups]
-        states = yield Forward(segments, x.flatten(0, 1), first=first, last=last)
+        states = yield Forward(segments, x.flatten(0, 1), mask=mask, first=first, last=last)
         x = states.view_as(x)
     return _Level(level.weights, torch.cat([full, x], 1) if known else x)
 
 
 def _rating(
-    decoder: Decoder, reference: ReferenceStates, weights: Weights, choices: list[dict[int, bool]], level: _Level
+    decoder: Decoder, reference: ReferenceStates, weights: Weights, choices: list[dict[int, _Choice]], level: _Level
 ) -> Work[list[Candidate]]:
     """Rate the masks of the last level, whose states run through the head together."""
-    tokens, _ = yield Head(level.x.flatten(0, 1), best=True)
+    tokens, _ = yield Head(level.x.flatten(0, 1), best=True, width=weights.head)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
     final = decoder.norm(level.x)
     target = decoder.norm(reference.states[-1])[:, None]
@@ -202,13 +258,18 @@ def _rating(
     ]
 
 
-def _mask(num_layers: int, weights: Weights, choices: list[dict[int, bool]], skipped_weight: int) -> SkipMask:
+def _mask(num_layers: int, weights: Weights, choices: list[dict[int, _Choice]], skipped_weight: int) -> SkipMask:
     """Follow the choices back from the last item; returns the mask that skips `skipped_weight`."""
     skipped = list[int]()
+    widths = {2 * num_layers: weights.head}
     left = skipped_weight
-    width = 2 * num_layers // len(choices)
+    per_item = 2 * num_layers // len(choices)
     for item in range(len(choices) - 1, -1, -1):
-        if choices[item][left]:
-            skipped += range(item * width, (item + 1) * width)
-            left -= weights.items[item]
-    return SkipMask.of(num_layers, skipped)
+        width, saved = choices[item][left]
+        sublayers = range(item * per_item, (item + 1) * per_item)
+        if width is None:
+            skipped += sublayers
+        else:
+            widths |= dict.fromkeys(sublayers, width)
+        left -= saved
+    return SkipMask.of(num_layers, skipped).lightened(widths)

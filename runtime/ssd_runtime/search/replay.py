@@ -83,12 +83,12 @@ def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SkipMask,
 
     It is one parallel pass with the keys that real drafting would see. A draft is assumed to begin every `block`
     tokens: a row sees the full model's keys before that, and the masked model's from there to itself. States before the
-    first skipped sub-layer come from the reference.
+    first sub-layer that is skipped or lighter come from the reference.
     """
-    first = mask.first_skipped
+    first = mask.first_changed
     segments = [_block_segment(batches, group, block) for group in reference.groups]
     x = yield Forward(segments, rows=reference.states[first], mask=mask, first=first)
-    tokens, probabilities = yield Head(x, best=True)
+    tokens, probabilities = yield Head(x, best=True, width=mask.head_width)
     both = torch.stack([(tokens == reference.targets).float(), probabilities]).cpu()  # one wait for a device
     matches = both[0].bool()
     confidence = both[1].double()

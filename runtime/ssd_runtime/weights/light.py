@@ -44,26 +44,39 @@ def can_lighten(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.is_floating_point() and Int8.can_serve(weight.shape[1])
 
 
-def most_bytes(weight: Tensor, bits: DraftBits) -> int:
-    """Bytes that a lighter copy takes at most: that of `auto` turns out to have 4 or 8 bits once it is made."""
-    out, columns = weight.shape
+def most_bytes(out: int, columns: int, bits: DraftBits, both: bool = False) -> int:
+    """Bytes that lighter copies of a weight [out, columns] take at most (`light_kernels`).
+
+    Whether that of `auto` has 4 or 8 bits turns out once it is made.
+    """
+    fours = serves4(out, columns)
     scales = out * columns // GROUP * 4
-    return (out * columns // 2 if bits == "4" and serves4(out, columns) else out * columns) + scales
+    most = (out * columns // 2 if bits == "4" and fours else out * columns) + scales
+    return most + out * columns // 2 + scales if both and bits == "auto" and fours else most
 
 
-def light_kernel(weight: Tensor, bias: Tensor | None, bits: DraftBits) -> Kernel:
-    """Copy a weight [out, in] in 8 or 4 bits; 8 serve where no kernel of 4 can."""
+def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bool = False) -> dict[int, Kernel]:
+    """Copies of a weight [out, in] by their width, 8 or 4 bits; 8 serve where no kernel of 4 can.
+
+    `auto` makes one in 4 bits if the weight lies on such a grid. Otherwise it makes one in 8 bits, and with `both`
+    one in 4 bits beside that.
+    """
     parts = weight.split(ROWS_AT_ONCE)
     native = Vnni.can_serve(*weight.shape)
+    copies = dict[int, Kernel]()
     if bits != "8" and serves4(*weight.shape):
         fours = [quantised4(rows) for rows in parts]
         error = sum(float(each.error.sum()) for each in fours)
-        if bits == "4" or error <= ON_GRID**2 * sum(float(rows.float().square().sum()) for rows in parts):
+        only = bits == "4" or error <= ON_GRID**2 * sum(float(rows.float().square().sum()) for rows in parts)
+        if only or both:
             levels, scale, zero, _ = (torch.cat(each) for each in zip(*fours, strict=True))
-            return Vnni(levels, scale, zero, bias) if native else Int4(levels, scale, zero, bias)
+            copies[4] = Vnni(levels, scale, zero, bias) if native else Int4(levels, scale, zero, bias)
+        if only:
+            return copies
     eights = [(quantised_groups if native else quantised)(rows.float()) for rows in parts]
     levels, scale = (torch.cat(each) for each in zip(*eights, strict=True))
-    return Vnni(levels, scale, None, bias) if native else Int8(levels, scale, bias)
+    copies[8] = Vnni(levels, scale, None, bias) if native else Int8(levels, scale, bias)
+    return copies
 
 
 def serves4(out_features: int, in_features: int) -> bool:

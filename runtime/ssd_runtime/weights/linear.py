@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
 from ssd_runtime.weights.kernels.vnni import Vnni
-from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernel, most_bytes
+from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernels, most_bytes
 from ssd_runtime.weights.packed_linear import PackedLinear, whole_kernels
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -52,12 +52,13 @@ class Linear:
     modules without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
     Modules that hold a quantised file's weights (`PackedLinear`) share kernels, which are called directly.
 
-    Drafts may run on a lighter copy instead (`lighten`), within the same budget and of exact modules alone. It is
+    Drafts may run on lighter copies instead (`lighten`), within the same budget and of exact modules alone. They are
     rebuilt with the packed one.
     """
 
     __slots__ = (
         "_bits",
+        "_both",
         "_calls",
         "_fused",
         "_last",
@@ -76,8 +77,9 @@ class Linear:
         self._names = tuple(names)
         self._memory = memory
         self._packed: Kernel | None = None
-        self._light: LightLinear | None = None
+        self._light = dict[int, LightLinear]()
         self._bits: DraftBits = "none"
+        self._both = False
         self.serve(ALWAYS)
         self._build()
 
@@ -87,9 +89,13 @@ class Linear:
         return self._packed is not None
 
     @property
-    def lighter(self) -> Linear | LightLinear:
-        """The lighter copy; these projections themselves if there is none."""
-        return self if self._light is None else self._light
+    def copies(self) -> Mapping[int, LightLinear]:
+        """The lighter copies by their width in bits."""
+        return self._light
+
+    def lighter(self, width: int) -> Linear | LightLinear:
+        """The copy of a width; the other one if there is none of that, and these projections themselves without any."""
+        return self._light.get(width) or next(iter(self._light.values()), self)
 
     @property
     def foreign(self) -> list[nn.Module]:
@@ -111,18 +117,19 @@ class Linear:
         self._serves = tuple(rows)
         self._last = len(rows) - 1
 
-    def lighten(self, bits: DraftBits) -> None:
-        """Make the lighter copy of so many bits, or drop it."""
-        if bits != self._bits:
+    def lighten(self, bits: DraftBits, both: bool = False) -> None:
+        """Make the lighter copies that `bits` asks for (`light_kernels`), or drop them."""
+        if (bits, both) != (self._bits, self._both):
             self._bits = bits
+            self._both = both
             self._build_light()
 
-    def light_bytes(self, bits: DraftBits) -> int:
-        """Bytes that a lighter copy would take at most; 0 if there can be none."""
+    def light_bytes(self, bits: DraftBits, both: bool = False) -> int:
+        """Bytes that lighter copies would take at most; 0 if there can be none."""
         linears = self._copied()
         if bits == "none" or not linears or not all(can_lighten(linear.weight) for linear in linears):
             return 0
-        return sum(most_bytes(linear.weight, bits) for linear in linears)
+        return most_bytes(sum(linear.out_features for linear in linears), linears[0].in_features, bits, both)
 
     @property
     def fused(self) -> Vnni | None:
@@ -175,15 +182,17 @@ class Linear:
             self._memory.used -= _bytes(linears)
 
     def _build_light(self) -> None:
-        if self._light is not None:
-            self._memory.used -= self._light.kernel.nbytes
-            self._light = None
-        most = self.light_bytes(self._bits)
-        if not most or not self._memory.claim(most):
-            return
-        weight, bias = _joined(self._copied())
-        self._light = LightLinear(light_kernel(weight, bias, self._bits), weight.dtype)
-        self._memory.used -= most - self._light.kernel.nbytes
+        self._memory.used -= sum(copy.kernel.nbytes for copy in self._light.values())
+        self._light = {}
+        # One copy is better than none where the memory does not hold two.
+        for both in dict.fromkeys((self._both, False)):
+            most = self.light_bytes(self._bits, both)
+            if most and self._memory.claim(most):
+                weight, bias = _joined(self._copied())
+                kernels = light_kernels(weight, bias, self._bits, both)
+                self._light = {width: LightLinear(kernel, weight.dtype) for width, kernel in kernels.items()}
+                self._memory.used -= most - sum(kernel.nbytes for kernel in kernels.values())
+                return
 
     def _copied(self) -> list[nn.Linear]:
         """The modules, if copies of their weights may stand in for them; otherwise none."""

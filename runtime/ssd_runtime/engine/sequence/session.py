@@ -217,12 +217,10 @@ class Session:
         first: int = 0,
         last: int | None = None,
         keep_states: bool = False,
-        light: bool = False,
     ) -> Forward:
         """A request to run `rows`, tokens or states [n, hidden], through sub-layers `first`, …, `last` - 1.
 
-        Their positions begin `ahead` after the committed tokens. Sub-layers of `mask` are skipped. With `light` the
-        others run on the lighter copies of their weights.
+        Their positions begin `ahead` after the committed tokens. They draft with `mask`, or with the full model.
         """
         n = len(rows)
         start = self.committed + ahead
@@ -235,7 +233,6 @@ class Session:
             first=first,
             last=last,
             keep_states=keep_states,
-            light=light,
         )
 
     def tree_request(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ssd_artifacts.domain_config import MIXTURE, ExitChoice
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.sequence.session import Prefill, Session
@@ -23,7 +24,6 @@ from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
-from ssd_runtime.profiling.light import LightSaving
 
 
 def draft_sources(
@@ -34,7 +34,7 @@ def draft_sources(
     latency: LatencyTable,
     stream: Stream,
     lookup: Lookup,
-    light: LightSaving | None = None,
+    light: SkipMask | None = None,
 ) -> tuple[list[Source], list[MaskedDrafts]]:
     """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
 
@@ -51,7 +51,7 @@ def draft_sources(
     if name in exits:
         sources.append(ExitDrafts(heads=heads, choice=exits[name], latency=latency, stats=stream.exits[name]))
     if light is not None:
-        sources.append(LightDrafts(saving=light, latency=latency, stats=stream.light, lookup=lookup))
+        sources.append(LightDrafts(mask=light, latency=latency, stats=stream.light, lookup=lookup))
     return sources, masks
 
 
@@ -69,7 +69,7 @@ class AutoPlanner(BasePlanner):
         router: Router | None,
         latency: LatencyTable,
         stream: Stream,
-        light: LightSaving | None = None,
+        light: SkipMask | None = None,
     ) -> None:
         self._light = light
         self._frontiers = frontiers

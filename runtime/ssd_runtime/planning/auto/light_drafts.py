@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
@@ -16,7 +17,6 @@ from ssd_runtime.planning.auto.offer import Offer
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.light import LIGHT
 from ssd_runtime.planning.plan import Cycle, Plan
-from ssd_runtime.profiling.light import LightSaving
 
 AGREEMENT = 0.95
 """Token agreement that is expected of 8 bits, and of 4 for weights on their grid, until this stream has its own."""
@@ -41,10 +41,12 @@ class LightDrafts:
     from the measured cost of a draft step.
     """
 
-    def __init__(self, saving: LightSaving, latency: LatencyTable, stats: DraftStats, lookup: Lookup) -> None:
+    def __init__(self, mask: SkipMask, latency: LatencyTable, stats: DraftStats, lookup: Lookup) -> None:
+        """`mask` skips nothing, and `latency` prices the lighter copies that it drafts on."""
         self.stats = stats
         self._lookup = lookup
-        self._step = ByContext(lambda context: saving.draft_cost(latency, context))
+        self._mask = mask
+        self._step = ByContext(lambda context: latency.draft_cost(mask, context))
         """Cost of a draft step by the table, in plain steps."""
 
     def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
@@ -91,7 +93,7 @@ class LightDrafts:
     def _plan(self, chain: _Chain, costs: Sequence[float], most_cost: float) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         drafter = Extended(
-            masked=Masked(None, branching=UNSURE, light=True),
+            masked=Masked(self._mask, branching=UNSURE),
             chain=chain.length,
             lookup=self._lookup,
             agreement=self._agreement,

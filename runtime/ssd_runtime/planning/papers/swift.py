@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
+from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching
 from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.runner import Work
+from ssd_runtime.planning.light import NO_COPIES
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.refreshed import CYCLE_TOKENS
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
-from ssd_runtime.search.gaussian import most_promising
+from ssd_runtime.search.gaussian import coded, most_promising
 from ssd_runtime.search.replay import ReferenceStates, replaying
 
 TREE: Branching = ((0.5, 10), (0.8, 5), (0.95, 3), (1.0, 1))
@@ -47,6 +49,8 @@ class SwiftSearch:
 
     num_layers: int
     settings: SwiftSettings
+    light: SkipMask | None = None
+    """The widths at which sub-layers may run; None to run them in full."""
     best: SkipMask = field(init=False)
     score: float = 0.0
     """The best mask's matchness on the current request."""
@@ -93,9 +97,8 @@ class SwiftSearch:
         """Choose the next mask to try: at intervals by the Gaussian process, otherwise at random (SWIFT eq. 2)."""
         if (self.tried + 1) % self.settings.bayes_interval == 0 and len(self._seen) > 1:
             pool = [self._near(self.best) for _ in range(POOL // 2)] + [self._any() for _ in range(POOL // 2)]
-            tried = np.asarray([mask.bits for mask, _ in self._seen], bool)
-            candidates = np.asarray([mask.bits for mask in pool], bool)
-            return pool[most_promising(tried, [score for _, score in self._seen], candidates)]
+            tried, scores = zip(*self._seen, strict=True)
+            return pool[most_promising(coded(tried), scores, coded(pool))]
         return self._any()
 
     def update(self, mask: SkipMask, score: float) -> None:
@@ -175,16 +178,28 @@ class SwiftSearch:
         return self._mask(self._random.choice(self.free, self._count, replace=False))
 
     def _near(self, mask: SkipMask) -> SkipMask:
-        """A mask that differs from `mask` in one to four exchanged sub-layers."""
+        """A mask that differs from `mask` in one to four exchanged sub-layers, and in a quarter of the lighter ones."""
         skipped = list(mask)
         kept = [index for index in self.free if not mask.bits[index]]
         count = min(int(self._random.integers(1, 5)), len(skipped), len(kept))
         out = self._random.choice(skipped, count, replace=False) if count else ()
         into = self._random.choice(kept, count, replace=False) if count else ()
-        return self._mask({*skipped} - {int(i) for i in out} | {int(i) for i in into})
+        lit = [index for index in range(len(mask)) if mask.width(index)]
+        stay = self._random.choice(lit, 3 * len(lit) // 4, replace=False) if lit else ()
+        return self._mask({*skipped} - {int(i) for i in out} | {int(i) for i in into}, stay)
 
-    def _mask(self, skipped: Iterable[int]) -> SkipMask:
-        return SkipMask.of(self.num_layers, {int(index) for index in skipped})
+    def _mask(self, skipped: Iterable[int], lit: Iterable[int] = ()) -> SkipMask:
+        """A mask that skips `skipped`; of the rest a share is lighter, those of `lit` first and others at random."""
+        mask = SkipMask.of(self.num_layers, {int(index) for index in skipped})
+        if self.light is None:
+            return mask
+        kept = [index for index, skip in enumerate(mask.bits) if not skip]
+        count = round(min(1.0, self.settings.light) * len(kept))
+        lighter = [int(index) for index in lit if not mask.bits[index]][:count]
+        others = [index for index in kept if index not in lighter]
+        lighter += [int(index) for index in self._random.choice(others, count - len(lighter), replace=False)]
+        # The head is no sub-layer, so it has no share in them.
+        return mask.lightened({index: self.light.width(index) for index in (*lighter, len(mask))})
 
 
 class SwiftPlanner(BasePlanner):
@@ -238,11 +253,13 @@ class SwiftPlanner(BasePlanner):
         """Plan a draft with the best mask so far."""
         search = self._search
         settings = search.settings
-        if not any(search.best.bits):
+        if search.best.is_plain:
             return Plan("plain: there is nothing to skip")
+        lit = sum(1 for width in search.best.light[: len(search.best)] if width)
+        lighter = f", {lit} lighter" if lit else ""
         stage = "still searching" if search.running else f"the best of {search.tried + 1} tried"
         return Plan.masked(
-            reason=f"swift skips {len(list(search.best))} of {2 * search.num_layers}: {stage}",
+            reason=f"swift skips {len(list(search.best))} of {2 * search.num_layers}{lighter}: {stage}",
             mask=search.best,
             draft_length=settings.max_draft,
             threshold=settings.confidence,
@@ -269,6 +286,12 @@ class SwiftPlanner(BasePlanner):
 
 
 def make_swift(inputs: StrategyInputs) -> MakePlanner:
-    """Return a maker of SWIFT planners, which share the stream's search."""
-    search = SwiftSearch(inputs.num_layers, inputs.settings)
+    """Return a maker of SWIFT planners, which share the stream's search.
+
+    Raises UserError if the settings ask for lighter sub-layers and the model has no lighter copies.
+    """
+    settings: SwiftSettings = inputs.settings
+    if settings.light and not inputs.decoder.light:
+        raise UserError(f"--set light={settings.light:g}: {NO_COPIES}")
+    search = SwiftSearch(inputs.num_layers, settings, inputs.decoder.light_mask if settings.light else None)
     return lambda: SwiftPlanner(search)

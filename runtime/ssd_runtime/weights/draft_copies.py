@@ -1,0 +1,28 @@
+"""Makes the lighter copies of a model's weights that drafts run on, and says before what memory they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.memory import gib, guard_memory, return_freed
+from ssd_runtime.weights.draft_bits import DraftBits
+
+
+def make_copies(
+    decoder: Decoder, bits: DraftBits, masks: Sequence[SkipMask], say: Callable[[str], object] | None = None
+) -> None:
+    """Make the copies that `bits` and `masks` ask for (`Decoder.lighten`), as far as the memory budget holds them.
+
+    `say` receives one sentence before, if any copy can be made.
+    """
+    needed = decoder.light_bytes(bits, masks)
+    if not needed:
+        return
+    if say is not None:
+        most = min(needed, decoder.packed.limit - decoder.packed.used)
+        say(f"drafts may run on copies of the weights with fewer bits, which take up to {gib(most)}")
+    with guard_memory("copying weights for drafts", decoder.device, "give --draft-bits none"):
+        decoder.lighten(bits, masks)
+    return_freed()

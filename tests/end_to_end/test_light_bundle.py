@@ -1,0 +1,135 @@
+"""A compile that chooses a precision for each sub-layer, and decoding with what it found."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.integrity import read_manifest
+from ssd_compiler.build import compile_bundle
+from ssd_compiler.bundles.summary import summary_text
+from ssd_compiler.progress import Reporter
+from ssd_compiler.settings import CompileSettings
+from ssd_profiles.light_costs import LightCosts
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.weights.draft_bits import DraftBits
+from tests.folders import TEXTS, save_tiny_model
+from tests.tables import latency_table, with_light_costs
+
+LAYERS = 8
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model and prompts, where copies of small models are made as well."""
+    folder = tmp_path_factory.mktemp("room")
+    save_tiny_model(folder / "model")
+    words = TEXTS[0].split()
+    lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(12)]
+    (folder / "rivers.jsonl").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSD_CACHE", str(folder / "cache"))
+        for module in ("ssd_compiler.build", "ssd_runtime.engine.engine"):
+            patch.setattr(f"{module}.SMALL_BYTES", 0)
+        # Steps of tiny models take the same time at every width, so that what the search finds would be chance.
+        patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder: (costs(decoder), False))
+        yield folder
+
+
+def costs(decoder: Decoder) -> dict[int, LightCosts]:
+    """Made-up costs of the decoder's copies: 4 bits are much faster than 8."""
+    table = with_light_costs(latency_table(LAYERS), 0.6, (8, 4))
+    return {width: table.light[width] for width in decoder.light_widths}
+
+
+def compiled(room: Path, bits: DraftBits, memory: int | None = None) -> tuple[Path, str]:
+    said = io.StringIO()
+    settings = CompileSettings(
+        model=str(room / "model"),
+        domains=(),
+        domain_files=(("rivers", str(room / "rivers.jsonl")),),
+        device="cpu",
+        draft_bits=bits,
+        weight_memory=memory,
+        evaluations=24,
+        search_prompts=4,
+        validation_prompts=3,
+        max_new_tokens=24,
+    )
+    out = room / f"bundle-{bits}-{memory}"
+    compile_bundle(settings, out, False, Reporter(Console(file=said, width=200)))
+    return out, said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def mixed(room: Path) -> tuple[Path, str]:
+    return compiled(room, "auto")
+
+
+def test_the_bundle_says_what_runs_at_which_precision(mixed: tuple[Path, str]) -> None:
+    out, said = mixed
+    assert "drafts may run on copies of the weights with fewer bits, which take up to" in said
+    assert read_manifest(out).format_version == 2
+    bundle = Bundle.load(out)
+    [config] = bundle.domains.values()
+    masks = [entry.skip_mask(LAYERS) for entry in config.frontier]
+    assert {width for mask in masks for width in mask.light} >= {8, 4}
+    assert any(not mask.light for mask in masks), "for devices without copies"
+    assert {"light", "knapsack"} <= {origin for _, origin, _ in config.search.rated}
+    [table] = bundle.latency.values()
+    assert set(table.light) == {8, 4}
+    for mask in masks:
+        assert table.draft_cost(mask, config.context) > 0
+    page = (out / "report.html").read_text()
+    assert "MLP, 8 bits" in page
+    assert "attention, 4 bits" in page.replace("full attention", "attention")
+    chosen = config.frontier[config.choice.entry].skip_mask(LAYERS) if config.choice else SkipMask.of(LAYERS)
+    assert ("fill-opacity" in page) == bool(chosen.light or list(chosen))
+    assert ("lighter" in summary_text(bundle, out)) == bool(chosen.light)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fixed:rivers", "knn", "knapsack", "swift", "light"])
+def test_decoding_with_it_is_plain_decoding(room: Path, mixed: tuple[Path, str], strategy: str) -> None:
+    engine = Engine.open(mixed[0])
+    prompts = ["The river rose", "Summary: the council", "The river rose over night and the baker"]
+    plain = engine.generate(prompts, RunSettings("plain", max_new_tokens=40))
+    parameters = read_settings(strategy, ["light=0.5", "window=8"]) if strategy == "swift" else None
+    got = engine.generate(prompts, RunSettings(strategy, max_new_tokens=40, parameters=parameters))
+    assert [each.generation.token_ids for each in got] == [each.generation.token_ids for each in plain]
+    assert engine.decoder.light_widths == (8, 4), "the copies that the bundle's masks ask for"
+
+
+@pytest.mark.parametrize(("bits", "memory"), [("none", None), ("auto", 0)])
+def test_without_copies_a_bundle_is_what_it_was(room: Path, bits: DraftBits, memory: int | None) -> None:
+    out, said = compiled(room, bits, memory)
+    assert "copies of the weights with fewer bits" not in said
+    assert read_manifest(out).format_version == 1
+    [table] = Bundle.load(out).latency.values()
+    assert "light" not in json.loads(table.to_json())
+
+
+def test_one_width_is_searched_alone(room: Path) -> None:
+    out, _ = compiled(room, "4")
+    [config] = Bundle.load(out).domains.values()
+    widths = {width for entry in config.frontier for width in entry.skip_mask(LAYERS).light}
+    assert 4 in widths
+
+
+def test_a_user_without_copies_decodes_with_it_all_the_same(mixed: tuple[Path, str]) -> None:
+    engine = Engine.open(mixed[0], draft_bits="none")
+    prompts = ["The river rose"]
+    plain = engine.generate(prompts, RunSettings("plain", max_new_tokens=40))
+    for strategy in ("auto", "fixed:rivers"):
+        got = engine.generate(prompts, RunSettings(strategy, max_new_tokens=40))
+        assert got[0].generation.token_ids == plain[0].generation.token_ids
+    assert engine.decoder.light == ""
