@@ -220,6 +220,9 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         (["--model", "model", "--record-share", "0.5"], "--record-share: nothing is recorded"),
         (["--model", "model", "--kv-memory", "much"], "--kv-memory: expected a size such as 2G"),
         (["--model", "model", "--chat-template", "nowhere.jinja"], "--chat-template: nowhere.jinja cannot be read"),
+        (["--model", "model", "--ray", "auto"], "--ray: a cluster serves replicas; give --replicas N too"),
+        (["--model", "model", "--replicas", "2:1"], "--replicas: expected N or MIN:MAX from 1 to 1000, got '2:1'"),
+        (["--model", "model", "--replicas", "2", "--record", "x"], "--record: replicas on other hosts"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,0 +1,169 @@
+"""Opens a service: the options of a server, and the model behind them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.opening import LoadSettings, ModelSource, open_engine, read_source
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.profiling.memory import gib
+from ssd_runtime.serving.http.app import Service
+from ssd_runtime.serving.http.engine_thread import EngineThread
+from ssd_runtime.serving.http.keys import ApiKeys
+from ssd_runtime.serving.http.metrics import Metrics
+from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.reload import BundleWatch
+from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.record import Recorder
+
+T = TypeVar("T")
+LEAST_CONTEXT = 256
+"""Fewer tokens of a prompt with its answer are no use to anybody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """The options of a server, under the names of `ssd-serve`; plain data, so that every replica gets the same."""
+
+    artifact: str | None = None
+    model: str | None = None
+    require_signature: Path | None = None
+    load: LoadSettings = field(default_factory=LoadSettings)
+    strategy: str = "auto"
+    assignments: tuple[str, ...] = ()
+    name: str | None = None
+    api_keys: tuple[str, ...] = ()
+    share_between_keys: bool = False
+    max_concurrency: int = 8
+    max_queue: int = 64
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    max_body_bytes: int = 4 << 20
+    cache_bytes: int | None = None
+    """Bytes for keys and values; None for half of the free memory."""
+    chat_template: str | None = None
+    """The text of a template in place of the model's own."""
+    allowed_origins: tuple[str, ...] = ()
+    temperature: float = 1.0
+
+    def source(self) -> ModelSource:
+        """Open the bundle. Raises UserError as `read_source` does."""
+        return read_source(self.artifact, self.model, self.require_signature)
+
+
+def open_service(
+    options: ServiceOptions, source: ModelSource, note: Callable[[str], object], recorder: Recorder | None = None
+) -> Service:
+    """Load the model, prepare what would delay the first requests, and start the engine's thread."""
+    parameters = read_settings(options.strategy, list(options.assignments))
+
+    def load() -> tuple[Engine, PromptEncoder, int]:
+        engine = open_engine(source, options.load, note)
+        engine.max_sequences = options.max_concurrency
+        engine.cache_bytes = options.cache_bytes
+        encoder = PromptEncoder(engine.loaded, options.chat_template)
+        if options.chat_template is not None:
+            encoder.check_template("the template")
+        context = _context(engine, note)
+        # The first requests would wait for these: measuring this device, copying weights.
+        _ = engine.latency
+        engine.planners(options.strategy, parameters)
+        return engine, encoder, context
+
+    engine, encoder, context = _in_a_thread(load)
+    settings = ServerSettings(
+        model_name=options.name or source.model,
+        max_context=context,
+        vocabulary=engine.loaded.model.config.vocab_size,
+        strategy=options.strategy,
+        parameters=parameters,
+        has_bundle=source.bundle is not None,
+        temperature=options.temperature,
+        max_prompt_tokens=options.max_prompt_tokens,
+        max_new_tokens=options.max_new_tokens,
+        max_body_bytes=options.max_body_bytes,
+        allowed_origins=options.allowed_origins,
+        created=int(time.time()),
+    )
+    metrics = Metrics(settings.model_name)
+    service = Service(
+        thread=EngineThread(engine, places=options.max_concurrency + options.max_queue, observer=metrics),
+        settings=settings,
+        encoder=encoder,
+        metrics=metrics,
+        keys=ApiKeys(options.api_keys, options.share_between_keys),
+        recorder=recorder,
+    )
+    watch_gauges(service)
+    service.thread.start()
+    return service
+
+
+def watch_bundle(options: ServiceOptions, source: ModelSource, service: Service) -> BundleWatch | None:
+    """The watch of the bundle's folder; None without a bundle."""
+    if source.opened is None:
+        return None
+    return BundleWatch(source.opened.folder, options.require_signature, service.thread, service.metrics)
+
+
+def watch_gauges(service: Service) -> None:
+    """Add the gauges that read a running engine."""
+    thread = service.thread
+    scheduler = thread.engine.scheduler
+    gauge = service.metrics.gauge
+    gauge("vllm:num_requests_running", "Requests that are being decoded.", lambda: thread.running)
+    gauge("vllm:num_requests_waiting", "Requests that wait.", lambda: thread.waiting)
+    gauge(
+        "vllm:kv_cache_usage_perc",
+        "Share of the memory for keys and values in use, from 0 to 1; prefixes are included.",
+        lambda: scheduler.pool.used_bytes / max(1, scheduler.pool.bytes),
+    )
+    gauge("ssd:kv_pool_bytes", "Bytes for keys and values.", lambda: scheduler.pool.bytes)
+    gauge("ssd:kv_pool_used_bytes", "Bytes in use, prefixes included.", lambda: scheduler.pool.used_bytes)
+    gauge("ssd:prefix_bytes", "Bytes of kept prefixes.", lambda: scheduler.prefixes.bytes)
+    gauge("ssd:prefixes", "Kept prefixes.", lambda: len(scheduler.prefixes))
+
+
+def _in_a_thread(work: Callable[[], T]) -> T:
+    """The result of work that is done in a thread of its own.
+
+    OpenMP's helpers belong to the thread that needed them first, and end with it. While there are more of them than
+    processors they sleep after every operation instead of waiting awake, and to wake them takes a third of a small
+    model's step. So those that loaded and measured have to be gone before the engine's thread begins.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # raised where the result is asked for
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="ssd-load", daemon=True)
+    thread.start()
+    result = done.result()
+    thread.join()
+    return result
+
+
+def _context(engine: Engine, note: Callable[[str], object]) -> int:
+    """Tokens of a prompt with its answer: the model's context, or what the memory for keys and values holds."""
+    scheduler = engine.scheduler
+    most = scheduler.most_tokens
+    pool = scheduler.pool
+    room = pool.bytes // pool.layout.bytes_per_slot
+    note(f"keys and values take {gib(pool.bytes)}, room for {room} tokens of all requests and prefixes")
+    if most < LEAST_CONTEXT:
+        raise UserError(f"--kv-memory: {gib(pool.bytes)} hold no request of {LEAST_CONTEXT} tokens; give more")
+    whole = engine.decoder.shape.max_context
+    if most < whole:
+        note(f"that bounds a request to {most} tokens of the model's {whole}; --kv-memory gives more")
+    return most
