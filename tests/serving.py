@@ -19,11 +19,11 @@ from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.serving.http.app import Service, make_app
-from ssd_runtime.serving.http.cli import watch_gauges
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.opening import watch_gauges
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.tickets import Block, End, Order
 from tests.tables import latency_table

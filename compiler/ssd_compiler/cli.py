@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ from ssd_runtime.options import (
     read_size,
     values,
 )
+from ssd_runtime.ray_cluster import ray_cluster
 from ssd_runtime.weights.draft_bits import read_draft_bits
 from ssd_runtime.weights.dtype_names import read_dtype
 
@@ -47,6 +49,7 @@ SEARCH_PANEL = "Search"
 EXIT_PANEL = "Exit heads"
 ANCHOR_PANEL = "Routing anchors"
 BUNDLE_PANEL = "Bundle"
+CLUSTER_PANEL = "Cluster"
 CLOSING = closing(
     "Packaged domains: ssd-compile -m ./my-model --domains cnn,gsm8k --evaluations 24 -o bundle",
     "Your prompts:     ssd-compile -m ./my-model --domain-file mail=mail.jsonl --budget 10m -o bundle",
@@ -178,6 +181,22 @@ def compile_(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Spread the domains over the Ray cluster at this address; `local` starts one here.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="Workers on the cluster, with --ray; by default one per host.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
+    ] = None,
     version: VersionOption = False,
 ) -> None:
     """Measure a model on this device, search what to skip for each domain, and write a bundle."""
@@ -213,17 +232,27 @@ def compile_(
         concurrency=_loads(concurrency),
     )
     _check(settings, joined, out)
+    if workers is not None and ray is None:
+        raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
 
     # These imports take seconds and come last, so that bad input is answered at once.
     import torch
 
     from ssd_compiler.build import compile_bundle
+    from ssd_compiler.crew.crew import Alone
     from ssd_runtime.profiling.memory import guard_memory
 
     if threads is not None:
         torch.set_num_threads(threads)
     with guard_memory("compiling", device or "this device"):
-        bundle = compile_bundle(settings, out.resolve(), resume, Reporter())
+        if ray is None:
+            bundle = compile_bundle(settings, out.resolve(), resume, Reporter(), Alone)
+        else:
+            with ray_cluster(ray):
+                from ssd_compiler.crew.ray_crew import RayCrew
+
+                hire = partial(RayCrew, workers=workers)
+                bundle = compile_bundle(settings, out.resolve(), resume, Reporter(), hire)
     if as_json:
         summaries = [domain_summary(config, bundle.model.num_layers) for config in bundle.domains.values()]
         print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))

@@ -36,8 +36,8 @@ class Reporter:
         """Print a warning about something that the user may want to change."""
         self.console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
-    def domains(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield the names of domains, and print after each one about how long the others will take.
+    def domains(self, names: Sequence[str], step: str = "") -> Iterator[str]:
+        """Yield the names of domains, and print after each one about how long the others will take with this `step`.
 
         The estimate is the mean time of the domains that were not resumed.
         """
@@ -50,7 +50,8 @@ class Reporter:
             left = len(names) - number
             if left and taken:
                 about = left * sum(taken) / len(taken)
-                self.note(f"{number} of {len(names)} domains done, about {duration(about)} left for the others")
+                told = f"{number} of {len(names)} domains done, about {duration(about)} left for the others"
+                self.note(f"{step}: {told}" if step else told)
 
     @contextmanager
     def stage(self, title: str, total: int | None) -> Iterator[Callable[[], None]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_config import MIXTURE, DomainConfig
+from ssd_artifacts.domain_config import MIXTURE, DomainConfig, ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
@@ -21,13 +20,21 @@ from ssd_artifacts.successors import SuccessorSet
 from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, samples_of
 from ssd_compiler.data.cluster_stage import ClusterStage
-from ssd_compiler.data.prompts import DomainPrompts, PromptPool, out_of_domain_prompts, read_pool, split_pool
+from ssd_compiler.data.prompts import (
+    DomainPrompts,
+    PromptFeatures,
+    PromptPool,
+    out_of_domain_prompts,
+    read_pool,
+    split_pool,
+)
 from ssd_compiler.exits.stage import ExitStage
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.summary import json_report
-from ssd_compiler.search.stage import SearchStage
+from ssd_compiler.search.search import SearchResult
+from ssd_compiler.search.stage import SearchStage, mixture_of
 from ssd_compiler.settings import CompileSettings
-from ssd_compiler.workspace import Workspace
+from ssd_compiler.workspace import Store
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.successors import Successors
@@ -46,7 +53,7 @@ class Stages:
     loaded: LoadedModel
     decoder: Decoder
     fingerprint: ModelFingerprint
-    work: Workspace
+    work: Store
     reporter: Reporter
     base: Bundle | None = None
     """Bundle that the new domains join."""
@@ -94,23 +101,25 @@ class Stages:
                 raise UserError(f"domain {name!r}: {self.settings.base} has it already; rename the --domain-file")
         return self.settings.new_domains
 
-    def prompts(self, names: Sequence[str]) -> dict[str, DomainPrompts]:
-        """Read the prompts of all domains, then split each between search, anchors and validation."""
+    def pools(self, names: Sequence[str]) -> list[PromptPool]:
+        """Read the prompts of all domains."""
 
         def read() -> list[dict[str, Any]]:
             return [asdict(read_pool(name, self.settings, self.loaded, self.reporter.warn)) for name in names]
 
-        def split(pool: PromptPool) -> dict[str, Any]:
-            def survey(prompts: list[list[int]]) -> list[dict[str, list[float]]]:
-                with self.reporter.stage(f"{pool.name}: features", len(prompts)) as tick:
-                    return features_of(self.decoder, prompts, tick)
+        return [PromptPool(**pool) for pool in self.work.stage("pools", read)]
 
+    def split(self, pool: PromptPool) -> DomainPrompts:
+        """Split a domain's prompts between search, anchors and validation."""
+
+        def survey(prompts: list[list[int]]) -> list[PromptFeatures]:
+            with self.reporter.stage(f"{pool.name}: features", len(prompts)) as tick:
+                return features_of(self.decoder, prompts, tick)
+
+        def run() -> dict[str, Any]:
             return asdict(split_pool(pool, self.settings, survey))
 
-        pools = [PromptPool(**pool) for pool in self.work.stage("pools", read)]
-        return {
-            pool.name: DomainPrompts(**self.work.stage(f"prompts-{pool.name}", partial(split, pool))) for pool in pools
-        }
+        return DomainPrompts(**self.work.stage(f"prompts-{pool.name}", run))
 
     def calibrate(self, prompts: DomainPrompts) -> list[Sample]:
         """Let the full model continue the search prompts."""
@@ -131,41 +140,49 @@ class Stages:
         settings = self.settings
         return self._exit_stage.fit(samples, settings.exits, settings.exit_epochs, settings.exit_depth)
 
-    def domain(
-        self,
-        name: str,
-        samples: list[Sample],
-        prompts: DomainPrompts,
-        latency: LatencyTable,
-        exits: ExitSet | None,
-    ) -> DomainConfig:
-        """Search a domain's masks, validate the best by timed decoding, and tune its exits."""
-        config = self._search_stage(latency).domain(name, samples, prompts)
-        if exits is None:
-            return config
-        return config.model_copy(update={"exit": self._exit_stage.tune(name, samples, latency, exits)})
-
-    def mixture(self, samples: dict[str, list[Sample]], latency: LatencyTable) -> dict[str, DomainConfig]:
-        """Search one frontier for all domains together, if there are several.
+    def to_search(self, samples: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
+        """The samples of every search: those of each domain and, of several domains together, the mixture's.
 
         A base's mixture stays as it is, because the samples of its domains are not in the bundle.
         """
         if self.base is not None:
             kept = "kept as it is there" if MIXTURE in self.base.domains else "none, as there"
             self.reporter.note(f"{MIXTURE}: {kept}; compile all domains together for one over all of them")
-            return {}
-        return {MIXTURE: self._search_stage(latency).mixture(list(samples.values()))} if self._mixed else {}
+        return {**samples, MIXTURE: mixture_of(list(samples.values()))} if self._mixed else samples
 
-    def anchors(self, prompts: dict[str, DomainPrompts], samples: dict[str, list[Sample]]) -> AnchorSet:
-        """Select each domain's anchors and set the out-of-domain threshold."""
+    def search(self, name: str, samples: list[Sample], latency: LatencyTable) -> SearchResult:
+        """Search the masks of a domain, or of the mixture."""
+        return self._search_stage(latency).search(name, samples)
+
+    def tune_exits(
+        self, name: str, samples: list[Sample], latency: LatencyTable, exits: ExitSet | None
+    ) -> ExitChoice | None:
+        """Tune how a domain uses the exit heads; None without any."""
+        return None if exits is None else self._exit_stage.tune(name, samples, latency, exits)
+
+    def validate(self, name: str, found: SearchResult, prompts: DomainPrompts, latency: LatencyTable) -> DomainConfig:
+        """Validate a domain's best masks by timed decoding."""
+        return self._search_stage(latency).validate(name, found, prompts)
+
+    def mixture(self, found: SearchResult, latency: LatencyTable) -> DomainConfig:
+        """The mixture's frontier, which is not timed."""
+        return self._search_stage(latency).mixture(found)
+
+    def anchor_features(self, prompts: DomainPrompts) -> list[PromptFeatures]:
+        """Features of the prompts that a domain's anchors are chosen from, in both phrasings."""
+
+        def measure() -> list[PromptFeatures]:
+            asked = prompts.asked
+            with self.reporter.stage(f"{prompts.name}: anchors", len(asked)) as tick:
+                return prompts.anchor_features + (features_of(self.decoder, asked, tick) if asked else [])
+
+        found: list[PromptFeatures] = self.work.stage(f"anchors-{prompts.name}", measure)
+        return found
+
+    def anchors(self, pool: dict[str, list[PromptFeatures]], samples: dict[str, list[Sample]]) -> AnchorSet:
+        """Select each domain's anchors from the features of its `pool` and set the out-of-domain threshold."""
         feature = self.base.anchors.feature if self.base is not None else self.settings.feature
-
-        def measure(name: str) -> Any:
-            asked = prompts[name].asked
-            with self.reporter.stage(f"{name}: anchors", len(asked)) as tick:
-                return prompts[name].anchor_features + (features_of(self.decoder, asked, tick) if asked else [])
-
-        known = (*prompts, *(self.base.anchors.domains if self.base is not None else ()))
+        known = (*pool, *(self.base.anchors.domains if self.base is not None else ()))
 
         def measure_unknown() -> Any:
             # A single domain has nothing to be centred against, so its own prompts set the threshold.
@@ -175,7 +192,6 @@ class Stages:
             with self.reporter.stage("out-of-domain prompts", len(unknown)) as tick:
                 return features_of(self.decoder, unknown, tick)
 
-        pool = {name: self.work.stage(f"anchors-{name}", partial(measure, name)) for name in prompts}
         unknown = self.work.stage("out-of-domain", measure_unknown)
         return build_anchors(
             pool={name: np.asarray([row[feature] for row in rows], np.float32) for name, rows in pool.items()},
@@ -202,11 +218,13 @@ class Stages:
         self,
         latency: LatencyTable,
         domains: dict[str, DomainConfig],
+        tuned: dict[str, ExitChoice | None],
         anchors: AnchorSet,
         exits: ExitSet | None,
         successors: SuccessorSet,
     ) -> Bundle:
         """Assemble the bundle and its report."""
+        domains = {name: each.model_copy(update={"exit": tuned.get(name)}) for name, each in domains.items()}
         created = datetime.now(UTC).isoformat(timespec="seconds")
         seconds = perf_counter() - self.began
         tables = {latency.device.slug(): latency}
@@ -239,7 +257,7 @@ class Stages:
 
     @property
     def _mixed(self) -> bool:
-        return self.base is None and len(self.settings.new_domains) > 1
+        return self.settings.base is None and len(self.settings.new_domains) > 1
 
     def _search_stage(self, latency: LatencyTable) -> SearchStage:
         searches = len(self.settings.new_domains) + self._mixed

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -22,6 +22,22 @@ IDENTITY = "identity.json"
 """File that records the model, options and version of the stages."""
 STAGES = 8
 """Version of the stages' results. It is raised whenever a stage stores something else."""
+
+
+class Store(Protocol):
+    """Keeps results of stages."""
+
+    def stage(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return the stored JSON result of a finished stage, or compute and store it."""
+        ...
+
+    def file(self, name: str, compute: Callable[[], bytes]) -> Path:
+        """Return the path of a stored file, or compute its bytes and store them."""
+        ...
+
+
+class NotFinished(Exception):  # noqa: N818 - an answer: somebody has to run the stage
+    """A stage has no stored result."""
 
 
 class Workspace:
@@ -81,12 +97,23 @@ class Workspace:
 
     def stage(self, name: str, compute: Callable[[], Any]) -> Any:
         """Return the stored JSON result of a finished stage, or compute and store it."""
+        try:
+            return self.finished(name)
+        except NotFinished:
+            result = compute()
+            self.keep(name, result)
+            return result
+
+    def finished(self, name: str) -> Any:
+        """Return the stored result of a stage. Raises NotFinished if there is none."""
         path = self.folder / f"{name}.json"
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
-        result = compute()
-        write_atomically(path, json.dumps(result))
-        return result
+        if not path.is_file():
+            raise NotFinished(name)
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def keep(self, name: str, result: Any) -> None:
+        """Store the JSON result of a stage."""
+        write_atomically(self.folder / f"{name}.json", json.dumps(result))
 
     def file(self, name: str, compute: Callable[[], bytes]) -> Path:
         """Return the path of a stored file, or compute its bytes and store them."""

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from ssd_artifacts.anchors import AnchorSet
-from ssd_artifacts.domain_config import SearchCost
 from ssd_compiler.calibrate import Sample
-from ssd_compiler.data.prompts import DomainPrompts, PromptFeatures
-from ssd_compiler.search.search import SearchResult
-from ssd_compiler.search.stage import SearchStage
+from ssd_compiler.data.prompts import PromptFeatures
+from ssd_compiler.search.stage import mixture_of
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 
@@ -43,9 +41,9 @@ def anchors(names: str, unknown: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
     work = SimpleNamespace(stage=lambda name, compute: compute())
     reporter = SimpleNamespace(stage=lambda name, total: nullcontext())
     given: Any = (CompileSettings("m", tuple(names)), None, None, None, work, reporter)
-    prompts = {n: DomainPrompts(n, 8, [], [], [], [], features(i, 30)) for i, n in enumerate(names)}
+    pool = {n: features(i, 30) for i, n in enumerate(names)}
     samples = {n: [Sample([1], [2], each, []) for each in features(i, 6)] for i, n in enumerate(names)}
-    return Stages(*given).anchors(prompts, samples), asked
+    return Stages(*given).anchors(pool, samples), asked
 
 
 def test_the_threshold_is_set_against_prompts_of_no_domain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,21 +52,12 @@ def test_the_threshold_is_set_against_prompts_of_no_domain(monkeypatch: pytest.M
     assert with_unknown.threshold > anchors("ab", 0, monkeypatch)[0].threshold + 0.05
 
 
-def test_the_mixture_has_as_many_samples_of_each_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = list[list[Sample]]()
-
-    def search(self: SearchStage, name: str, samples: list[Sample]) -> SearchResult:
-        given.append(samples)
-        return SearchResult([], [], 9, 1.0, False, SearchCost(seconds=0.0, evaluations=0, target_forwards=0.0))
-
-    monkeypatch.setattr(SearchStage, "_search", search)
-    nothing: Any = None
-    decoder: Any = SimpleNamespace(shape=SimpleNamespace(num_layers=4))
-    stage = SearchStage(nothing, decoder, *[nothing] * 6)
+def test_the_mixture_has_as_many_samples_of_each_domain() -> None:
     for sizes, share in (((8, 8), 4), ((8, 2), 2), ((9, 9, 1), 1), ((2, 2, 2, 2), 1)):
         domains = [[Sample([domain], [1, 2], {}, [])] * size for domain, size in enumerate(sizes)]
-        stage.mixture(domains)
-        assert [sample.prompt for sample in given.pop()] == [[n] for n in range(len(sizes)) for _ in range(share)]
+        assert [sample.prompt for sample in mixture_of(domains)] == [
+            [n] for n in range(len(sizes)) for _ in range(share)
+        ]
 
 
 def test_where_every_domain_is_known_or_one_stands_alone_no_other_prompt_is_looked_at(

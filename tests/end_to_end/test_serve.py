@@ -180,6 +180,9 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         (["--model", "model", "--api-key", ""], "--api-key: a key is text"),
         (["--model", "model", "--host", "192.0.2.1"], "--host, --port: 192.0.2.1:8000 cannot be listened on"),
         (["--model", "model", "--record-share", "0.5"], "--record-share: nothing is recorded"),
+        (["--model", "model", "--ray", "auto"], "--ray: a cluster serves replicas; give --replicas N too"),
+        (["--model", "model", "--replicas", "2:1"], "--replicas: expected N or MIN:MAX from 1 to 1000, got '2:1'"),
+        (["--model", "model", "--replicas", "2", "--record", "x"], "--record: replicas on other hosts"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

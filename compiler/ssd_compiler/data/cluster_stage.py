@@ -15,7 +15,7 @@ from ssd_compiler.data.clusters import clusters
 from ssd_compiler.data.prompts import DEFAULT_NEW_TOKENS, MIN_PROMPTS, fitting_prompts
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
-from ssd_compiler.workspace import Workspace
+from ssd_compiler.workspace import Store
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
@@ -31,7 +31,7 @@ class ClusterStage:
 
     loaded: LoadedModel
     decoder: Decoder
-    work: Workspace
+    work: Store
     reporter: Reporter
 
     def find(self, settings: CompileSettings) -> tuple[tuple[str, str], ...]:

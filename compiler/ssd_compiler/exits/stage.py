@@ -14,7 +14,7 @@ from ssd_compiler.exits.fitting import exit_layers, fit_exits, held_back
 from ssd_compiler.exits.training import CachedFeatures, cache_features, train_exits
 from ssd_compiler.exits.tuning import exit_traces, tune_exits
 from ssd_compiler.progress import Reporter
-from ssd_compiler.workspace import Workspace
+from ssd_compiler.workspace import Store
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
@@ -27,7 +27,7 @@ class ExitStage:
     """Fits and tunes exit heads, with results kept in the workspace."""
 
     decoder: Decoder
-    work: Workspace
+    work: Store
     reporter: Reporter
 
     def fit(self, domains: Mapping[str, Sequence[Sample]], count: int, epochs: int, depth: int = 0) -> ExitSet:

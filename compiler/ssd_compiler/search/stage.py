@@ -14,7 +14,7 @@ from ssd_compiler.progress import Reporter
 from ssd_compiler.search.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.validate import validate
-from ssd_compiler.workspace import Workspace
+from ssd_compiler.workspace import Store
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.model.decoder import Decoder
@@ -31,14 +31,13 @@ class SearchStage:
     eos_ids: frozenset[int]
     sampling: SamplingParams
     latency: LatencyTable
-    work: Workspace
+    work: Store
     reporter: Reporter
     searches: int
     """Number of searches, the mixture included, that share the time budget."""
 
-    def domain(self, name: str, samples: Sequence[Sample], prompts: DomainPrompts) -> DomainConfig:
-        """Search a domain's masks and validate the best ones on held-back prompts."""
-        found = self._search(name, samples)
+    def validate(self, name: str, found: SearchResult, prompts: DomainPrompts) -> DomainConfig:
+        """Validate the best masks of a domain's search on held-back prompts."""
         confirmed = self._confirm(name, found, prompts)
         if confirmed is None:
             return _config(name, found, None, None, pays=False)
@@ -46,11 +45,8 @@ class SearchStage:
         choice = Choice.model_validate(confirmed["choice"])
         return _config(name, found, choice, validation, pays=validation.speedup_interval[0] > 1.0)
 
-    def mixture(self, domains: Sequence[Sequence[Sample]]) -> DomainConfig:
-        """Search one frontier for all domains together, with equally many samples per domain. It is not timed."""
-        counts = [len(samples) for samples in domains]
-        share = min(*counts, max(1, max(counts) // len(counts)))
-        found = self._search(MIXTURE, [sample for samples in domains for sample in samples[:share]])
+    def mixture(self, found: SearchResult) -> DomainConfig:
+        """The frontier of all domains together, from its search. It is not timed."""
         finalists = self._finalists(found)
         if not finalists:
             return _config(MIXTURE, found, None, None, pays=False)
@@ -63,7 +59,8 @@ class SearchStage:
         )
         return _config(MIXTURE, found, choice, None, pays=False)
 
-    def _search(self, name: str, samples: Sequence[Sample]) -> SearchResult:
+    def search(self, name: str, samples: Sequence[Sample]) -> SearchResult:
+        """Search the masks of a domain, or of the mixture."""
         settings = self.settings
         context = middle_context(samples)
         timed = settings.budget_seconds is not None
@@ -153,6 +150,13 @@ class SearchStage:
             assert option is not None, "there is an entry"
             chosen.append((index, option))
         return chosen
+
+
+def mixture_of(domains: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """The samples that the mixture is searched on: equally many of each domain."""
+    counts = [len(samples) for samples in domains]
+    share = min(*counts, max(1, max(counts) // len(counts)))
+    return [sample for samples in domains for sample in samples[:share]]
 
 
 def _config(

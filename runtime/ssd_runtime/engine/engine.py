@@ -247,12 +247,15 @@ class Engine:
         stream: str = "",
         on_tokens: Callable[[list[int]], None] | None = None,
         on_cycle: Callable[[Observation], None] | None = None,
+        answered: Sequence[int] = (),
     ) -> Request:
         """Queue a prompt, or its token ids, which `step` decodes together with the other requests.
 
         Requests of one `stream`, one strategy and equal parameters share what planners learn. Those of one stream also
         share prefixes. `on_tokens` receives new tokens before `write` receives their text, and `on_cycle` every cycle.
-        Raises UserError if the chat template refuses the prompt. Other errors of the prompt are raised by its outcome.
+        `answered` are the first tokens of the answer, where another run of the request, with the same seed, has chosen
+        them: the answer goes on as that run would have, and neither they nor their text are reported again. Raises
+        UserError if the chat template refuses the prompt. Other errors of the prompt are raised by its outcome.
         """
         settings = settings or RunSettings()
         with self._lock:
@@ -260,6 +263,7 @@ class Engine:
             runner = self._runner(make, settings, write)
             turn = self._turn(prompt, runner)
         text = TextStream(self.loaded.decode, settings.stops, runner.write)
+        text.skip(answered)
 
         def receive(tokens: list[int]) -> None:
             if on_tokens is not None:
@@ -273,6 +277,7 @@ class Engine:
                 on_tokens=receive,
                 make_planner=make if on_cycle is None else lambda: ObservedPlanner(make(), on_cycle),
                 owner=stream,
+                answered=answered,
             )
             request = Request(runner, turn, job)
             self._requests[request.job] = request, text

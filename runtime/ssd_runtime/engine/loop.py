@@ -53,6 +53,13 @@ class Generation:
     """The reason is `stop` even if the stop is the last token that is allowed."""
     num_cached_tokens: int = 0
     """Prompt tokens that were not run, because the prompt began like an earlier sequence."""
+    answered: int = 0
+    """Number of the first new tokens that were given, because an earlier run of the request chose them."""
+
+    @property
+    def decoded(self) -> int:
+        """Number of new tokens that this run chose."""
+        return len(self.token_ids) - self.answered
 
     @property
     def target_forwards(self) -> int:
@@ -72,7 +79,7 @@ class Generation:
     @property
     def tokens_per_second(self) -> float:
         """New tokens per second of decoding, prefill excluded."""
-        return len(self.token_ids) / self.decode_seconds if self.decode_seconds else 0.0
+        return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
 
 
 def generate(
@@ -113,19 +120,35 @@ def generating(
     planner: Planner,
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
+    answered: Sequence[int] = (),
 ) -> Work[Generation]:
     """Prefill `prompt_ids` and decode after them.
 
     The output does not depend on the plans of `planner`, unless drafts are tested by rejection. `on_tokens` receives
-    new tokens as soon as they are certain. Generation ends early if the context is full. Raises UserError if the
-    prompt is empty or leaves no room in the context.
+    new tokens as soon as they are certain. `answered` are the first new tokens, where an earlier run of the request has
+    chosen them: they are prefilled with the prompt, and decoding goes on as that run would have. Generation ends early
+    if the context is full. Raises UserError if the prompt is empty or leaves no room in the context.
     """
     began = perf_counter()
-    prompt = yield from session.prefilling(prompt_ids, new_tokens=limits.max_new_tokens)
+    before = _Output.after(answered, limits, session.decoder.shape.max_context - len(prompt_ids))
+    if before.done:
+        return Generation(
+            prompt_tokens=len(prompt_ids),
+            token_ids=before.tokens,
+            finish_reason=before.finish_reason,
+            answered=len(before.tokens),
+        )
+    prompt = yield from session.prefilling([*prompt_ids, *answered], new_tokens=limits.max_new_tokens)
     session.decoder.synchronize()
     seconds = perf_counter() - began
     work = decoding(
-        session=session, prompt=prompt, planner=planner, limits=limits, on_tokens=on_tokens, prefill_seconds=seconds
+        session=session,
+        prompt=prompt,
+        planner=planner,
+        limits=limits,
+        on_tokens=on_tokens,
+        prefill_seconds=seconds,
+        answered=answered,
     )
     return (yield from work)
 
@@ -137,28 +160,29 @@ def decoding(
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
     prefill_seconds: float = 0.0,
+    answered: Sequence[int] = (),
 ) -> Work[Generation]:
-    """Decode after a prompt that the session has prefilled; this may be repeated for the same prompt."""
+    """Decode after a prompt that the session has prefilled; this may be repeated for the same prompt.
+
+    The prompt ends with the `answered` tokens, which do not end the answer.
+    """
     session.decoder.synchronize()
     began = perf_counter()
-    session.rewind(prompt)
+    session.rewind(prompt, len(answered))
     planner.start(session, prompt)
     session.decoder.synchronize()
+    prompt_tokens = prompt.tokens - len(answered)
+    output = _Output.after(answered, limits, session.decoder.shape.max_context - prompt_tokens)
     result = Generation(
-        prompt_tokens=prompt.tokens,
+        prompt_tokens=prompt_tokens,
         domain=planner.domain,
+        token_ids=output.tokens,
         prefill_seconds=prefill_seconds + perf_counter() - began,
-        num_cached_tokens=session.reused,
+        num_cached_tokens=min(session.reused, prompt_tokens),
+        answered=len(answered),
     )
 
     began = perf_counter()
-    room = session.decoder.shape.max_context - prompt.tokens
-    output = _Output(
-        tokens=result.token_ids,
-        limits=limits,
-        most=min(limits.max_new_tokens, room),
-        finish_reason="context" if room < limits.max_new_tokens else "length",
-    )
     try:
         logits = yield Head(prompt.last[None], normed=True)
         first = output.append([session.choose(logits, lambda: [[]])(0)])
@@ -266,6 +290,18 @@ class _Output:
     finish_reason: FinishReason
     """The reason for the limit `most`, until a stop comes first."""
     done: bool = False
+
+    @classmethod
+    def after(cls, tokens: Sequence[int], limits: Limits, room: int) -> _Output:
+        """An output that begins with `tokens`, in a context that has `room` for new ones."""
+        output = cls(
+            tokens=[],
+            limits=limits,
+            most=min(limits.max_new_tokens, room),
+            finish_reason="context" if room < limits.max_new_tokens else "length",
+        )
+        output.append(list(tokens))
+        return output
 
     @property
     def remaining(self) -> int:

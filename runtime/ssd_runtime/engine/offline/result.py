@@ -74,7 +74,7 @@ class Tally:
         divergence = outcome.divergence
         return cls(
             prompts=1,
-            tokens=len(run.token_ids),
+            tokens=run.decoded,
             prefill_seconds=run.prefill_seconds,
             decode_seconds=run.decode_seconds,
             first_token_seconds=run.first_token_seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
@@ -123,8 +123,12 @@ class Runner:
         on_tokens: Callable[[list[int]], None] | None = None,
         make_planner: MakePlanner | None = None,
         owner: str = "",
+        answered: Sequence[int] = (),
     ) -> Job[Generation]:
-        """Queue a turn; `make_planner` is the strategy's by default, and `owner` names the stream of its prefixes."""
+        """Queue a turn; `make_planner` is the strategy's by default, and `owner` names the stream of its prefixes.
+
+        `answered` are the first tokens of its answer, where an earlier run has chosen them.
+        """
         session = scheduler.session(turn.sampling, owner)
         work = generating(
             session=session,
@@ -132,8 +136,9 @@ class Runner:
             planner=(make_planner or self.make_planner)(),
             limits=self.limits(),
             on_tokens=on_tokens,
+            answered=answered,
         )
-        return scheduler.add(session, work, turn.ids)
+        return scheduler.add(session, work, [*turn.ids, *answered])
 
     def outcome(
         self,

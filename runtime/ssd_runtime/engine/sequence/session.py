@@ -285,9 +285,10 @@ class Session:
             self._compute_again(long=True)
         self.cache.reserve(slots, self.committed)
 
-    def rewind(self, prompt: Prefill) -> None:
+    def rewind(self, prompt: Prefill, answered: int = 0) -> None:
         """Return to the end of the latest prefilled prompt; random numbers are drawn again from there.
 
+        The last `answered` tokens of the prompt belong to the answer: the random numbers before those are passed over.
         Raises UserError if the latest prompt was another one, or if computing it again was interrupted.
         """
         if prompt is not self._prompt or self.committed < prompt.tokens:
@@ -296,7 +297,7 @@ class Session:
         self.load = None
         self.cache.rewind(prompt.tokens)
         self._states = prompt.states.copy()
-        self._sampler.restart(prompt.tokens)
+        self._sampler.restart(prompt.tokens - answered)
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)
 

@@ -25,17 +25,22 @@ class TextStream:
 
     def feed(self, ids: list[int]) -> None:
         """Add new tokens and write the part of their text that is certain."""
+        self._write(self.skip(ids))
+
+    def skip(self, ids: Sequence[int]) -> str:
+        """Add tokens whose text is not written; returns the part of it that is certain."""
         self._ids += ids
         new = self._new_text()
         if new.endswith(UNFINISHED):
-            return
+            return ""
         self._done = len(self._ids)
         self._held += new
         cut = len(cut_at_stop(self._held, self._stops))
         if cut == len(self._held):
             cut -= max((beginning_of(self._held, stop) for stop in self._stops), default=0)
-        self._write(self._held[:cut])
+        certain = self._held[:cut]
         self._held = self._held[cut:]
+        return certain
 
     def close(self) -> None:
         """Write the text that was held back, up to a stop string, incomplete characters included."""

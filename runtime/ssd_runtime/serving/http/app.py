@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -18,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
+from ssd_runtime.serving.http.leaving import GONE, until_gone
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers import Answer, Subscription
 from ssd_runtime.serving.http.openai.errors import ApiError
@@ -25,13 +25,10 @@ from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form
 from ssd_runtime.serving.http.openai.orders import chat_orders, completion_orders
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, text_of
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
+from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.tickets import Order
 from ssd_runtime.serving.record import Recorder
-
-T = TypeVar("T")
-GONE = 499
-"""The status, never sent, of a request whose client has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +105,11 @@ class Service:
         conversations: list[list[tuple[str, str]]],
     ) -> Response:
         """Submit the orders; respond with the answer, whole or as it comes."""
+        resumption: Resumption | None = request.scope.get(RESUMPTION)
+        if resumption is not None:
+            orders = resumption.orders(orders)
         subscription = Subscription(self.thread, orders)
-        if self.recorder is not None:
+        if self.recorder is not None and resumption is None:
             for messages in conversations:
                 self.recorder.add(messages)
         answer = Answer(
@@ -119,6 +119,8 @@ class Service:
             choices=asked.n or 1,
             usage_chunk=asked.wants_usage_chunk,
             token_ids=bool(asked.return_token_ids),
+            resumption=resumption,
+            told=resumption.texts(orders, self.encoder.loaded) if resumption is not None else None,
         )
         if asked.stream:
             return EventStream(answer.chunks(), subscription)
@@ -180,27 +182,6 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._subscription.close()
-
-
-async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves. Raises ClientDisconnect then."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for each in (working, leaving):
-            each.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    """Return when the client has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
+from dataclasses import replace
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import closing, command_app, require_packages, run_command
-from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
+from ssd_runtime.engine.opening import LoadSettings, read_source
 from ssd_runtime.options import (
     ArtifactOption,
     AssignmentsOption,
@@ -30,21 +31,21 @@ from ssd_runtime.options import (
     read_size,
 )
 from ssd_runtime.planning.registry import check_strategy, read_settings
+from ssd_runtime.ray_cluster import LOCAL, require_ray
+from ssd_runtime.serving.ray_app.scale import Scale
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
 from ssd_runtime.weights.dtype_names import read_dtype
 
-if TYPE_CHECKING:
-    from ssd_runtime.engine.engine import Engine
-    from ssd_runtime.serving.http.app import Service
-
 SERVER_PANEL = "Server"
 LIMIT_PANEL = "Limits"
+CLUSTER_PANEL = "Cluster"
 CLOSING = closing(
     "Serve:     ssd-serve -m ./my-model --port 8000",
     "With keys: SSD_API_KEY=secret ssd-serve --bundle bundle --host 0.0.0.0",
     "Limits:    ssd-serve --bundle bundle --max-concurrency 4 --max-new-tokens 1024",
     "Record:    ssd-serve --bundle bundle --reload --record traffic.jsonl",
+    "Replicas:  ssd-serve --bundle bundle --replicas 4",
 )
 app = command_app()
 log = logging.getLogger("ssd_serve")
@@ -142,6 +143,20 @@ def serve(
     record: RecordOption = None,
     record_share: ShareOption = None,
     record_redact: RedactOption = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve from N processes on Ray, or MIN:MAX by the load; by default one, without Ray.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
+    ] = None,
+    ray: Annotated[
+        str,
+        typer.Option(
+            help="Address of the cluster for --replicas, such as auto; `local` starts one here.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
+    ] = LOCAL,
     version: VersionOption = False,
 ) -> None:
     """Serve a model under OpenAI's HTTP interface, decoding faster, with exactly the output of plain decoding."""
@@ -150,10 +165,18 @@ def serve(
     bits = read_draft_bits(draft_bits)
     load_settings = LoadSettings(device, read_dtype(dtype), weights, read_size(weight_memory), threads, bits)
     check_strategy(strategy, artifact is not None)
-    parameters = read_settings(strategy, assignments or [])
+    read_settings(strategy, assignments or [])
     source = read_source(artifact, model, require_signature)
     if reload and source.opened is None:
         raise UserError("--reload: there is no bundle to load again; give one with --bundle, or omit it")
+    if replicas is None and ray != LOCAL:
+        raise UserError("--ray: a cluster serves replicas; give --replicas N too, or omit it")
+    scale = None
+    if replicas is not None:
+        require_ray("--replicas")
+        scale = Scale.of(replicas, threads, device=device, local=ray == LOCAL, grace=grace, reload=reload)
+        if record is not None:
+            raise UserError("--record: replicas on other hosts would write other files; omit it, or --replicas")
     recorder = read_recorder(record, record_share, record_redact)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
@@ -164,48 +187,40 @@ def serve(
     if not keys and not _is_local(host):
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
-    from ssd_runtime.serving.http.app import Service
-    from ssd_runtime.serving.http.engine_thread import EngineThread
-    from ssd_runtime.serving.http.keys import ApiKeys
-    from ssd_runtime.serving.http.metrics import Metrics
-    from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
-    from ssd_runtime.serving.http.reload import BundleWatch
-    from ssd_runtime.serving.http.settings import ServerSettings
+    from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
 
-    engine = open_engine(source, load_settings, log.info)
-    engine.max_sequences = max_concurrency
-    _prepare(engine, strategy, parameters)
-    settings = ServerSettings(
-        model_name=name or source.model,
-        max_context=engine.decoder.shape.max_context,
-        vocabulary=engine.loaded.model.config.vocab_size,
+    options = ServiceOptions(
+        artifact=artifact,
+        model=model,
+        require_signature=require_signature,
+        load=load_settings,
         strategy=strategy,
-        parameters=parameters,
-        has_bundle=source.bundle is not None,
-        temperature=temperature,
+        assignments=tuple(assignments or ()),
+        name=name,
+        api_keys=tuple(keys),
+        share_between_keys=share_between_keys,
+        max_concurrency=max_concurrency,
+        max_queue=max_queue,
         max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
         max_body_bytes=max_body_bytes,
-        created=int(time.time()),
+        temperature=temperature,
     )
-    metrics = Metrics(settings.model_name)
-    thread = EngineThread(engine, places=max_concurrency + max_queue, observer=metrics)
-    service = Service(
-        thread=thread,
-        settings=settings,
-        encoder=PromptEncoder(engine.loaded),
-        metrics=metrics,
-        keys=ApiKeys(keys, share_between_keys),
-        recorder=recorder,
-    )
-    watch_gauges(service)
-    thread.start()
-    watch = BundleWatch(source.opened.folder, require_signature, thread, metrics) if source.opened is not None else None
+    if scale is not None:
+        from ssd_runtime.serving.ray_app.serving import serve_replicas
+
+        load = replace(load_settings, threads=scale.cpus)
+        options = replace(options, artifact=_whole(artifact), model=_whole(model), load=load)
+        free = listener.getsockname()[1]
+        listener.close()
+        serve_replicas(options, scale, ray, host, free)
+        return
+    service = open_service(options, source, log.info, recorder)
     binding = Binding(listener=listener, grace=grace, poll=POLL_SECONDS if reload else None)
     try:
-        serve(service, binding, watch)
+        serve(service, binding, watch_bundle(options, source, service))
     finally:
-        thread.close(0.0)
+        service.thread.close(0.0)
         if recorder is not None:
             recorder.close()
 
@@ -215,37 +230,17 @@ def main() -> None:
     run_command(app)
 
 
-def watch_gauges(service: Service) -> None:
-    """Add the gauges that read a running engine."""
-    thread = service.thread
-    scheduler = thread.engine.scheduler
-    gauge = service.metrics.gauge
-    gauge("vllm:num_requests_running", "Requests that are being decoded.", lambda: thread.running)
-    gauge("vllm:num_requests_waiting", "Requests that wait.", lambda: thread.waiting)
-    gauge(
-        "vllm:kv_cache_usage_perc",
-        "Share of the memory for keys and values in use, from 0 to 1; prefixes are included.",
-        lambda: scheduler.pool.used_bytes / max(1, scheduler.pool.bytes),
-    )
-    gauge("ssd:kv_pool_bytes", "Bytes for keys and values.", lambda: scheduler.pool.bytes)
-    gauge("ssd:kv_pool_used_bytes", "Bytes in use, prefixes included.", lambda: scheduler.pool.used_bytes)
-    gauge("ssd:prefix_bytes", "Bytes of kept prefixes.", lambda: scheduler.prefixes.bytes)
-    gauge("ssd:prefixes", "Kept prefixes.", lambda: len(scheduler.prefixes))
-
-
-def _prepare(engine: Engine, strategy: str, parameters: Any) -> None:
-    """Do what would delay the first requests: measure this device, copy weights, allocate keys and values."""
-    _ = engine.latency
-    _ = engine.scheduler
-    engine.planners(strategy, parameters)
-
-
 def _keys(given: list[str] | None) -> list[str]:
     """The keys of the options, else those of the environment."""
     keys = given or [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
     if any(not key.strip() or not key.isascii() for key in keys):
         raise UserError("--api-key: a key is text of ASCII characters that is not empty; give another")
     return keys
+
+
+def _whole(path: str | None) -> str | None:
+    """A path of this machine from its root, since replicas run in other folders; names of other kinds as they are."""
+    return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
 
 
 def _is_local(host: str) -> bool:

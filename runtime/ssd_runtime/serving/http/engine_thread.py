@@ -201,6 +201,7 @@ class EngineThread:
                     stream=ticket.order.stream,
                     on_tokens=receiver.tokens,
                     on_cycle=self._observer.on_cycle,
+                    answered=ticket.order.answered,
                 )
             except Exception as error:  # it is the order's end, not the thread's
                 self._end(ticket, End(error=error))

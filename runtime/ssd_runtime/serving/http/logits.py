@@ -74,7 +74,13 @@ class LogprobRecorder(LogitsProcessor):
         """`top` is the number of most probable tokens to note."""
         self._top = top
         self._rows: list[_Row] = []
+        self._begin = 0
+        """Number of the answer's token that the first row is about."""
         self._lock = Lock()
+
+    def skip(self, tokens: int) -> None:
+        """Begin after the answer's first `tokens` tokens, which are known already."""
+        self._begin = tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Note the log-probabilities of `scores` [1, vocabulary], and return these."""
@@ -89,7 +95,8 @@ class LogprobRecorder(LogitsProcessor):
     def read(self, begin: int, tokens: Sequence[int]) -> list[TokenLogprobs]:
         """The notes of the answer's `tokens`, the first of which is number `begin`."""
         with self._lock:
-            rows = self._rows[begin : begin + len(tokens)]
+            first = begin - self._begin
+            rows = self._rows[first : first + len(tokens)]
             for row, token in zip(rows, tokens, strict=True):
                 row.settle(token)
             return [

@@ -161,7 +161,7 @@ class Metrics:
             self._queue.observe(ticket.begun - ticket.submitted)
         if (first := ticket.seconds_to_first_token) is not None:
             self._first_token.observe(first)
-        if (each := ticket.seconds_per_token(len(generation.token_ids))) is not None:
+        if (each := ticket.seconds_per_token(generation.decoded)) is not None:
             self._per_token.observe(each)
 
     def on_defect(self, error: Exception) -> None:

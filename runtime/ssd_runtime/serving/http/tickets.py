@@ -21,6 +21,8 @@ class Order:
     settings: RunSettings
     stream: str = ""
     """Name of the stream whose statistics and prefixes it shares."""
+    answered: tuple[int, ...] = ()
+    """The first tokens of its answer, which another server has chosen and told."""
     logprobs: LogprobRecorder | None = None
     """Log-probabilities of its tokens, if they are wanted; one of its processors notes them."""
 

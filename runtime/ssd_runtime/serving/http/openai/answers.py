@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -15,10 +14,10 @@ from ssd_profiles.printable import printable
 from ssd_runtime.engine.offline.result import Outcome, Tally
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.http.openai.forms import Form, Json
+from ssd_runtime.serving.http.openai.resumption import Resumption
 from ssd_runtime.serving.http.tickets import Block, End, Order, Ticket
-
-DONE = "data: [DONE]\n\n"
 
 
 class Subscription:
@@ -80,10 +79,13 @@ class Answer:
         choices: int,
         usage_chunk: bool = False,
         token_ids: bool = False,
+        resumption: Resumption | None = None,
+        told: Mapping[int, str] | None = None,
     ) -> None:
         """`choices` orders belong to each prompt; with `usage_chunk` a stream ends with one of usage.
 
-        With `token_ids` every choice, or chunk of it, lists its tokens.
+        With `token_ids` every choice, or chunk of it, lists its tokens. With a `resumption`, the stream goes on after
+        it; `told` are its texts by place.
         """
         self._subscription = subscription
         self._form = form
@@ -98,6 +100,14 @@ class Answer:
             "model": model_name,
             "system_fingerprint": f"ssd-decoding-{tool_version()}",
         }
+        self._ended = set[int]()
+        """Choices whose end the client knows."""
+        if resumption is not None:
+            self._common |= {"id": resumption.id, "created": resumption.created}
+            self._ended = {place for place, choice in resumption.choices.items() if choice.ended}
+            for place, text in (told or {}).items():
+                self._held[place] = _Held(begin=len(resumption.choices[place].tokens), characters=len(text))
+                form.skip(place, text)
 
     async def whole(self) -> Json:
         """The answer at once. Raises ApiError for the first order that fails."""
@@ -114,7 +124,7 @@ class Answer:
     async def chunks(self) -> AsyncIterator[str]:
         """The answer as server-sent events; an error ends it as an event of its own."""
         outcomes: dict[int, Outcome] = {}
-        begun = set[int]()
+        begun = set(self._held)
         try:
             async for place, event in self._subscription.events():
                 if place not in begun and (first := self._form.first(place)) is not None:
@@ -124,14 +134,16 @@ class Answer:
                     choices = self._form.block(place, event.text)
                 else:
                     outcomes[place] = self._outcome(place, event)
-                    choices = self._form.last(place, outcomes[place])
+                    choices = self._form.last(place, outcomes[place]) if place not in self._ended else []
                 text = event.text if isinstance(event, Block) else ""
-                for choice in self._described(place, choices, event.tokens, text):
-                    yield self._chunk([choice])
+                # The chunks of one event go out together: a stream that breaks has all of them or none.
+                described = self._described(place, choices, event.tokens, text)
+                if described:
+                    yield "".join(self._chunk([choice]) for choice in described)
             if self._usage_chunk:
                 yield self._chunk([], self._usage([outcomes[place] for place in sorted(outcomes)]))
         except ApiError as error:
-            yield _event(error.to_json())
+            yield event_of(error.to_json())
         yield DONE
 
     def _described(self, place: int, choices: list[Json], tokens: Sequence[int], text: str) -> list[Json]:
@@ -156,7 +168,7 @@ class Answer:
     def _chunk(self, choices: list[Json], usage: Json | None = None) -> str:
         """One event; if usage comes at the end, the others say that they have none, as OpenAI's do."""
         about = {"usage": usage} if self._usage_chunk else {}
-        return _event({**self._common, "object": self._form.chunk, "choices": choices, **about})
+        return event_of({**self._common, "object": self._form.chunk, "choices": choices, **about})
 
     def _outcome(self, place: int, end: End) -> Outcome:
         """The outcome of an order that has ended. Raises ApiError if it has none."""
@@ -207,7 +219,3 @@ def failure(ticket: Ticket, end: End) -> ApiError:
     if end.cancelled:
         return ApiError(499, "the request was cancelled", code="cancelled")
     return ApiError(500, "the request failed by a defect of the server; its log says more", code="internal_error")
-
-
-def _event(value: Json) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -37,6 +37,10 @@ class Form(Protocol):
         """The choices of the chunks for new text."""
         ...
 
+    def skip(self, place: int, text: str) -> None:
+        """Go on after text that the client has."""
+        ...
+
     def last(self, place: int, outcome: Outcome) -> list[Json]:
         """The choices of the last chunks."""
         ...
@@ -68,6 +72,9 @@ class CompletionForm:
     def block(self, place: int, text: str) -> list[Json]:
         """One choice with the text."""
         return [_completion(place, text, None)]
+
+    def skip(self, place: int, text: str) -> None:
+        """Do nothing: a completion's choices do not depend on earlier text."""
 
     def last(self, place: int, outcome: Outcome) -> list[Json]:
         """One choice without text."""
@@ -108,6 +115,11 @@ class ChatForm:
         reader = self._reader(place)
         before = reader.calls
         return self._deltas(place, reader.feed(text), before)
+
+    def skip(self, place: int, text: str) -> None:
+        """Read the calls in text that the client has."""
+        if self._with_tools:
+            self._reader(place).feed(text)
 
     def last(self, place: int, outcome: Outcome) -> list[Json]:
         """What was held back, then the reason of the end."""

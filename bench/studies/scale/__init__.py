@@ -1,0 +1,1 @@
+"""What several replicas and several workers bring, measured here and projected."""

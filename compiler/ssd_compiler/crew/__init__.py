@@ -1,0 +1,1 @@
+"""Who runs the steps of a compile: this process, or workers on Ray."""

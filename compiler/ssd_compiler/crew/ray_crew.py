@@ -1,0 +1,331 @@
+"""A crew of workers on the hosts of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+import ray
+import torch
+from ray.exceptions import RayActorError, RayTaskError
+
+from ssd_artifacts.manifest import tool_version
+from ssd_compiler.crew.board import Board, Event
+from ssd_compiler.crew.crew import Step
+from ssd_compiler.crew.worker import Orders, Worker
+from ssd_compiler.stages import Stages
+from ssd_compiler.workspace import NotFinished, Workspace
+from ssd_profiles.errors import UserError
+from ssd_profiles.latency import DeviceKey
+from ssd_runtime.loading.models import weights_of
+
+T = TypeVar("T")
+MOST_DEATHS = 3
+"""Workers that may die over one step of a domain."""
+POLL_SECONDS = 0.25
+PATIENCE_SECONDS = 30.0
+"""Seconds after which the user is told what is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host of the cluster. Ray gives each a resource of its own, of which there is 1: the host's slot."""
+
+    address: str
+    cores: int
+    cards: int
+
+    @property
+    def slot(self) -> str:
+        """The resource's name."""
+        return f"node:{self.address}"
+
+
+@dataclass(slots=True, eq=False)
+class Hired:
+    """A worker as the crew sees it."""
+
+    name: str
+    host: Host
+    actor: Any
+    orders: Orders
+    device: DeviceKey | None = None
+    """The device that it times on; None until it has loaded the model."""
+    busy: tuple[Any, str | None] | None = None
+    """The reference that it works on, with the domain; None for the domain while it starts."""
+
+
+class RayCrew:
+    """Workers, some on every host, that run the steps of the domains.
+
+    The workers of a compile hold a host's slot together, so that no other compile runs there. A timed step runs only
+    where the device is the one that its latencies are of, while the other workers of that host wait; if no worker has
+    that device, this process runs it. A step whose worker dies is done again, by the next that is free.
+    """
+
+    def __init__(self, stages: Stages, workers: int | None = None) -> None:
+        """Hire `workers` workers, or one per host (per card where the model is on one), when they are needed."""
+        assert isinstance(stages.work, Workspace), "the process that writes the bundle keeps the results"
+        self._stages = stages
+        self._work: Workspace = stages.work
+        self._count = workers
+        self._crew: list[Hired] = []
+        self._told = _actor(_Told, num_cpus=0)
+        self._deaths = Counter[str]()
+
+    def each(
+        self, step: Step[T], rows: Mapping[str, tuple[Any, ...]], timed_on: DeviceKey | None = None
+    ) -> dict[str, T]:
+        """Run a step of every domain, those that are not finished on the workers."""
+        found = {name: result for name in rows for result in self._finished(step, rows[name])}
+        left = {name: rows[name] for name in rows if name not in found}
+        if left:
+            self._hire()
+            if timed_on is not None and not self._has(timed_on):
+                self._stages.reporter.note(f"no worker runs on {timed_on.device}, so timing happens in this process")
+                found |= {name: step(self._stages, *arguments) for name, arguments in left.items()}
+            else:
+                with Board(self._stages.reporter) as board:
+                    found |= self._spread(step, left, timed_on, board)
+        return {name: found[name] for name in rows}
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the slot of this process' host; the crew must not have begun."""
+        assert not self._crew, "the workers of this host would run beside it"
+        address = ray.util.get_node_ip_address()
+        slot = _actor(_Slot, num_cpus=0, resources={f"node:{address}": 1.0})
+        try:
+            self._wait_for([slot.hold.remote()], f"waiting for {address}, which another compile may be using")
+            yield
+        finally:
+            ray.kill(slot)
+
+    def __enter__(self) -> RayCrew:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._crew:
+            ray.kill(worker.actor)
+        if error is None:
+            Board(self._stages.reporter).show(self._events())
+        ray.kill(self._told)
+
+    def _finished(self, step: Step[T], arguments: tuple[Any, ...]) -> list[T]:
+        """The result of a step whose stage has a stored result, as a list; else an empty one."""
+        try:
+            return [step(replace(self._stages, work=_Finished(self._work)), *arguments)]
+        except NotFinished:
+            return []
+
+    def _spread(
+        self, step: Step[T], rows: Mapping[str, tuple[Any, ...]], timed_on: DeviceKey | None, board: Board
+    ) -> dict[str, T]:
+        """Run a step of every domain on the workers; returns the results."""
+        found = dict[str, T]()
+        waiting = deque(rows)
+        while len(found) < len(rows):
+            for worker in self._crew:
+                if waiting and self._is_free(worker, timed_on):
+                    name = waiting.popleft()
+                    sent = worker.actor.run.remote(step.__name__, rows[name], timed_on is not None)
+                    worker.busy = sent, name
+            for worker in self._wait():
+                result, again = self._answer(worker, step)
+                if result is not None:
+                    found[result[0]] = result[1]
+                elif again is not None:
+                    waiting.append(again)
+            board.show(self._events())
+        return found
+
+    def _is_free(self, worker: Hired, timed_on: DeviceKey | None) -> bool:
+        """Whether a worker can take a step; for a timed one, all workers of its host must be idle."""
+        if worker.busy is not None or worker.device is None:
+            return False
+        if timed_on is None:
+            return True
+        beside = (each for each in self._crew if each.host == worker.host)
+        return worker.device == timed_on and all(each.busy is None for each in beside)
+
+    def _wait(self) -> list[Hired]:
+        """The workers that have answered."""
+        busy = {worker.busy[0]: worker for worker in self._crew if worker.busy is not None}
+        if not busy:
+            raise UserError("--ray: all workers are lost; see `ray status`, and use --resume to go on")
+        ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_SECONDS)
+        return [busy[reference] for reference in ready]
+
+    def _answer(self, worker: Hired, step: Step[T]) -> tuple[tuple[str, T] | None, str | None]:
+        """Take a worker's answer: a domain and its result, or a domain whose step has to be done again."""
+        assert worker.busy is not None, "it has answered"
+        reference, name = worker.busy
+        worker.busy = None
+        try:
+            answer = ray.get(reference)
+        except RayActorError:
+            self._bury(worker, name, step)
+            return None, name
+        except RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+        if name is None:
+            worker.device = answer
+            return None, None
+        result, stages = answer
+        for stage, value in stages.items():
+            self._work.keep(stage, value)
+        return (name, result), None
+
+    def _bury(self, worker: Hired, name: str | None, step: Step[T]) -> None:
+        """Wait for the worker that Ray starts in place of a dead one; forget it if there is none.
+
+        Raises UserError if a step has killed too many.
+        """
+        if name is None:
+            self._crew.remove(worker)
+            ray.kill(worker.actor)
+            return
+        task = f"{name}: {step.__name__}"
+        self._deaths[task] += 1
+        if self._deaths[task] >= MOST_DEATHS:
+            raise UserError(f"{task}: {MOST_DEATHS} workers died over it, for want of memory perhaps; use fewer")
+        self._stages.reporter.warn(f"{task}: {worker.name} died, so it is done again")
+        self._start(worker)
+
+    def _events(self) -> list[Event]:
+        found: list[Event] = ray.get(self._told.take.remote())
+        return found
+
+    def _start(self, worker: Hired) -> None:
+        worker.device = None
+        worker.busy = worker.actor.start.remote(worker.name, worker.orders, _Teller(self._told)), None
+
+    def _has(self, device: DeviceKey) -> bool:
+        """Whether some worker has a device, once all have started."""
+        while any(worker.device is None for worker in self._crew):
+            for worker in self._wait():
+                self._answer(worker, Stages.validate)
+        return any(worker.device == device for worker in self._crew)
+
+    def _hire(self) -> None:
+        """Start the workers, once."""
+        if self._crew:
+            return
+        hosts = _hosts()
+        on_cards = self._stages.decoder.device.type != "cpu"
+        per_host = [_workers_of(host, self._count, len(hosts), on_cards) for host in hosts]
+        threads = torch.get_num_threads()
+        for host, count in zip(hosts, per_host, strict=True):
+            for _ in range(count):
+                name = f"worker {len(self._crew) + 1} on {host.address}"
+                actor = _actor(
+                    Worker,
+                    num_cpus=max(1, host.cores // count),
+                    num_gpus=int(on_cards),
+                    resources={host.slot: int(10_000 / count) / 10_000},
+                    max_restarts=MOST_DEATHS,
+                )
+                orders = self._orders(max(1, threads // count), threads)
+                self._crew.append(Hired(name, host, actor, orders))
+        there = [worker.actor.__ray_ready__.remote() for worker in self._crew]
+        self._wait_for(there, "waiting for hosts that have room for workers (cores, cards and slots): see `ray status`")
+        for worker in self._crew:
+            self._start(worker)
+
+    def _wait_for(self, references: list[Any], why: str) -> None:
+        """Wait for one of some references; if that takes long, tell the user why."""
+        if not ray.wait(references, timeout=PATIENCE_SECONDS)[0]:
+            self._stages.reporter.note(why)
+            ray.wait(references)
+
+    def _orders(self, threads: int, timed_threads: int) -> Orders:
+        settings = self._stages.settings
+        return Orders(
+            settings=settings,
+            fingerprint=self._stages.fingerprint,
+            version=tool_version(),
+            weights=settings.weights or weights_of(self._stages.base, settings.model),
+            threads=threads,
+            timed_threads=timed_threads,
+        )
+
+
+def _hosts() -> list[Host]:
+    """The hosts of the cluster that can run workers, by address."""
+    alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    hosts = [
+        Host(node["NodeManagerAddress"], int(node["Resources"]["CPU"]), int(node["Resources"].get("GPU", 0)))
+        for node in alive
+    ]
+    if not hosts:
+        raise UserError("--ray: no host of the cluster has a core to work on; see `ray status`")
+    return sorted(hosts, key=lambda host: host.address)
+
+
+def _workers_of(host: Host, asked: int | None, hosts: int, on_cards: bool) -> int:
+    """The number of workers on a host: its share of those asked for, at most one per core or card."""
+    most = host.cards if on_cards else host.cores
+    return min(most, max(1, -(-asked // hosts))) if asked is not None else (most if on_cards else 1)
+
+
+def _actor(kind: type[Any], **options: Any) -> Any:
+    """Start an actor of a class."""
+    made: Any = ray.remote(**options)(kind)
+    return made.remote()
+
+
+class _Finished:
+    """The stored results of stages, none of which is computed."""
+
+    def __init__(self, work: Workspace) -> None:
+        self._work = work
+
+    def stage(self, name: str, compute: Any) -> Any:
+        """The stored result. Raises NotFinished if there is none."""
+        return self._work.finished(name)
+
+    def file(self, name: str, compute: Any) -> Any:
+        """Raise NotFinished: no step of a domain keeps files."""
+        raise NotFinished(name)
+
+
+class _Told:
+    """Collects what workers tell."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        """Add an event."""
+        self._events.append(event)
+
+    def take(self) -> Sequence[Event]:
+        """Return and forget the events so far."""
+        events = self._events
+        self._events = []
+        return events
+
+
+class _Teller:
+    """Tells events from a worker's process, without waiting."""
+
+    def __init__(self, told: Any) -> None:
+        self._told = told
+
+    def __call__(self, event: Event) -> None:
+        self._told.add.remote(event)
+
+
+class _Slot:
+    """Holds a host's slot."""
+
+    def hold(self) -> int:
+        """Return the process that holds it."""
+        return os.getpid()

@@ -1,0 +1,27 @@
+"""The view of a model that a compile works on, the same in every process that takes part."""
+
+from __future__ import annotations
+
+from ssd_compiler.progress import Reporter
+from ssd_compiler.settings import CompileSettings
+from ssd_profiles.mask import WIDTHS, SkipMask
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.parity import require_faithful
+from ssd_runtime.weights.draft_copies import make_copies
+from ssd_runtime.weights.kernel_choice import SMALL_BYTES, fitted_decoder
+
+
+def faithful_decoder(loaded: LoadedModel, settings: CompileSettings) -> Decoder:
+    """View a loaded model, with its weights packed as the settings allow, and hold it against the model itself."""
+    decoder = fitted_decoder(loaded.model, settings.weight_memory)
+    require_faithful(decoder)
+    return decoder
+
+
+def add_copies(decoder: Decoder, settings: CompileSettings, reporter: Reporter) -> None:
+    """Make the lighter copies of weights that masks may draft on, unless the model fits a processor's cache."""
+    if decoder.packed.used > SMALL_BYTES:
+        # The search chooses between all widths, so `auto` makes each.
+        every = SkipMask.of(decoder.shape.num_layers).lightened(min(WIDTHS))
+        make_copies(decoder, settings.draft_bits, [every], reporter.note)

@@ -1,0 +1,53 @@
+"""Connects a command to Ray: a cluster that runs, or one of this machine alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.command import require_packages
+
+LOCAL = "local"
+"""The address that starts a cluster on this machine, which ends with the command."""
+STORE_BYTES = 128 << 20
+"""Memory for objects that processes of a local cluster share: prompts and results, which are small."""
+
+
+def require_ray(option: str) -> None:
+    """Raise UserError, which names the option that needs it, if Ray is not installed."""
+    require_packages(option, "ray", "ray")
+
+
+@contextmanager
+def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
+    """Join the cluster at an address for the length of a block; `local` starts one on this machine.
+
+    Raises UserError if Ray is not installed, or if there is no cluster.
+    """
+    require_ray(option)
+    if address == LOCAL:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    try:
+        if address == LOCAL:
+            ray.init(
+                address=LOCAL,
+                num_cpus=os.cpu_count(),
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises bare exceptions where a cluster does not start in time
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{option} {address}: no cluster can be joined there ({reason}); see `ray status`") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,238 @@
+"""Routes requests to replicas, and lets no answer end with the replica that began it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ssd_runtime.serving.http.leaving import GONE, until_gone
+from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.events import DONE, event_of
+from ssd_runtime.serving.ray_app.call import Call, Message
+from ssd_runtime.serving.ray_app.merged_metrics import merged
+from ssd_runtime.serving.ray_app.routing import Routed, read_call
+from ssd_runtime.serving.ray_app.told import Stopped, Told
+
+log = logging.getLogger("ssd_serve")
+ATTEMPTS = 4
+"""Replicas that a request is given to, at most."""
+PAUSE = 0.5
+"""Seconds between two tries to find a replica that goes on with a stream."""
+HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"host"})
+"""Headers that are for one connection alone."""
+
+
+class ReplicaLost(Exception):  # noqa: N818 - the router's reason to try another
+    """The replica that a request was given to is gone."""
+
+
+class Replicas(Protocol):
+    """The replicas, however they run."""
+
+    def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
+        """Give a request to a replica, its conversation's if that has a place; yields the messages of its response.
+
+        Raises ReplicaLost if the replica dies, and ApiError if no more requests may wait.
+        """
+        ...
+
+    async def alive(self) -> bool:
+        """Whether a replica takes requests."""
+        ...
+
+    async def metrics(self) -> Sequence[tuple[str, str]]:
+        """The name of each replica and its metrics, in Prometheus' text format."""
+        ...
+
+
+class Router:
+    """An application that gives every request to a replica.
+
+    A request is given a seed if it has none, so that its answer is the same on every replica. When a replica dies, the
+    request goes to another one: a whole answer from its beginning, a stream after the tokens that the client has. What
+    the client gets is in both cases the answer that one replica alone gives. If `ATTEMPTS` replicas die, it gets an
+    error in OpenAI's form.
+    """
+
+    def __init__(self, replicas: Replicas, max_body_bytes: int) -> None:
+        self._replicas = replicas
+        self._max_body_bytes = max_body_bytes
+        self._registry = CollectorRegistry()
+        self._retried = self._counter("ssd:router_requests_retried", "Whole answers begun again on another replica.")
+        self._resumed = self._counter("ssd:router_streams_resumed", "Streams that went on on another replica.")
+        self._broken = self._counter("ssd:router_streams_broken", "Streams that ended with an error after a break.")
+
+    def app(self) -> Starlette:
+        """The application."""
+
+        def refuse(request: Request, error: Exception) -> Response:
+            assert isinstance(error, ApiError), "the handler of this kind of error"
+            return error.response()
+
+        def left(request: Request, error: Exception) -> Response:
+            return Response(status_code=GONE)
+
+        def defect(request: Request, error: Exception) -> Response:
+            log.error("a defect: %s: %s", type(error).__name__, error)
+            return ApiError(500, "a defect of the server; its log says more", code="internal_error").response()
+
+        return Starlette(
+            routes=[
+                Route("/health", self.health, methods=["GET"]),
+                Route("/metrics", self.show_metrics, methods=["GET"]),
+                Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]),
+            ],
+            exception_handlers={ApiError: refuse, ClientDisconnect: left, Exception: defect},
+        )
+
+    async def health(self, request: Request) -> Response:
+        """200 while a replica takes requests, else 503."""
+        alive = await self._replicas.alive()
+        return JSONResponse({"status": "ok" if alive else "no replica is ready"}, 200 if alive else 503)
+
+    async def show_metrics(self, request: Request) -> Response:
+        """The metrics of all replicas, each with the label `replica`, and the router's own."""
+        return Response(merged(await self._replicas.metrics(), self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def forward(self, request: Request) -> Response:
+        """Give a request to a replica."""
+        routed = read_call(await self._call(request))
+        if not routed.streams:
+            return await until_gone(request, self._whole(routed.call))
+        told = Told(routed.keep_token_ids, routed.resumable)
+        messages = self._resuming(routed, told)
+        start = await until_gone(request, _first(messages))
+        if not _is_stream(start):
+            return _response([start, *[message async for message in messages]])
+        response = StreamingResponse(_texts(messages), start["status"])
+        response.raw_headers = list(start["headers"])
+        return response
+
+    async def _whole(self, call: Call) -> Response:
+        """The response to a request, begun again wherever its replica dies."""
+        for attempt in range(ATTEMPTS):
+            self._retried.inc(attempt > 0)
+            try:
+                async with aclosing(self._replicas.respond(call)) as batches:
+                    return _response([message async for batch in batches for message in batch])
+            except ReplicaLost:
+                log.warning("a replica died; its request is begun again on another")
+        raise _all_lost()
+
+    async def _resuming(self, routed: Routed, told: Told) -> AsyncGenerator[Message]:
+        """The messages of a streamed response; after a break they go on with those of another replica.
+
+        Bodies are as the client gets them. Raises ApiError only before the response starts; after that, whatever
+        breaks, the stream ends with an error event.
+        """
+        failure = _all_lost()
+        started = False
+        for attempt in range(ATTEMPTS):
+            if attempt and not told.resumable:
+                failure = _cannot_resume()
+                break
+            self._resumed.inc(started)
+            call = replace(routed.call, resumption=told.resumption())
+            try:
+                async with aclosing(self._replicas.respond(call)) as batches:
+                    async for batch in batches:
+                        for message in batch:
+                            if message["type"] == "http.response.start" and started:
+                                _require_stream(message)
+                                continue
+                            started = True
+                            yield _retold(message, told)
+                return
+            except (ReplicaLost, Stopped):
+                log.warning("a replica died after %d tokens of a stream, which goes on on another", told.tokens)
+            except ApiError as error:
+                if not started:
+                    raise
+                failure = error
+                await asyncio.sleep(PAUSE)
+            if told.done:
+                return
+        if not started:
+            raise failure
+        self._broken.inc()
+        yield _body(event_of(failure.to_json()) + DONE)
+
+    async def _call(self, request: Request) -> Call:
+        """Read a request, up to one part more than replicas take."""
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body_bytes:
+                break
+        return Call(
+            method=request.method,
+            path=request.url.path,
+            headers=tuple(pair for pair in request.headers.raw if pair[0] not in HOP),
+            body=bytes(body),
+        )
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self._registry)
+
+
+def _retold(message: Message, told: Told) -> Message:
+    """A message as the client gets it. Bodies that are no events, such as an error's, stay as they are."""
+    body: bytes = message.get("body", b"")
+    if not body.startswith(b"data: "):
+        return message
+    return {**message, "body": told.read(body.decode()).encode()}
+
+
+def _body(text: str) -> Message:
+    return {"type": "http.response.body", "body": text.encode()}
+
+
+def _is_stream(start: Message) -> bool:
+    """Whether a response's first message begins a stream of events."""
+    kinds = [value for name, value in start["headers"] if name == b"content-type"]
+    return bool(start["status"] == 200 and kinds and kinds[0].startswith(b"text/event-stream"))
+
+
+def _require_stream(start: Message) -> None:
+    """Raise ApiError if a replica refuses to go on with a stream."""
+    if not _is_stream(start):
+        raise ApiError(503, "the stream broke, and no other replica takes it; send the request again", code="broken")
+
+
+async def _first(messages: AsyncGenerator[Message]) -> Message:
+    return await anext(messages)
+
+
+async def _texts(messages: AsyncGenerator[Message]) -> AsyncIterator[bytes]:
+    async with aclosing(messages) as told:
+        async for message in told:
+            if message["body"]:
+                yield message["body"]
+
+
+def _response(messages: Sequence[Message]) -> Response:
+    """The response of a replica's messages, the first of which is its start."""
+    start, *bodies = messages
+    response = Response(b"".join(message.get("body", b"") for message in bodies), start["status"])
+    response.raw_headers = list(start["headers"])
+    return response
+
+
+def _all_lost() -> ApiError:
+    return ApiError(
+        503, f"{ATTEMPTS} replicas died while they answered; send the request again", code="broken", retry_after=1
+    )
+
+
+def _cannot_resume() -> ApiError:
+    return ApiError(503, "the replica died, and its stream cannot go on; send the request again", code="broken")

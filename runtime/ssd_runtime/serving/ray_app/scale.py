@@ -1,0 +1,55 @@
+"""How many replicas there are, and what each takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from ssd_profiles.errors import UserError
+
+MOST = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """The number of replicas, from `least` to `most`, and what each takes of its host."""
+
+    least: int
+    most: int
+    cpus: int
+    """Cores, which are the threads of the replica's engine."""
+    gpus: int = 0
+    grace: float = 30.0
+    """Seconds that open requests have to end in when a replica stops."""
+    reload: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        replicas: str,
+        threads: int | None,
+        *,
+        device: str | None = None,
+        local: bool = False,
+        grace: float = 30.0,
+        reload: bool = False,
+    ) -> Scale:
+        """Read `N`, or `MIN:MAX` for a number that follows the load. Raises UserError for anything else.
+
+        Without `threads`, `local` replicas share this machine's cores, and others have as many as this machine each.
+        """
+        match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", replicas)
+        least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= least <= most <= MOST:
+            raise UserError(f"--replicas: expected N or MIN:MAX from 1 to {MOST}, got {replicas!r}")
+        cores = os.cpu_count() or 1
+        on_card = device is not None and device != "cpu"
+        return cls(
+            least=least,
+            most=most,
+            cpus=threads or (max(1, cores // most) if local else cores),
+            gpus=int(on_card),
+            grace=grace,
+            reload=reload,
+        )

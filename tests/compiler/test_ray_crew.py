@@ -1,0 +1,164 @@
+"""A compile by several workers, one of which is killed, gives the bundle of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from ssd_artifacts.bundle import Bundle
+from ssd_compiler.build import compile_bundle
+from ssd_compiler.crew.crew import Hire
+from ssd_compiler.progress import Reporter
+from ssd_compiler.settings import CompileSettings
+from ssd_compiler.stages import Stages
+from ssd_profiles.errors import UserError
+from ssd_profiles.latency import DeviceKey
+from tests.folders import TEXTS, save_tiny_model
+from tests.tables import latency_table
+
+pytest.importorskip("ray", reason="needs the extra `ray`")
+TIMED = {"validation", "choice", "pays"}
+"""What timing decides, which no two compiles have in common."""
+
+
+class Notes(Reporter):
+    """Keeps what a compile says."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    def warn(self, text: str) -> None:
+        self.lines.append(f"warning: {text}")
+
+
+def settings_of(folder: Path) -> CompileSettings:
+    """Two domains of a tiny model."""
+    files = []
+    for number, name in enumerate(("one", "two")):
+        words = TEXTS[number].split()
+        path = folder / f"{name}.jsonl"
+        path.write_text("\n".join(json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)))
+        files.append((name, str(path)))
+    return CompileSettings(
+        model=str(folder / "model"), domains=(), domain_files=tuple(files), device="cpu", evaluations=12, exits=2
+    )
+
+
+def portable(bundle: Bundle) -> dict[str, Any]:
+    """What a bundle knows of the model: everything but seconds and what timing decides."""
+    domains = {name: each.model_dump(mode="json", exclude=TIMED) for name, each in bundle.domains.items()}
+    for domain in domains.values():
+        del domain["search"]["seconds"], domain["search"]["progress"]
+    anchors = bundle.anchors
+    return {
+        "domains": domains,
+        "features": anchors.features.tolist(),
+        "labels": list(anchors.labels),
+        "threshold": anchors.threshold,
+        "exits": bundle.exits.to_bytes() if bundle.exits is not None else None,
+        "successors": bundle.successors.rows() if bundle.successors is not None else None,
+    }
+
+
+def kill_one_at_work(killed: list[int], stopped: threading.Event) -> None:
+    """Kill the first worker that is seen at a step."""
+    while not killed and not stopped.wait(0.005):
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if "Worker.run" in process.name() or "Worker.run" in " ".join(process.cmdline()):
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process.pid)
+                    return
+            except psutil.Error:
+                continue
+
+
+def test_workers_make_the_bundle_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of one latency table and so many evaluations; a killed worker costs a retry, and a stopped compile goes on."""
+    from ssd_compiler.crew.ray_crew import RayCrew
+    from ssd_runtime.ray_cluster import ray_cluster
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    save_tiny_model(tmp_path / "model")
+    settings = settings_of(tmp_path)
+    monkeypatch.setattr("ssd_compiler.stages.measure_latency", made_up)
+    expected = portable(compile_bundle(settings, tmp_path / "alone", False, Notes()))
+
+    killed: list[int] = []
+    stopped = threading.Event()
+    with ray_cluster("local"):
+        hire: Hire = partial(RayCrew, workers=2)
+        killer = threading.Thread(target=kill_one_at_work, args=(killed, stopped))
+        killer.start()
+        notes = Notes()
+        # The compile stops half-way, before domains are validated, and another one goes on.
+        with monkeypatch.context() as broken:
+            broken.setattr(Stages, "to_search", no_search)
+            with pytest.raises(UserError, match="stopped"):
+                compile_bundle(settings, tmp_path / "spread", False, notes, hire)
+        stopped.set()
+        killer.join()
+        assert killed
+        assert any("died, so it is done again" in line for line in notes.lines), notes.lines
+        again = Notes()
+        found = portable(compile_bundle(settings, tmp_path / "spread", True, again, hire))
+    assert found == expected
+    told = [line for line in again.lines if " s, worker " in line]
+    assert any(line.startswith("one: search") for line in told)
+    assert not any("calibrate" in line for line in told), "it is not done again"
+
+
+def test_timed_steps_run_where_the_device_matches_and_nobody_else_works() -> None:
+    from ssd_compiler.crew.ray_crew import Hired, Host, RayCrew
+
+    device = DeviceKey(device="cpu", threads=1, torch="2", dtype="float32", kernels="packed", engine=1)
+    other = replace(device, threads=2)
+    here, there = Host("a", 2, 0), Host("b", 2, 0)
+    orders: Any = None
+    crew = object.__new__(RayCrew)
+    crew._crew = [
+        Hired("one", here, None, orders, device),
+        Hired("two", here, None, orders, device),
+        Hired("three", there, None, orders, other),
+        Hired("four", there, None, orders, None, busy=("reference", None)),
+    ]
+
+    def free(timed_on: DeviceKey | None) -> list[str]:
+        return [worker.name for worker in crew._crew if crew._is_free(worker, timed_on)]
+
+    assert free(None) == ["one", "two", "three"]
+    assert free(device) == ["one", "two"]
+    assert free(other) == [], "a worker of its host is starting"
+    crew._crew[1].busy = "reference", "domain"
+    assert free(device) == []
+    assert free(None) == ["one", "three"]
+    crew._crew[3].busy = None
+    assert free(other) == ["three"]
+
+
+def made_up(decoder: Any) -> Any:
+    """A latency table of this device that nobody measured."""
+    from ssd_runtime.profiling.latency import device_key
+
+    return replace(latency_table(decoder.shape.num_layers), device=device_key(decoder))
+
+
+def no_search(stages: Stages, samples: Callable[[], None]) -> None:
+    raise UserError("stopped")

@@ -1,0 +1,130 @@
+"""Replicas on a real Ray Serve, one of which is killed under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import lone, order, tiny_engine
+
+pytest.importorskip("ray", reason="needs the extra `ray`")
+TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    from ray import serve
+
+    from ssd_runtime.engine.opening import LoadSettings
+    from ssd_runtime.ray_cluster import ray_cluster
+    from ssd_runtime.serving.http.opening import ServiceOptions
+    from ssd_runtime.serving.ray_app.application import QUIET, application
+    from ssd_runtime.serving.ray_app.scale import Scale
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = ServiceOptions(
+        model=str(folder), name="tiny", strategy="plain", temperature=0.0, load=LoadSettings(device="cpu", threads=1)
+    )
+    with ray_cluster("local"):
+        serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=QUIET)
+        serve.run(application(options, Scale.of("2", 1, grace=2.0)), name="ssd", logging_config=QUIET)
+        yield f"http://127.0.0.1:{port}"
+        serve.shutdown()
+
+
+def replicas() -> list[psutil.Process]:
+    """The processes of the replicas."""
+    return [each for each in psutil.Process().children(recursive=True) if "ServeReplica:ssd:replica" in each.name()]
+
+
+class Asked:
+    """One streamed chat in a thread of its own."""
+
+    def __init__(self, address: str, messages: list[dict[str, str]], **fields: Any) -> None:
+        self.events: list[Any] = []
+        self._address = address
+        self._body = {"messages": messages, "stream": True, "max_tokens": TOKENS, "return_token_ids": True, **fields}
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        url = f"{self._address}/v1/chat/completions"
+        with httpx2.stream("POST", url, json=self._body, timeout=60) as response:
+            for line in response.iter_lines():
+                if line:
+                    self.events.append(json.loads(line[6:]) if line[6:] != "[DONE]" else None)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens so far."""
+        choices = [choice for event in self.events if event for choice in event["choices"]]
+        return [token for choice in choices for token in choice.get("token_ids", [])]
+
+    def wait(self) -> None:
+        self._thread.join(60)
+        assert self.events[-1] is None, "the stream is complete"
+
+
+def test_a_conversation_finds_its_prefix_where_its_first_turn_was(address: str) -> None:
+    for number in range(4):
+        messages = [{"role": "user", "content": f"{number} {' '.join(TEXTS)}"}]
+        first = whole(address, messages)
+        answer = first["choices"][0]["message"]["content"]
+        following = [{"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}]
+        second = whole(address, messages + following)
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 50
+
+
+def whole(address: str, messages: list[dict[str, str]]) -> Any:
+    """A short answer at once."""
+    body = {"messages": messages, "max_tokens": 4}
+    response = httpx2.post(f"{address}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_no_request_is_lost_when_a_replica_is_killed(address: str, folder: Path) -> None:
+    """Streams go on elsewhere and are those of plain decoding alone; those of the other replica are left alone."""
+    engine = tiny_engine(folder)
+    seeds = [None, 1, 2, 3, None, 5]
+    expected = [lone(engine, order(engine, f"{i} {TEXTS[0]}", TOKENS, seed=seed)) for i, seed in enumerate(seeds)]
+    asked = [
+        Asked(
+            address,
+            [{"role": "user", "content": f"{i} {TEXTS[0]}"}],
+            **({} if seed is None else {"seed": seed, "temperature": 0.9}),
+        )
+        for i, seed in enumerate(seeds)
+    ]
+    deadline = time.monotonic() + 60
+    while not any(len(each.tokens) > 20 for each in asked) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    before = replicas()
+    assert len(before) == 2
+    os.kill(before[0].pid, signal.SIGKILL)
+    for each in asked:
+        each.wait()
+    assert [each.tokens for each in asked] == expected
+    metrics = httpx2.get(f"{address}/metrics", timeout=60).text
+    resumed = next(line for line in metrics.splitlines() if line.startswith("ssd:router_streams_resumed_total"))
+    assert float(resumed.split()[-1]) >= 1
+    assert "ssd:router_streams_broken_total 0.0" in metrics

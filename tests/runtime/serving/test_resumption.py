@@ -1,0 +1,221 @@
+"""A stream that breaks goes on on another replica, and the client gets what one replica alone would have told."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from ssd_runtime.serving.http.app import Service, make_app
+from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.ray_app.call import Call, Message, exchange
+from ssd_runtime.serving.ray_app.router import ReplicaLost, Router
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import TOOL_TEMPLATE, tiny_engine, tiny_service
+
+QUESTION = [{"role": "user", "content": TEXTS[0]}]
+SAMPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 48}
+
+
+class Mortals:
+    """Replicas in this process, each of which dies after so many events of a stream; None lives on."""
+
+    def __init__(self, services: Sequence[Service], lives: Sequence[int | None]) -> None:
+        self._apps = [make_app(service) for service in services]
+        self._lives = list(lives)
+        self.calls: list[Call] = []
+        self.bodies = 0
+        """Number of bodies that the latest replica has told."""
+
+    async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
+        life = self._lives[len(self.calls)] if len(self.calls) < len(self._lives) else None
+        app = self._apps[len(self.calls) % len(self._apps)]
+        self.calls.append(call)
+        self.bodies = 0
+        async with aclosing(exchange(app, call)) as batches:
+            async for batch in batches:
+                for message in batch:
+                    if life is not None and self.bodies >= life:
+                        raise ReplicaLost
+                    self.bodies += bool(message.get("body"))
+                    yield [message]
+
+    async def alive(self) -> bool:
+        return True
+
+    async def metrics(self) -> Sequence[tuple[str, str]]:
+        return [("one", "# TYPE a counter\na_total 1.0\n"), ("two", "# TYPE a counter\na_total 2.0\n")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def services(folder: Path) -> Iterator[list[Service]]:
+    found = [tiny_service(tiny_engine(folder), template=TOOL_TEMPLATE) for _ in range(2)]
+    for service in found:
+        service.thread.start()
+    yield found
+    for service in found:
+        service.thread.close(0.0)
+
+
+def told(services: Sequence[Service], lives: Sequence[int | None], **fields: Any) -> tuple[list[Any], Mortals, Router]:
+    """The events of a stream of replicas that die so."""
+    replicas = Mortals(services, lives)
+    router = Router(replicas, 1 << 20)
+    body = {"messages": QUESTION, "stream": True, **fields}
+    if "prompt" in fields:
+        del body["messages"]
+    path = "/v1/completions" if "prompt" in fields else "/v1/chat/completions"
+    with TestClient(router.app(), raise_server_exceptions=True) as client:
+        response = client.post(path, json=body)
+    assert response.status_code == 200
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events], replicas, router
+
+
+def answers(events: Sequence[Any]) -> dict[int, list[Any]]:
+    """Text, tokens, named tokens and end of each choice, with the pieces joined."""
+    found: dict[int, list[Any]] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        text, tokens, names, ends = found.setdefault(choice["index"], ["", [], [], []])
+        found[choice["index"]] = [
+            text + (choice["text"] if "text" in choice else choice["delta"].get("content") or ""),
+            tokens + choice.get("token_ids", []),
+            names + [name for name, _ in noted(choice)],
+            ends + ([choice["finish_reason"]] if choice["finish_reason"] else []),
+        ]
+    return found
+
+
+def noted(choice: Any) -> list[tuple[str, float]]:
+    """Tokens of a choice with their log-probabilities."""
+    logprobs = choice["logprobs"] or {}
+    if "content" in logprobs:
+        return [(entry["token"], entry["logprob"]) for entry in logprobs["content"]]
+    return list(zip(logprobs.get("tokens", []), logprobs.get("token_logprobs", []), strict=True))
+
+
+def logprobs_of(events: Sequence[Any]) -> list[float]:
+    """Log-probabilities of the tokens, choice after choice."""
+    choices = sorted((choice for event in events for choice in event["choices"]), key=lambda each: each["index"])
+    return [value for choice in choices for _, value in noted(choice)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 1.0])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.0, "max_tokens": 48},
+        SAMPLED,
+        {**SAMPLED, "n": 3, "return_token_ids": True, "logprobs": True, "top_logprobs": 2},
+        {**SAMPLED, "frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.2, "top_p": 0.95},
+        {**SAMPLED, "prompt": [TEXTS[0], TEXTS[1]], "logprobs": 2, "stop": ["e t"], "return_token_ids": True},
+        {**SAMPLED, "stream_options": {"include_usage": True}},
+    ],
+    ids=["greedy", "sampled", "n and logprobs", "penalties", "completions with a stop", "usage"],
+)
+def test_a_resumed_stream_is_the_stream_of_one_replica(
+    services: list[Service], share: float, fields: dict[str, Any]
+) -> None:
+    # Plain decoding has as many events each time.
+    fields = {**fields, "ssd": {"strategy": "plain"}}
+    whole, alone, _ = told(services, [], **fields)
+    life = math.ceil(share * (alone.bodies - 1))
+    resumed, replicas, _ = told(services, [life, 1], **fields)
+    assert len(replicas.calls) >= 2, "a replica died"
+    assert answers(resumed) == answers(whole)
+    # The other replica computed the keys of earlier tokens in one forward, which rounds otherwise.
+    assert logprobs_of(resumed) == pytest.approx(logprobs_of(whole), abs=1e-3)
+    assert len({event["id"] for event in resumed}) == 1
+    named = any("token_ids" in choice for event in resumed for choice in event["choices"])
+    assert named == bool(fields.get("return_token_ids"))
+    ends = [event["usage"] for event in (whole[-1], resumed[-1]) if event.get("usage")]
+    assert len({(end["prompt_tokens"], end["completion_tokens"]) for end in ends}) <= 1
+
+
+def test_without_a_seed_a_stream_is_resumed_all_the_same(services: list[Service]) -> None:
+    events, replicas, _ = told(services, [6], temperature=0.9, max_tokens=32, return_token_ids=True)
+    first, second = (json.loads(call.body) for call in replicas.calls)
+    assert first["seed"] == second["seed"]
+    again, _, _ = told(services, [], temperature=0.9, max_tokens=32, return_token_ids=True, seed=first["seed"])
+    assert answers(events) == answers(again)
+
+
+def test_the_other_replica_decodes_only_what_is_missing(services: list[Service]) -> None:
+    """The tokens that the client has are prefilled with the prompt, so they cost no forwards of their own."""
+    fields = {"temperature": 0.0, "max_tokens": 64, "ssd": {"strategy": "plain"}}
+    asked = {**fields, "stream_options": {"include_usage": True}}
+    whole, alone, _ = told(services, [], **asked)
+    resumed, replicas, _ = told(services, [alone.bodies // 2], **asked)
+    known = replicas.calls[1].resumption
+    assert known is not None
+    count = len(known.choices[0].tokens)
+    assert count > 8
+    forwards = [events[-1]["usage"]["ssd"]["target_forwards"] for events in (whole, resumed)]
+    assert forwards[1] == forwards[0] - count
+    assert whole[-1]["usage"]["completion_tokens"] == resumed[-1]["usage"]["completion_tokens"]
+
+
+def test_tool_calls_are_neither_lost_nor_told_twice(services: list[Service]) -> None:
+    """The second replica reads the first one's text again: half a call may be in it."""
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+    fields = {"tools": tools, **SAMPLED, "logit_bias": {}, "ssd": {"strategy": "plain"}}
+    whole, alone, _ = told(services, [], **fields)
+    for life in (2, alone.bodies // 2, alone.bodies - 1):
+        assert answers(told(services, [life], **fields)[0]) == answers(whole)
+
+
+def test_whole_answers_begin_again(services: list[Service]) -> None:
+    replicas = Mortals(services, [0, 0])
+    router = Router(replicas, 1 << 20)
+    with TestClient(router.app()) as client:
+        response = client.post("/v1/chat/completions", json={"messages": QUESTION, **SAMPLED})
+        expected = client.post("/v1/chat/completions", json={"messages": QUESTION, **SAMPLED})
+        assert "ssd:router_requests_retried_total 2.0" in client.get("/metrics").text.replace("_created", "")
+    assert len(replicas.calls) == 4
+    assert response.json()["choices"] == expected.json()["choices"]
+
+
+def test_when_all_die_the_stream_ends_with_an_error(services: list[Service]) -> None:
+    replicas = Mortals(services, [3] * 9)
+    with TestClient(Router(replicas, 1 << 20).app()) as client:
+        response = client.post(
+            "/v1/chat/completions", json={"messages": QUESTION, "stream": True, **SAMPLED, "max_tokens": 400}
+        )
+        assert "ssd:router_streams_broken_total 1.0" in client.get("/metrics").text
+        whole = client.post("/v1/chat/completions", json={"messages": QUESTION})
+    *_, error, done = [line for line in response.text.split("\n\n") if line]
+    assert done == "data: [DONE]"
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "broken"
+    assert whole.status_code == 200 or whole.json()["error"]["code"] == "broken"
+
+
+def test_bad_requests_and_full_servers_are_answered_as_one_server_does(services: list[Service]) -> None:
+    class Full(Mortals):
+        async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
+            raise ApiError(429, "all places are taken", code="rate_limit_exceeded", retry_after=1)
+            yield []
+
+    with TestClient(Router(Mortals(services, []), 1 << 20).app()) as client:
+        for body, status in ((b"{", 400), (b"[]", 400), (b'{"messages": [], "stream": true}', 400)):
+            response = client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+            assert response.status_code == status
+            assert response.json()["error"]["type"] == "invalid_request_error"
+        assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+        assert client.get("/nothing").status_code == 404
+        assert 'a_total{replica="two"} 2.0' in client.get("/metrics").text
+    with TestClient(Router(Full(services, []), 1 << 20).app()) as client:
+        for stream in (False, True):
+            response = client.post("/v1/chat/completions", json={"messages": QUESTION, "stream": stream})
+            assert (response.status_code, response.headers["retry-after"]) == (429, "1")

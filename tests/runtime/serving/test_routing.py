@@ -1,0 +1,71 @@
+"""What the router reads in requests, and how many replicas there are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.serving.ray_app.call import Call
+from ssd_runtime.serving.ray_app.routing import read_call
+from ssd_runtime.serving.ray_app.scale import Scale
+
+
+def call(body: Any, path: str = "/v1/chat/completions", key: str = "") -> Call:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Call(method="POST", path=path, headers=((b"authorization", key.encode()),), body=data)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_all_turns_of_a_conversation_have_one_key_and_no_other_has_it() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    first = [system, user("Why?")]
+    later = [*first, {"role": "assistant", "content": "So."}, user("And?")]
+    key = read_call(call({"messages": first})).call.conversation
+    assert key
+    assert read_call(call({"messages": later, "temperature": 1.0})).call.conversation == key
+    others = [
+        call({"messages": [user("Why?")]}),
+        call({"messages": [system, user("Who?")]}),
+        call({"messages": first}, key="Bearer other"),
+        call({"prompt": "Why?"}, "/v1/completions"),
+    ]
+    assert key not in {read_call(each).call.conversation for each in others}
+
+
+def test_a_request_without_a_seed_gets_one_and_every_other_field_stays() -> None:
+    body = {"messages": [user("é 🎈")], "temperature": 0.1, "stream": True, "logit_bias": {"5": -1.5}}
+    routed = read_call(call(body))
+    sent = json.loads(routed.call.body)
+    assert isinstance(sent.pop("seed"), int)
+    assert sent.pop("return_token_ids") is True
+    assert sent == body
+    assert (routed.streams, routed.resumable, routed.keep_token_ids) == (True, True, False)
+    assert json.loads(read_call(call({**body, "seed": 7})).call.body)["seed"] == 7
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'{"a": ' + b"[" * 100_000])
+def test_what_is_no_request_stays_as_it_is(body: bytes) -> None:
+    assert read_call(call(body)).call == call(body)
+
+
+def test_replicas_are_a_number_or_a_range() -> None:
+    assert (Scale.of("3", 2).least, Scale.of("3", 2).most) == (3, 3)
+    assert (Scale.of("1:4", 2).least, Scale.of("1:4", 2).most, Scale.of("1:4", 2).cpus) == (1, 4, 2)
+    assert Scale.of("1", None, device="cuda").gpus == 1
+    for wrong in ("0", "4:1", "-1", "two", "1:", "1:99999", ""):
+        with pytest.raises(UserError, match="--replicas"):
+            Scale.of(wrong, 1)
+
+
+def test_the_router_needs_no_model() -> None:
+    """It is a process of its own, which starts sooner and is smaller without torch."""
+    code = "import sys, ssd_runtime.serving.ray_app.router; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
