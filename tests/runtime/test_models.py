@@ -68,7 +68,7 @@ def test_what_is_no_causal_model_itself_is_refused(loaded: LoadedModel) -> None:
     with pytest.raises(UserError, match="get_base_model"):
         LoadedModel.of(Adapter().eval(), loaded.tokenizer)
     classifier = AutoModelForSequenceClassification.from_config(loaded.model.config)
-    with pytest.raises(UserError, match="is no causal LM"):
+    with pytest.raises(UserError, match="is not a causal LM"):
         LoadedModel.of(classifier.eval(), loaded.tokenizer)
 
 
