@@ -60,7 +60,7 @@ def test_auto_loads_the_chosen_dtype_and_says_so(monkeypatch: pytest.MonkeyPatch
     loaded = load_model(str(save_tiny_model(tmp_path / "model")), "cpu", "auto")
     assert loaded.model.dtype == torch.bfloat16
     assert [note.startswith("--dtype auto: bf16") for note in loaded.notes] == [True]
-    with pytest.raises(UserError, match=r"fp32 \(float32\).*auto"):
+    with pytest.raises(UserError, match=r"fp32 \(float32\), bf16 \(bfloat16\), fp16 \(float16\), auto"):
         load_model(str(tmp_path / "model"), "cpu", "int3")
 
 
