@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from ssd_compiler.build import compile_bundle
 from ssd_compiler.bundles.summary import summary_text
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
+from ssd_profiles.latency import LatencyTable
 from ssd_profiles.light_costs import LightCosts
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.weights.draft_bits import DraftBits
 from tests.folders import TEXTS, save_tiny_model
 from tests.tables import latency_table, with_light_costs
@@ -41,9 +44,16 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("SSD_CACHE", str(folder / "cache"))
         for module in ("ssd_compiler.decoder", "ssd_runtime.engine.engine"):
             patch.setattr(f"{module}.SMALL_BYTES", 0)
-        # Steps of tiny models take the same time at every width, so that what the search finds would be chance.
+        # Steps of tiny models take the same time at every width, and most of it outside their blocks, so that what the
+        # search finds would be chance.
+        patch.setattr("ssd_compiler.stages.measure_latency", latencies)
         patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder: (costs(decoder), False))
         yield folder
+
+
+def latencies(decoder: Decoder) -> LatencyTable:
+    """Made-up latencies of the model on this device."""
+    return replace(latency_table(LAYERS), device=device_key(decoder))
 
 
 def costs(decoder: Decoder) -> dict[int, LightCosts]:
