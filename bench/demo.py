@@ -1,4 +1,4 @@
-"""What self-speculation gains in a few minutes: `python -m bench.demo`, or `make demo`.
+"""Shows in a few minutes what self-speculation gains: `python -m bench.demo`, or `make demo`.
 
 First the real demo model without any preparation, on prompts on which drafting pays and on one on which it cannot.
 Then a model with known spare layers, made of the same one, which is compiled and decoded with its bundle. Every figure

@@ -87,7 +87,7 @@ def required(wheel: Path, extras: frozenset[str]) -> set[str]:
 
 
 def _asked(one: Distribution, extras: frozenset[str]) -> list[tuple[str, frozenset[str]]]:
-    """What a distribution asks for on this machine with `extras`: names, each with the extras that it shall have."""
+    """The requirements of a distribution on this machine with `extras`: names, each with its own extras."""
     requirements = [Requirement(text) for text in one.requires or ()]
     return [
         (_normalised(each.name), frozenset(each.extras))

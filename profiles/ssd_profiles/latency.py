@@ -111,7 +111,7 @@ class LatencyTable:
         return interpolate(queries, self.queries, self.head) * self._share(width, "head", queries)
 
     def overhead_seconds(self, queries: float, width: int = FULL) -> float:
-        """What a step of `queries` tokens takes beside its sub-layers and the head, however deep it goes.
+        """Seconds of a step of `queries` tokens beside its sub-layers and the head, however deep it goes.
 
         `width` is that of all its weights.
         """

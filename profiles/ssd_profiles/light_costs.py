@@ -1,4 +1,4 @@
-"""What blocks cost on lighter copies of their weights, against the same blocks on the model's own."""
+"""Costs of blocks on lighter copies of their weights, relative to the same blocks on the model's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands share: their help, and how they end: exit code 2 with one line for bad input, 130 for Ctrl-C."""
+"""The parts that all commands share: help, and exit codes: 2 with one line for bad input, 130 for Ctrl-C."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.tables import latency_table
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 TIMED = {"validation", "choice", "pays"}
-"""What timing decides, which no two compiles have in common."""
+"""Fields that timing decides, which no two compiles have in common."""
 
 
 class Notes(Reporter):
@@ -60,7 +60,7 @@ def settings_of(folder: Path) -> CompileSettings:
 
 
 def portable(bundle: Bundle) -> dict[str, Any]:
-    """What a bundle knows of the model: everything but seconds and what timing decides."""
+    """A bundle's contents without seconds and what timing decides."""
     domains = {name: each.model_dump(mode="json", exclude=TIMED) for name, each in bundle.domains.items()}
     for domain in domains.values():
         del domain["search"]["seconds"], domain["search"]["progress"]
@@ -91,7 +91,7 @@ def kill_one_at_work(killed: list[int], stopped: threading.Event) -> None:
 def test_workers_make_the_bundle_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of one latency table and so many evaluations; a killed worker costs a retry, and a stopped compile goes on."""
+    """For one latency table and equal evaluations. A killed worker costs a retry; a stopped compile goes on."""
     from ssd_compiler.crew.ray_crew import RayCrew
     from ssd_runtime.ray_cluster import ray_cluster
 

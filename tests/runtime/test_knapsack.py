@@ -101,7 +101,7 @@ def test_precisions_are_a_multiple_choice(reference: ReferenceStates, lit: Decod
 
 
 def test_the_planted_layers_are_skipped_and_the_others_lighter(reference: ReferenceStates, lit: Decoder) -> None:
-    """What costs nothing to skip is skipped before real sub-layers are."""
+    """Sub-layers that cost nothing to skip are skipped before real ones."""
     found = search_knapsack(lit, reference.every(3), FINE, threshold=-1.0, budget=0.9)
     light = WEAK.lightened(8)
     [best] = [candidate for candidate in found if candidate.skipped_weight == saved(light)]

@@ -124,7 +124,7 @@ def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
 
 
 def test_a_mask_runs_on_what_copies_there_are() -> None:
-    """Of the other width, or in full: copies that memory or a user's choice leaves out cost speed alone."""
+    """Sub-layers without a copy run at another width or in full: a copy that is left out costs speed alone."""
     decoder = Decoder(tiny_model("qwen3", seed=3))
     full = logits_of(decoder)
     assert torch.equal(logits_of(decoder, MIXED.lightened(0)), logits_of(decoder, MIXED))

@@ -1,4 +1,4 @@
-"""What a command shows while its user waits."""
+"""Shows a command's user what is being waited for."""
 
 from __future__ import annotations
 

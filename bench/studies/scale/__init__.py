@@ -1,1 +1,1 @@
-"""What several replicas and several workers bring, measured here and projected."""
+"""Studies of several replicas and several workers, measured here and projected."""

@@ -39,7 +39,7 @@ class Task:
     kept: float = 0.45
     """Forwards of all rows per mask: skipped sub-layers cost nothing, masks far behind are given up after a quarter."""
     rounds: int = 2
-    """How often validation is timed."""
+    """Number of timed validations."""
     asked: bool = True
     """Whether prompts have a second phrasing, whose features are computed too: those of packaged domains have."""
 

@@ -1,4 +1,4 @@
-"""What each search finds where sub-layers may be skipped, in 4 bits, in 8 or in full, at equal evaluations.
+"""Compares searches at equal evaluations, where each sub-layer may be skipped, in 4 bits, in 8 or in full.
 
 `python -m bench.studies.weights.precisions --model build/off-grid --domain alpaca --evaluations 48`
 Masks are searched on half of the calibration prompts. The best one of each search is rated again on the other half,

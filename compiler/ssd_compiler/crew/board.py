@@ -13,7 +13,7 @@ from ssd_compiler.progress import Reporter
 
 
 class Kind(Enum):
-    """What a worker tells."""
+    """The kinds of a worker's reports."""
 
     NOTE = "note"
     WARNING = "warning"

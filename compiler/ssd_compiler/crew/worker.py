@@ -31,14 +31,14 @@ TELL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What a worker needs for all steps of a compile."""
+    """All that a worker needs for the steps of a compile."""
 
     settings: CompileSettings
     fingerprint: ModelFingerprint
     version: str
     """Version of the program that gives the orders."""
     weights: str
-    """How the weights are loaded: packed or dense."""
+    """The form in which the weights are loaded: packed or dense."""
     threads: int
     """Threads beside the other workers of the host."""
     timed_threads: int

@@ -140,7 +140,7 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _lighter(summary: dict[str, Any]) -> str:
-    """What the chosen mask runs on lighter copies; empty if that is nothing."""
+    """Numbers of sub-layers that the chosen mask runs on lighter copies, as text; empty if there are none."""
     return "".join(f"; {count} in {width} bits" for width, count in summary["lighter"].items())
 
 

@@ -37,7 +37,7 @@ class Weights:
     items: tuple[int, ...]
     """One weight per item: per sub-layer (2L) or per layer (L)."""
     lighter: tuple[Lighter, ...] = ()
-    """What else may be done with each sub-layer; empty if sub-layers are skipped or run in full, as in the paper."""
+    """Further choices for each sub-layer; empty if sub-layers are skipped or run in full, as in the paper."""
     head: int = FULL
     """Width of the head's weights in all drafts."""
 
@@ -157,7 +157,7 @@ def searching_knapsack(
 
 
 class _Choice(NamedTuple):
-    """What a state's latest item did: run at a width, or nothing (None); and the weight that this saves."""
+    """The choice of a state's latest item, a width or None for skipping, and the weight that it saves."""
 
     width: int | None
     saved: int

@@ -1,4 +1,4 @@
-"""What the router reads in requests, and how many replicas there are."""
+"""The router's reading of requests, and the number of replicas."""
 
 from __future__ import annotations
 

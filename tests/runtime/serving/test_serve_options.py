@@ -1,4 +1,4 @@
-"""What a server's options change in its answers over a socket."""
+"""Options of the server, seen in its answers over a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the router reads in a request: its conversation, and whether its answer can be resumed."""
+"""Reads from a request what the router needs: its conversation, and whether its answer can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many replicas there are, and what each takes."""
+"""The number of replicas and the resources of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client has been told of a streamed answer, so that another replica can go on after it."""
+"""Keeps track of the part of a streamed answer that a client has, so that another replica can go on after it."""
 
 from __future__ import annotations
 
