@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from dataclasses import replace
 from ipaddress import ip_address
@@ -32,6 +31,7 @@ from ssd_runtime.options import (
 )
 from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.ray_cluster import LOCAL, require_ray
+from ssd_runtime.serving.http.keys import KEY_VARIABLE, read_keys
 from ssd_runtime.serving.ray_app.scale import Scale
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
@@ -49,8 +49,6 @@ CLOSING = closing(
 )
 app = command_app()
 log = logging.getLogger("ssd_serve")
-KEY_VARIABLE = "SSD_API_KEY"
-POLL_SECONDS = 2.0
 
 
 @app.command(epilog=CLOSING)
@@ -183,7 +181,7 @@ def serve(
 ) -> None:
     """Serve a model under OpenAI's HTTP interface, decoding faster, with exactly the output of plain decoding."""
     require_packages("ssd-serve", "serve", "starlette", "uvicorn", "prometheus_client")
-    keys = _keys(api_key)
+    keys = read_keys(api_key)
     bits = read_draft_bits(draft_bits)
     load_settings = LoadSettings(device, read_dtype(dtype), weights, read_size(weight_memory), threads, bits)
     check_strategy(strategy, artifact is not None)
@@ -213,6 +211,7 @@ def serve(
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
     from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
+    from ssd_runtime.serving.http.reload import POLL_SECONDS
 
     options = ServiceOptions(
         artifact=artifact,
@@ -222,7 +221,7 @@ def serve(
         strategy=strategy,
         assignments=tuple(assignments or ()),
         name=name,
-        api_keys=tuple(keys),
+        api_keys=keys,
         share_between_keys=share_between_keys,
         max_concurrency=max_concurrency,
         max_queue=max_queue,
@@ -270,14 +269,6 @@ def _template(path: Path | None) -> str | None:
     if not text.strip():
         raise UserError(f"--chat-template: {path} is empty; give a file with a template")
     return text
-
-
-def _keys(given: list[str] | None) -> list[str]:
-    """The keys of the options, else those of the environment."""
-    keys = given or [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
-    if any(not key.strip() or not key.isascii() for key in keys):
-        raise UserError("--api-key: a key is text of ASCII characters that is not empty; give another")
-    return keys
 
 
 def _whole(path: str | None) -> str | None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import os
 from collections.abc import Sequence
 from hashlib import sha256
+
+from ssd_profiles.errors import UserError
+
+KEY_VARIABLE = "SSD_API_KEY"
 
 
 class ApiKeys:
@@ -32,3 +37,11 @@ class ApiKeys:
         if scheme.lower() != "bearer" or not any(found):
             return None
         return "" if self._shared else f"key {found.index(True) + 1}"
+
+
+def read_keys(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The given keys, else those of the environment. Raises UserError for an empty key, or one that is not ASCII."""
+    keys = given or [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
+    if any(not key.strip() or not key.isascii() for key in keys):
+        raise UserError("--api-key: a key is text of ASCII characters that is not empty; give another")
+    return tuple(keys)

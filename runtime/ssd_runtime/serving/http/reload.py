@@ -16,6 +16,8 @@ from ssd_runtime.serving.http.engine_thread import EngineThread, Refused
 from ssd_runtime.serving.http.metrics import Metrics
 
 log = logging.getLogger("ssd_serve")
+POLL_SECONDS = 2.0
+"""Seconds between two looks at a bundle's manifest."""
 
 
 class BundleWatch:
@@ -35,7 +37,7 @@ class BundleWatch:
         self._complaint = ""
         self._lock = asyncio.Lock()
 
-    async def poll(self, seconds: float) -> None:
+    async def poll(self, seconds: float = POLL_SECONDS) -> None:
         """Look at the manifest every `seconds` seconds, for ever."""
         while True:
             await asyncio.sleep(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,11 +11,13 @@ from ray.serve.schema import LoggingConfig
 from starlette.applications import Starlette
 
 from ssd_runtime.engine.opening import LoadSettings
+from ssd_runtime.serving.http.keys import read_keys
 from ssd_runtime.serving.http.opening import ServiceOptions
 from ssd_runtime.serving.ray_app.handle import ServedReplicas
 from ssd_runtime.serving.ray_app.replica import Replica
 from ssd_runtime.serving.ray_app.router import Router
 from ssd_runtime.serving.ray_app.scale import Scale
+from ssd_runtime.weights.dtype_names import read_dtype
 
 REPLICA = "replica"
 """Name of the replicas' deployment."""
@@ -40,7 +41,6 @@ def application(options: ServiceOptions, scale: Scale) -> serve.Application:
         # A replica takes as many requests as it decodes at once. Others go to the next one, or wait for it.
         max_ongoing_requests=options.max_concurrency,
         max_queued_requests=max(1, options.max_queue),
-        # Ray Serve's own router of language models reads prompts too, but needs pyarrow and vLLM's extra.
         request_router_config=_routing(scale),
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
         graceful_shutdown_timeout_s=scale.grace,
@@ -106,11 +106,14 @@ def build(arguments: BuildArguments) -> serve.Application:
         artifact=arguments.artifact,
         model=arguments.model,
         load=LoadSettings(
-            device=arguments.device, dtype=arguments.dtype, weights=arguments.weights, threads=arguments.threads
+            device=arguments.device,
+            dtype=read_dtype(arguments.dtype),
+            weights=arguments.weights,
+            threads=arguments.threads,
         ),
         strategy=arguments.strategy,
         name=arguments.name,
-        api_keys=tuple(key for key in os.environ.get("SSD_API_KEY", "").split(",") if key),
+        api_keys=read_keys(None),
         temperature=arguments.temperature,
         max_concurrency=arguments.max_concurrency,
         max_queue=arguments.max_queue,

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ssd_runtime.serving.http.opening import ServiceOptions
 
 log = logging.getLogger("ssd_serve")
-POLL_SECONDS = 2.0
 
 
 class Replica:
@@ -36,7 +35,7 @@ class Replica:
     async def respond(self, call: Call) -> AsyncIterator[list[Message]]:
         """Respond to a request."""
         if self._watch is not None and self._watching is None:
-            self._watching = asyncio.create_task(self._watch.poll(POLL_SECONDS))
+            self._watching = asyncio.create_task(self._watch.poll())
         async for messages in exchange(self._app, call):
             yield messages
 
