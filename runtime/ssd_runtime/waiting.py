@@ -10,6 +10,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -26,16 +27,7 @@ def waiting(title: str, shown: bool = True, console: Console | None = None) -> I
 
     Nothing is shown unless standard error is a terminal. What the block prints there appears above the spinner.
     """
-    console = console or Console(stderr=True, highlight=False)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(
-        *columns,
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-        disable=not (shown and console.is_terminal),
-        refresh_per_second=REFRESHES_PER_SECOND,
-    ) as progress:
+    with _progress(SpinnerColumn(), _title(), TimeElapsedColumn(), shown=shown, console=console) as progress:
         progress.add_task(title, total=None)
         yield
 
@@ -48,17 +40,15 @@ def counting(
 
     The bar is drawn after each step only, so that decoding is not disturbed in between.
     """
-    console = console or Console(stderr=True, highlight=False)
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(
-        *columns,
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-        disable=not (shown and console.is_terminal),
-        auto_refresh=False,
-    ) as progress:
+    columns = (
+        _title(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with _progress(*columns, shown=shown, console=console, auto_refresh=False) as progress:
         task = progress.add_task(title, total=total)
         progress.refresh()
 
@@ -66,3 +56,21 @@ def counting(
             progress.update(task, advance=1, refresh=True)
 
         yield tick
+
+
+def _title() -> ProgressColumn:
+    return TextColumn("{task.description}", markup=False)
+
+
+def _progress(*columns: ProgressColumn, shown: bool, console: Console | None, auto_refresh: bool = True) -> Progress:
+    """A display on standard error, or on `console`, that is gone when it ends; hidden outside a terminal."""
+    console = console or Console(stderr=True, highlight=False)
+    return Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not (shown and console.is_terminal),
+        auto_refresh=auto_refresh,
+        refresh_per_second=REFRESHES_PER_SECOND,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event, Thread
 from time import sleep
 
@@ -17,6 +18,18 @@ from tests.models import tiny_model
 HELD = 0.4
 
 
+def run_while_held(work: Callable[[], None], lock: WaitedLock, held: Event, ready: Event | None = None) -> None:
+    """Run `work` in a thread. Once it is `ready`, take the lock, set `held`, and release after `HELD` seconds."""
+    thread = Thread(target=work)
+    thread.start()
+    if ready is not None:
+        ready.wait()
+    with lock:
+        held.set()
+        sleep(HELD)
+    thread.join()
+
+
 def test_a_lap_leaves_out_what_its_thread_waited() -> None:
     lock, held, laps = WaitedLock(), Event(), list[float]()
 
@@ -28,12 +41,7 @@ def test_a_lap_leaves_out_what_its_thread_waited() -> None:
             sleep(0.02)
         laps.append(watch.lap())
 
-    thread = Thread(target=work)
-    thread.start()
-    with lock:
-        held.set()
-        sleep(HELD)
-    thread.join()
+    run_while_held(work, lock, held)
     assert 0.02 <= laps[0] < HELD
     assert lock.waited == 0.0, "of this thread"
 
@@ -50,12 +58,7 @@ def test_a_lap_may_end_in_a_thread_that_has_waited_before() -> None:
         watch.lap()
         laps.append(lock.waited)
 
-    thread = Thread(target=work)
-    thread.start()
-    with lock:
-        held.set()
-        sleep(HELD)
-    thread.join()
+    run_while_held(work, lock, held)
     assert laps[0] > HELD / 2
     assert 0.0 <= watch.lap() < HELD / 2, "the time since the other thread's lap"
 
@@ -72,12 +75,6 @@ def test_cycles_are_timed_without_the_forwards_of_other_sessions() -> None:
     def work() -> None:
         done.append(decode(session, prompt, PlainPlanner(), Limits(6), interrupt))
 
-    thread = Thread(target=work)
-    thread.start()
-    delivered.wait()
-    with decoder.lock:
-        held.set()
-        sleep(HELD)
-    thread.join()
+    run_while_held(work, decoder.lock, held, delivered)
     assert sum(cycle.seconds + cycle.plan_seconds for cycle in done[0].cycles) < HELD / 2
     assert done[0].decode_seconds >= HELD
