@@ -30,8 +30,6 @@ def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
     require_ray(option)
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray listens on all addresses, and whoever reaches it could run code.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     try:
