@@ -137,7 +137,7 @@ def test_requests_beyond_the_grace_are_told_so(room: Path) -> None:
 
 
 def test_recorded_requests_are_a_prompt_file(room: Path) -> None:
-    with server(room, "--record", "traffic.jsonl", "--api-key", "secret") as (_, address):
+    with server(room, "--record", "recorded.jsonl", "--api-key", "secret") as (_, address):
         assert post(address, max_tokens=2).status == 401
         connection = http.client.HTTPConnection(address, timeout=60)
         headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
@@ -148,7 +148,7 @@ def test_recorded_requests_are_a_prompt_file(room: Path) -> None:
         ):
             connection.request("POST", path, json.dumps({**body, "max_tokens": 2}), headers)
             connection.getresponse().read()
-    recorded = [prompt.messages for prompt in read_prompts(room / "traffic.jsonl")]
+    recorded = [prompt.messages for prompt in read_prompts(room / "recorded.jsonl")]
     assert recorded == [(("user", text),) for text in TEXTS]
 
 
