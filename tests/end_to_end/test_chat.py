@@ -109,8 +109,9 @@ def _take_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # Tests that run in a shell's background ignore Ctrl-C, and their children would too.
+    # Tests that run in a shell's background ignore or block Ctrl-C, and their children would too.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 @pytest.fixture
