@@ -80,7 +80,7 @@ def main() -> None:
         "contenders": list(contenders),
         "model": fingerprint.weights_sample_sha256,
         "device": dataclasses.asdict(device_key(decoder)),
-        "light": decoder.light,
+        "light": decoder.light.kernels,
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "system": platform.platform(),
         "sampling": dataclasses.asdict(sampling),

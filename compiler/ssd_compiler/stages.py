@@ -83,7 +83,7 @@ class Stages:
                 table = measure_latency(self.decoder) if known is None else known
                 return with_light(table, self.decoder, self.fingerprint.config_sha256).to_json()
 
-        if known is not None and set(self.decoder.light_widths) <= set(known.light):
+        if known is not None and set(self.decoder.light.widths) <= set(known.light):
             return known
         return LatencyTable.from_json(self.work.stage(f"latency-{slug}", measure))
 

@@ -59,7 +59,7 @@ def latencies(decoder: Decoder) -> LatencyTable:
 def costs(decoder: Decoder) -> dict[int, LightCosts]:
     """Made-up costs of the decoder's copies: 4 bits are much faster than 8."""
     table = with_light_costs(latency_table(LAYERS), 0.6, (8, 4))
-    return {width: table.light[width] for width in decoder.light_widths}
+    return {width: table.light[width] for width in decoder.light.widths}
 
 
 def compiled(room: Path, bits: DraftBits, memory: int | None = None) -> tuple[Path, str]:
@@ -116,7 +116,7 @@ def test_decoding_with_it_is_plain_decoding(room: Path, mixed: tuple[Path, str],
     parameters = read_settings(strategy, ["light=0.5", "window=8"]) if strategy == "swift" else None
     got = engine.generate(prompts, RunSettings(strategy, max_new_tokens=40, parameters=parameters))
     assert [each.generation.token_ids for each in got] == [each.generation.token_ids for each in plain]
-    assert engine.decoder.light_widths == (8, 4), "the copies that the bundle's masks ask for"
+    assert engine.decoder.light.widths == (8, 4), "the copies that the bundle's masks ask for"
 
 
 @pytest.mark.parametrize(("bits", "memory"), [("none", None), ("auto", 0)])
@@ -142,4 +142,4 @@ def test_a_user_without_copies_decodes_with_it_all_the_same(mixed: tuple[Path, s
     for strategy in ("auto", "fixed:rivers"):
         got = engine.generate(prompts, RunSettings(strategy, max_new_tokens=40))
         assert got[0].generation.token_ids == plain[0].generation.token_ids
-    assert engine.decoder.light == ""
+    assert engine.decoder.light.kernels == ""

@@ -18,8 +18,9 @@ from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.attention import attend_by_row
 from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.bitwise import probe, require_bitwise
-from ssd_runtime.model.decoder import KEY_BLOCK, Decoder
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.sublayers import KEY_BLOCK
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from tests.gguf_files import quantised_pair
 from tests.models import VARIANTS, tiny_model
@@ -122,7 +123,7 @@ def test_drafts_of_any_kind_leave_no_trace(drafter: Drafter | str) -> None:
         drafter = EarlyExit(ExitHeads(decoder), (3,), 0.0)
     elif drafter == "light":
         decoder.lighten("4")
-        drafter = Masked(decoder.light_mask)
+        drafter = Masked(decoder.light.mask)
     assert not isinstance(drafter, str)
     after = list[torch.Tensor]()
     for planner in (PlainPlanner(), ConstantPlanner(Plan("test", drafter, 6))):
@@ -158,6 +159,6 @@ def test_unpacked_weights_are_rejected() -> None:
 
 def test_a_kernel_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(tiny_model("llama", seed=3, **WIDE), bitwise=True)
-    decoder._by_row = False  # plain steps run alone again, as one row
+    decoder.sublayers.by_row = False  # plain steps run alone again, as one row
     with pytest.raises(UserError, match="compute a row differently"):
         require_bitwise(decoder)

@@ -53,7 +53,7 @@ IDS, LIMITS = list(range(3, 13)), Limits(60)
 def lightened(variant: str = "qwen3", bits: DraftBits = "8", seed: int = 3, **settings: int) -> Decoder:
     decoder = Decoder(tiny_model(variant, seed=seed, **settings))
     decoder.lighten(bits)
-    assert decoder.light
+    assert decoder.light.kernels
     return decoder
 
 
@@ -88,7 +88,7 @@ def test_every_family_with_light_drafts(variant: str, bits: DraftBits, dtype: to
     decoder = Decoder(model)
     decoder.lighten(bits)
     out = model.generate(torch.tensor([IDS]), max_new_tokens=60, do_sample=False)[0, len(IDS) :].tolist()
-    got = drafted(decoder, Masked(decoder.light_mask))
+    got = drafted(decoder, Masked(decoder.light.mask))
     assert compare(Session(decoder), IDS, out, got.token_ids).kind is not Kind.ERROR
     assert got.num_draft_tokens > 0
 
@@ -110,8 +110,8 @@ def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
     decoder = Decoder(tiny_model("llama", seed=3, **sizes))
     whole = SkipMask.of(LAYERS)
     decoder.lighten("auto", [whole.lightened(4)])
-    assert decoder.light_widths == (8, 4)
-    assert decoder.light_mask == whole.lightened(8)
+    assert decoder.light.widths == (8, 4)
+    assert decoder.light.mask == whole.lightened(8)
     full = logits_of(decoder)
     for index in range(2 * LAYERS + 1):
         moved = [float((logits_of(decoder, whole.lightened({index: width})) - full).norm()) for width in (8, 4)]
@@ -145,14 +145,14 @@ def test_copies_in_4_bits_are_made_beside_others_only_where_a_mask_has_them() ->
     decoder.lighten("auto")
     eights = decoder.packed.used - packed
     for masks, counted in (([MIXED], 4), ([WHOLE.lightened(4)], 3 * LAYERS)):
-        most = decoder.light_bytes("auto", masks)
+        most = decoder.light.most_bytes("auto", masks)
         decoder.lighten("auto", masks)
         assert eights < decoder.packed.used - packed <= most
         fours = [part for part in decoder.light.split(", ") if part.endswith("4")]
         assert sum(int(part.split()[0]) for part in fours) >= counted
-    tight = Decoder(model, packed + decoder.light_bytes("auto"))
+    tight = Decoder(model, packed + decoder.light.most_bytes("auto"))
     tight.lighten("auto", [WHOLE.lightened(4)])
-    assert tight.light_widths[0] == 8
+    assert tight.light.widths[0] == 8
     assert tight.packed.used <= tight.packed.limit < limit
 
 
@@ -166,7 +166,7 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
         sizes["num_attention_heads"] = 8
     decoder = lightened(variant, bits, **sizes)
     assert decoder.light.startswith(f"{4 * LAYERS + 1} {'vnni' if own else 'int'}")
-    got = drafted(decoder, Masked(decoder.light_mask))
+    got = drafted(decoder, Masked(decoder.light.mask))
     plain = generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
     assert compare(Session(decoder), IDS, plain, got.token_ids).kind is not Kind.ERROR
     assert got.num_accepted_tokens > 0
@@ -179,7 +179,7 @@ def test_light_drafts_with_masks_trees_and_sampling(
     mask: SkipMask | None, branching: Branching, sampling: SamplingParams
 ) -> None:
     decoder = lightened(bits="4")
-    got = drafted(decoder, Masked(decoder.light_mask if mask is None else mask, 0.05, branching), sampling)
+    got = drafted(decoder, Masked(decoder.light.mask if mask is None else mask, 0.05, branching), sampling)
     plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
     assert got.token_ids == plain.token_ids
     assert got.num_accepted_tokens > 0
@@ -197,7 +197,7 @@ def test_a_light_draft_is_the_model_with_rounded_weights(bits: DraftBits, own: b
         if isinstance(module, nn.Linear) and module.in_features % GROUP == 0:
             [kernel] = light_kernels(module.weight.detach(), None, bits).values()
             module.weight = nn.Parameter(kernel(torch.eye(module.in_features)).T.contiguous())
-    light, expected = logits_of(decoder, decoder.light_mask), logits_of(Decoder(rounded))
+    light, expected = logits_of(decoder, decoder.light.mask), logits_of(Decoder(rounded))
     full = logits_of(decoder)
     assert (light - expected).norm() < (0.7 if bits == "8" or own else 0.2) * (light - full).norm()
 
@@ -215,8 +215,8 @@ def test_plain_forwards_never_use_the_lighter_copies() -> None:
     before = logits_of(decoder)
     decoder.lighten("4")
     assert torch.equal(logits_of(decoder), before)
-    assert not torch.equal(logits_of(decoder, decoder.light_mask), before)
-    request = Session(decoder).request(IDS, mask=decoder.light_mask)
+    assert not torch.equal(logits_of(decoder, decoder.light.mask), before)
+    request = Session(decoder).request(IDS, mask=decoder.light.mask)
     assert not request.is_full
     assert request.key != Session(decoder).request(IDS).key, "shared forwards keep them apart"
     assert Head(before, width=4).key != Head(before).key
@@ -232,11 +232,11 @@ def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool)
                 module.weight.copy_(on_grid(*module.weight.shape))
     decoder = Decoder(model)
     decoder.lighten("auto")
-    assert decoder.light == f"{4 * LAYERS + 1} {'vnni4' if own else 'int4'}"
-    got = drafted(decoder, Masked(decoder.light_mask))
+    assert decoder.light.kernels == f"{4 * LAYERS + 1} {'vnni4' if own else 'int4'}"
+    got = drafted(decoder, Masked(decoder.light.mask))
     assert got.num_accepted_tokens >= 0.8 * got.num_draft_tokens
     decoder = lightened("llama", "auto", intermediate_size=64, vocab_size=96)
-    assert decoder.light == f"{4 * LAYERS + 1} {'vnni8' if own else 'int8'}", "random weights lie on no grid"
+    assert decoder.light.kernels == f"{4 * LAYERS + 1} {'vnni8' if own else 'int8'}", "random weights lie on no grid"
 
 
 @pytest.mark.parametrize("out", [16, 48, 97])
@@ -266,21 +266,21 @@ def test_rounding_to_4_bits_finds_the_grid_and_the_best_range() -> None:
 
 def test_copies_follow_the_model_and_its_hooks() -> None:
     decoder = lightened(bits="8")
-    before = logits_of(decoder, decoder.light_mask)
+    before = logits_of(decoder, decoder.light.mask)
     projection = decoder.model.model.layers[1].mlp.gate_proj
     with torch.no_grad():
         projection.weight.mul_(0.5)
-    after = logits_of(decoder, decoder.light_mask)
+    after = logits_of(decoder, decoder.light.mask)
     assert not torch.allclose(before, after, atol=1e-2)
     used = decoder.packed.used
     handle = projection.register_forward_hook(lambda module, inputs, output: output * 0)
     Session(decoder)
     assert decoder.packed.used < used
-    hooked = decoder.light
+    hooked = decoder.light.kernels
     handle.remove()
     Session(decoder)
-    assert (hooked, decoder.packed.used) != (decoder.light, 0)
-    torch.testing.assert_close(logits_of(decoder, decoder.light_mask), after)
+    assert (hooked, decoder.packed.used) != (decoder.light.kernels, 0)
+    torch.testing.assert_close(logits_of(decoder, decoder.light.mask), after)
     assert decoder.packed.used == used
 
 
@@ -288,9 +288,9 @@ def test_copies_keep_within_the_memory_and_give_it_back() -> None:
     model = tiny_model("qwen3", seed=3)
     everything = Decoder(model)
     packed = everything.packed.used
-    most = everything.light_bytes("8")
+    most = everything.light.most_bytes("8")
     assert most > 0
-    assert everything.light_bytes("none") == 0
+    assert everything.light.most_bytes("none") == 0
     everything.lighten("8")
     assert packed < everything.packed.used <= packed + most
     everything.lighten("none")
@@ -299,7 +299,7 @@ def test_copies_keep_within_the_memory_and_give_it_back() -> None:
     partly.lighten("8")
     assert partly.light
     assert partly.packed.used <= packed + most // 2
-    got = drafted(partly, Masked(partly.light_mask))
+    got = drafted(partly, Masked(partly.light.mask))
     assert got.token_ids == generate(Session(partly), IDS, PlainPlanner(), LIMITS).token_ids
     without = Decoder(model, 0)
     without.lighten("8")
@@ -382,7 +382,7 @@ def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -
             router=None,
             latency=with_light_costs(TABLE, 0.6),
             stream=stream,
-            light=decoder.light_mask,
+            light=decoder.light.mask,
         )
         got = generate(Session(decoder, sampling), ids, planner, Limits(120))
         assert got.token_ids == generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(120)).token_ids
@@ -419,7 +419,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
     told = list[tuple[str, str]]()
-    engine = Engine(loaded, draft_bits="8", before_copying=lambda text: told.append((text, engine.decoder.light)))
+    engine = Engine(
+        loaded, draft_bits="8", before_copying=lambda text: told.append((text, engine.decoder.light.kernels))
+    )
     answers = [
         engine.runner(RunSettings(name, max_new_tokens=24)).answer("How many?").generation.token_ids
         for name in ("plain", "light", "light", "auto")
@@ -428,7 +430,7 @@ def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
     [(text, light)] = told
     assert text == "drafts may run on copies of the weights with fewer bits, which take up to 0.0 GiB"
     assert light == "", "before the copies exist"
-    assert engine.decoder.light
+    assert engine.decoder.light.kernels
     with pytest.raises(UserError, match="--strategy light: there is no lighter copy"):
         Engine(loaded, draft_bits="none").runner(RunSettings("light"))
 
@@ -438,18 +440,18 @@ def test_auto_copies_no_weights_that_fit_the_processors_cache(
 ) -> None:
     engine = Engine(loaded)
     assert engine.light_latency is None
-    assert engine.decoder.light == ""
+    assert engine.decoder.light.kernels == ""
     monkeypatch.setattr("ssd_runtime.engine.engine.SMALL_BYTES", 0)
     larger = Engine(loaded)
     priced = larger.light_latency
     assert priced is not None
-    assert larger.decoder.light
-    assert set(priced.light) == set(larger.decoder.light_widths)
+    assert larger.decoder.light.kernels
+    assert set(priced.light) == set(larger.decoder.light.widths)
     without = Engine(loaded, draft_bits="none")
     assert without.light_latency is None
     engine = Engine(loaded)
     engine.planners("auto", AutoSettings(light=0))
-    assert engine.decoder.light == ""
+    assert engine.decoder.light.kernels == ""
 
 
 def test_every_forward_of_a_light_draft_is_light() -> None:
@@ -458,7 +460,7 @@ def test_every_forward_of_a_light_draft_is_light() -> None:
     session, seen = Session(decoder), list[Forward | Head]()
     answer: object = None
     session.prefill(IDS)
-    work = Masked(decoder.light_mask).drafting(session, 1, 3)
+    work = Masked(decoder.light.mask).drafting(session, 1, 3)
     runner = ModelRunner(decoder)
     while True:
         try:
@@ -469,5 +471,5 @@ def test_every_forward_of_a_light_draft_is_light() -> None:
         seen.append(request)
         [answer] = runner.answer([request])
     assert len(seen) == 6
-    assert [request.mask for request in seen if isinstance(request, Forward)] == [decoder.light_mask] * 3
+    assert [request.mask for request in seen if isinstance(request, Forward)] == [decoder.light.mask] * 3
     assert [request.width for request in seen if isinstance(request, Head)] == [8] * 3

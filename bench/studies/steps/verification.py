@@ -47,7 +47,7 @@ def main() -> None:
 
     print("all layers' projections, ms (median)\n" + f"{'tokens':>8}" + "".join(f"{n:8}" for n in ROWS))
     for name, packed in (("packed", True), ("modules", False)):
-        decoder.serve([packed])
+        decoder.projections.serve([packed])
         alone = _in_turn({str(n): partial(_projections, decoder, n) for n in ROWS}, arguments.rounds, decoder)
         print(f"{name:>8}" + "".join(f"{np.median(taken) * 1e3:8.1f}" for taken in alone.values()))
 

@@ -37,7 +37,7 @@ def main() -> None:
     decoder = Decoder(loaded.model)
     layers = decoder.shape.num_layers
     decoder.lighten("auto", [SkipMask.of(layers).lightened(4)])
-    print(f"copies: {decoder.light}")
+    print(f"copies: {decoder.light.kernels}")
     chunks = list(chunks_of(loaded, arguments.prompts, arguments.tokens))
     full = [chosen(decoder, chunk, None) for chunk in chunks]
 

@@ -50,10 +50,11 @@ def main() -> None:
         decoder.lighten(bits, [whole.lightened(min(WIDTHS))])
         table = replace(engine.latency, light={})
         key = config_sha256(engine.loaded.model.config.to_dict())
-        latency = with_light(table, decoder, key) if decoder.light else table
+        latency = with_light(table, decoder, key) if decoder.light.kernels else table
         costs = [f"{width} bits {latency.draft_cost(whole.lightened(width), context):.3f}" for width in latency.light]
         print(
-            f"--draft-bits {bits}: {decoder.light or 'no copies'}; draft steps in plain ones: {', '.join(costs) or '–'}"
+            f"--draft-bits {bits}: {decoder.light.kernels or 'no copies'}; "
+            f"draft steps in plain ones: {', '.join(costs) or '–'}"
         )
         seen, held = (_evaluator(engine, half, latency, context) for half in halves)
         for mask in light_masks(decoder):

@@ -60,11 +60,11 @@ class Evaluator:
     @property
     def usual(self) -> SkipMask:
         """The draft that skips nothing, on the model's lighter copies if it has any."""
-        return self.decoder.light_mask
+        return self.decoder.light.mask
 
     def precisions(self, sublayers: Collection[int]) -> list[int]:
         """The widths that all of these sub-layers may have besides the usual ones; 2L is the head."""
-        copies = self.decoder.copy_widths
+        copies = self.decoder.light.widths_of_each
         usual = {self.usual.width(index) for index in sublayers}
         common = [width for width in WIDTHS if all(width in copies[index] for index in sublayers)]
         return [width for width in (*common, FULL) if usual != {width}]

@@ -191,15 +191,15 @@ def _rate_knapsack(evaluator: Evaluator, evaluations: float, seconds: float) -> 
     decoder = evaluator.decoder
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
     plain = Weights.of(evaluator.latency, evaluator.context)
-    if not decoder.light_widths:
+    if not decoder.light.widths:
         found = search_knapsack(decoder, sampled, plain)
         return _rate_candidates(evaluator, found, len(sampled), evaluations, seconds)
-    fine = Weights.fine(evaluator.latency, evaluator.context, decoder.copy_widths)
+    fine = Weights.fine(evaluator.latency, evaluator.context, decoder.light.widths_of_each)
     mixed = search_knapsack(decoder, sampled, fine, budget=LIGHT_BUDGET, most=KNAPSACK_STATES)
     forwards = _rate_candidates(evaluator, mixed, len(sampled), evaluations / 2, seconds / 2)
     found = search_knapsack(decoder, sampled, plain, most=KNAPSACK_STATES)
     # Every width carries the states through its own weights.
-    return forwards * (1 + len(decoder.light_widths)) + _rate_candidates(
+    return forwards * (1 + len(decoder.light.widths)) + _rate_candidates(
         evaluator, found, len(sampled), evaluations / 2, seconds
     )
 
@@ -275,9 +275,9 @@ def uniform_masks(num_layers: int) -> Iterator[SkipMask]:
 
 def light_masks(decoder: Decoder) -> Iterator[SkipMask]:
     """The drafts that skip nothing and run everything at one width, as far as there are lighter copies of it."""
-    nearest = decoder.light_mask
-    copies = list(enumerate(decoder.copy_widths))
-    masks = [nearest.lightened({i: width for i, has in copies if width in has}) for width in decoder.light_widths]
+    nearest = decoder.light.mask
+    copies = list(enumerate(decoder.light.widths_of_each))
+    masks = [nearest.lightened({i: width for i, has in copies if width in has}) for width in decoder.light.widths]
     yield from dict.fromkeys(masks)
 
 

@@ -157,7 +157,7 @@ class Engine:
         if self._copied_for != masks:
             self._copied_for = masks
             make_copies(self.decoder, self._draft_bits, masks, self._before_copying)
-        return bool(self.decoder.light)
+        return bool(self.decoder.light.kernels)
 
     @cached_property
     def light_latency(self) -> LatencyTable | None:
@@ -165,7 +165,7 @@ class Engine:
 
         Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
         """
-        if not self.decoder.light and self.decoder.packed.used <= SMALL_BYTES:
+        if not self.decoder.light.kernels and self.decoder.packed.used <= SMALL_BYTES:
             return None
         if not self.lighten():
             return None
@@ -229,7 +229,7 @@ class Engine:
                 bundle=self.bundle,
                 latency=latency,
                 heads=self._exit_heads,
-                light=self.decoder.light_mask if priced is not None else None,
+                light=self.decoder.light.mask if priced is not None else None,
             )
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:

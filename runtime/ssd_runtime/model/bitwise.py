@@ -52,6 +52,6 @@ def _problems(decoder: Decoder) -> list[tuple[str, str]]:
         found.append(("sliding windows begin at another key in every step", other))
     if decoder.has_attention_cap:
         found.append(("soft-capped attention has no kernel whose rows are independent", other))
-    if not decoder.is_packed:
+    if not decoder.projections.are_packed:
         found.append(("the model's own modules compute a row differently beside others", "raise --weight-memory"))
     return found

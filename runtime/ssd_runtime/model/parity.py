@@ -22,7 +22,7 @@ NEIGHBOURS = 4
 
 def require_faithful(decoder: Decoder) -> None:
     """Raise UserError unless the decoder computes its model's logits, each row independently of the others."""
-    if decoder.foreign or decoder.rounding != decoder.dtype:
+    if decoder.projections.foreign or decoder.rounding != decoder.dtype:
         require_independent_rows(decoder)
     require_parity(decoder)
 
@@ -45,7 +45,7 @@ def require_parity(decoder: Decoder) -> None:
         got.append(decoder.logits(session.forward(chunk)).float())
         session.commit(chunk)
     difference = _relative_rms(torch.cat(got), expected)
-    allowed = max(TOLERANCE.get(decoder.rounding, 0.0), QUANTISED if decoder.foreign else 0.0)
+    allowed = max(TOLERANCE.get(decoder.rounding, 0.0), QUANTISED if decoder.projections.foreign else 0.0)
     if not difference <= allowed:  # NaN is rejected too
         raise UserError(
             f"model: {type(decoder.model).__name__} computes other logits than a {decoder.family.title} model "
@@ -72,7 +72,7 @@ def require_independent_rows(decoder: Decoder) -> None:
         rows = torch.cat([row] + [neighbour] * NEIGHBOURS)
         logits.append(decoder.logits(session.forward(rows))[0])
     if not torch.equal(*logits):
-        kinds = ", ".join(sorted({type(module).__name__ for module in decoder.foreign}))
+        kinds = ", ".join(sorted({type(module).__name__ for module in decoder.projections.foreign}))
         raise UserError(
             f"model: its {kinds} modules compute a row differently where other rows stand beside it, so that rejected "
             "drafts would change the output; load the model unquantised, or with quantised weights alone"

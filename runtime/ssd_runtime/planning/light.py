@@ -23,11 +23,11 @@ def make_light(inputs: StrategyInputs) -> MakePlanner:
     """
     settings: LightSettings = inputs.settings
     decoder = inputs.decoder
-    if not decoder.light:
+    if not decoder.light.kernels:
         raise UserError(f"--strategy light: {NO_COPIES}")
     plan = Plan(
-        reason=f"{LIGHT}, up to {settings.max_draft} tokens ({decoder.light})",
-        drafter=Masked(decoder.light_mask, settings.confidence),
+        reason=f"{LIGHT}, up to {settings.max_draft} tokens ({decoder.light.kernels})",
+        drafter=Masked(decoder.light.mask, settings.confidence),
         draft_length=settings.max_draft,
     )
     return lambda: ConstantPlanner(plan)

@@ -229,7 +229,7 @@ class _Bench:
 
         def work() -> None:
             for layer in layers:
-                decoder.attention(layer, x, batch)
+                decoder.sublayers.attention(layer, x, batch)
 
         return work
 
@@ -239,7 +239,7 @@ class _Bench:
 
         def work() -> None:
             for layer in range(decoder.shape.num_layers):
-                decoder.mlp(layer, x)
+                decoder.sublayers.mlp(layer, x)
 
         return work
 

@@ -43,7 +43,7 @@ def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> Latency
 
     New ones are kept in the cache if the machine was steady.
     """
-    widths = set(decoder.light_widths)
+    widths = set(decoder.light.widths)
     if widths <= set(table.light):
         return replace(table, light={width: table.light[width] for width in widths})
     path = _path(decoder, model_key)
@@ -69,7 +69,7 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
     Each figure is a pass through all layers, as in the latency table.
     """
     bench = _Bench(decoder)
-    widths = (FULL, *decoder.light_widths)
+    widths = (FULL, *decoder.light.widths)
     taken: dict[tuple[str, int, int], list[float]] = {}
     for number in range(ROUNDS + 1):
         for n in QUERIES:
@@ -92,7 +92,7 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
             head=shares("head", width),
             step=shares("step", width),
         )
-        for width in decoder.light_widths
+        for width in decoder.light.widths
     }
     steps = [taken["step", 1, width] for width in widths]
     return costs, all(max(times) < STEADY * min(times) for times in steps)
@@ -121,10 +121,10 @@ class _Bench:
         whole = SkipMask.of(decoder.shape.num_layers)
 
         def attention(layers: list[int], width: int) -> Callable[[], object]:
-            return lambda: [decoder.attention(layer, x, batch, width) for layer in layers]
+            return lambda: [decoder.sublayers.attention(layer, x, batch, width) for layer in layers]
 
         def mlp(width: int) -> Callable[[], object]:
-            return lambda: [decoder.mlp(layer, x, width) for layer in range(decoder.shape.num_layers)]
+            return lambda: [decoder.sublayers.mlp(layer, x, width) for layer in range(decoder.shape.num_layers)]
 
         def head(width: int) -> Callable[[], object]:
             return lambda: argmax(decoder.logits(x, width)).tolist()
@@ -147,5 +147,5 @@ class _Bench:
 
 
 def _path(decoder: Decoder, model_key: str) -> Path:
-    digest = hashlib.sha256(decoder.light.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(decoder.light.kernels.encode()).hexdigest()[:8]
     return cache_folder() / "light" / model_key[:16] / f"{device_key(decoder).slug()}-{digest}.json"

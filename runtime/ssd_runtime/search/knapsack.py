@@ -50,7 +50,7 @@ class Weights:
 
     @classmethod
     def fine(cls, latency: LatencyTable, context: float, copies: Sequence[Sequence[int]]) -> Weights:
-        """Weights in finer units, with what each sub-layer saves on its copies (`Decoder.copy_widths`).
+        """Weights in finer units, with what each sub-layer saves on its copies (`LightCopies.widths_of_each`).
 
         The head has the first of its widths.
         """

@@ -17,7 +17,7 @@ def make_copies(
 
     `say` receives one sentence before, if any copy can be made.
     """
-    needed = decoder.light_bytes(bits, masks)
+    needed = decoder.light.most_bytes(bits, masks)
     if not needed:
         return
     if say is not None:

@@ -48,7 +48,7 @@ def fitted_decoder(model: PreTrainedModel, weight_memory: int | None = None, bit
     decoder = Decoder(model, weight_memory, bitwise)
     if not bitwise and decoder.packed.used > SMALL_BYTES:
         faster = _remembered(_path(decoder), partial(measured, decoder))
-        decoder.serve([faster[bisect_right(ROWS, n) - 1] for n in range(1, ROWS[-1] + 1)])
+        decoder.projections.serve([faster[bisect_right(ROWS, n) - 1] for n in range(1, ROWS[-1] + 1)])
     return decoder
 
 
@@ -63,7 +63,7 @@ def measured(decoder: Decoder) -> tuple[list[bool], bool]:
     taken: dict[tuple[int, bool], list[float]] = {(n, served): [] for n in ROWS for served in (False, True)}
     for number in range(ROUNDS + 1):
         for (n, served), times in taken.items():
-            decoder.serve([served])
+            decoder.projections.serve([served])
             elapsed = seconds(partial(_mlps, decoder, layers, decoder.embed([1] * n)), decoder.device)
             if number:  # the first round warms up
                 times.append(elapsed)
@@ -81,7 +81,7 @@ def choice(taken: Mapping[tuple[int, bool], Sequence[float]]) -> list[bool]:
 
 def _mlps(decoder: Decoder, layers: int, x: Tensor) -> None:
     for layer in range(layers):
-        decoder.mlp(layer, x)
+        decoder.sublayers.mlp(layer, x)
 
 
 def _remembered(path: Path, measure: Callable[[], tuple[list[bool], bool]]) -> list[bool]:

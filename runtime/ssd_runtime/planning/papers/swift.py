@@ -291,7 +291,7 @@ def make_swift(inputs: StrategyInputs) -> MakePlanner:
     Raises UserError if the settings ask for lighter sub-layers and the model has no lighter copies.
     """
     settings: SwiftSettings = inputs.settings
-    if settings.light and not inputs.decoder.light:
+    if settings.light and not inputs.decoder.light.kernels:
         raise UserError(f"--set light={settings.light:g}: {NO_COPIES}")
-    search = SwiftSearch(inputs.num_layers, settings, inputs.decoder.light_mask if settings.light else None)
+    search = SwiftSearch(inputs.num_layers, settings, inputs.decoder.light.mask if settings.light else None)
     return lambda: SwiftPlanner(search)

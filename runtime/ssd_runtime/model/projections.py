@@ -1,0 +1,139 @@
+"""The projections of a model's sub-layers and of its head, and the kernels that serve them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import nn
+
+from ssd_profiles.mask import WIDTHS, SkipMask
+from ssd_runtime.model.layer import Layer
+from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.linear import ALWAYS, Linear, named
+
+
+class Projections:
+    """All projections of a decoder, in the order of its sub-layers; the head's is the last one."""
+
+    def __init__(self, layers: Sequence[Layer], head: Linear) -> None:
+        self._layers = layers
+        self._head = head
+        self._serves: tuple[bool, ...] = ALWAYS
+
+    def __iter__(self) -> Iterator[Linear]:
+        for _, linears in self.by_sublayer():
+            yield from linears
+
+    def by_sublayer(self) -> Iterator[tuple[int, Sequence[Linear]]]:
+        """The projections of each sub-layer, by its index, and of the head (2L)."""
+        for index, layer in enumerate(self._layers):
+            linears = layer.linears()
+            yield 2 * index, linears[:2]
+            yield 2 * index + 1, linears[2:]
+        yield 2 * len(self._layers), (self._head,)
+
+    @property
+    def kernels(self) -> str:
+        """The kernels' names: `module`, `packed`, or packed for some projections or numbers of rows."""
+        packed = [linear.packed for linear in self]
+        formats = dict.fromkeys(name for linear in self for name in linear.formats)
+        beside = "".join(f" {name}" for name in formats) + named(self.foreign)
+        if not any(packed) or not any(self._serves):
+            return f"module{beside}"
+        where = "" if all(packed) else f" {sum(packed)} of {len(packed)}"
+        rows = "" if all(self._serves) else f" rows {_ranges(self._serves)}"
+        return f"packed{where}{rows}{beside}"
+
+    @property
+    def are_packed(self) -> bool:
+        """Whether packed kernels serve all of them, whatever the number of rows."""
+        return all(linear.packed or linear.formats for linear in self) and all(self._serves)
+
+    @property
+    def foreign(self) -> list[nn.Module]:
+        """The modules that are not a plain `nn.Linear`, such as quantised ones and adapters."""
+        return [module for linear in self for module in linear.foreign]
+
+    def rounding(self, dtype: torch.dtype) -> torch.dtype:
+        """The coarsest dtype to which rows are rounded: that of a quantised file's kernels, else the model's own."""
+        found = {each for linear in self for each in linear.roundings}
+        return min(found, key=lambda each: each.itemsize, default=dtype)
+
+    def serve(self, rows: Sequence[bool]) -> None:
+        """Let packed copies serve forwards of n rows if `rows[n - 1]` is true; the last entry holds beyond its end."""
+        self._serves = tuple(rows)
+        for linear in self:
+            linear.serve(rows)
+
+
+class LightCopies:
+    """The lighter copies of the projections' weights, on which drafts run; none are made until `make`."""
+
+    def __init__(self, projections: Projections, num_layers: int) -> None:
+        self._projections = projections
+        self._num_layers = num_layers
+
+    def make(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> None:
+        """Make copies as far as the memory budget holds them, or drop them.
+
+        With `auto`, what runs in 4 bits in one of `masks` has a copy in 4 bits beside that in 8.
+        """
+        both = _of_width(masks, 4)
+        for index, linears in self._projections.by_sublayer():
+            for linear in linears:
+                linear.lighten(bits, index in both)
+
+    def most_bytes(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> int:
+        """Bytes that all copies for drafts with `masks` would take at most; 0 if there can be none."""
+        both = _of_width(masks, 4)
+        return sum(
+            linear.light_bytes(bits, index in both)
+            for index, linears in self._projections.by_sublayer()
+            for linear in linears
+        )
+
+    @property
+    def kernels(self) -> str:
+        """The kernels of the copies with their numbers, such as `121 int8`; empty without copies."""
+        names = Counter(copy.kernel.name for linear in self._projections for copy in linear.copies.values())
+        return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
+
+    @property
+    def widths_of_each(self) -> list[tuple[int, ...]]:
+        """The copies' widths for each sub-layer and, last, for the head; the nearest to the model first."""
+        found = [
+            {width for linear in linears for width in linear.copies} for _, linears in self._projections.by_sublayer()
+        ]
+        return [tuple(width for width in WIDTHS if width in widths) for widths in found]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of all copies, the nearest to the model first."""
+        found = {width for widths in self.widths_of_each for width in widths}
+        return tuple(width for width in WIDTHS if width in found)
+
+    @property
+    def mask(self) -> SkipMask:
+        """The draft that skips nothing and runs everything on the copies that are nearest to the model."""
+        nearest = {index: widths[0] for index, widths in enumerate(self.widths_of_each) if widths}
+        return SkipMask.of(self._num_layers).lightened(nearest)
+
+
+def _of_width(masks: Iterable[SkipMask], width: int) -> set[int]:
+    """Indices of all sub-layers, and 2L of the head, that run at this width in one of the masks."""
+    return {index for mask in masks for index, each in enumerate(mask.light) if each == width}
+
+
+def _ranges(rows: Sequence[bool]) -> str:
+    """The numbers of rows whose entry is true, such as `4-32`; the last entry holds beyond its end."""
+    runs = list[str]()
+    first = 1
+    for served, run in groupby(rows):
+        last = first + len(list(run)) - 1
+        if served:
+            runs.append(f"{first}+" if last == len(rows) else f"{first}-{last}")
+        first = last + 1
+    return ",".join(runs)

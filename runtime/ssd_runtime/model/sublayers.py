@@ -1,0 +1,228 @@
+"""The attention and MLP blocks of a model, on its own weights or on lighter copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_profiles.mask import FULL
+from ssd_runtime.model.attention import attend, attend_apart, attend_by_row
+from ssd_runtime.model.batch import Batch, Segment, Variants
+from ssd_runtime.model.families import Family
+from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention
+from ssd_runtime.model.rotary import Rotation, rotate
+from ssd_runtime.profiling.clock import WaitedLock
+
+KEY_MULTIPLE = 64
+"""Numbers of keys are rounded up to a multiple of this in models that round rows to fewer bits than states have.
+
+The last bits of torch's attention depend on whether a row is alone and on the number of keys modulo 16, and that
+rounding magnifies them to 0.4%. With such numbers most rows are the same to the bit in a plain step and in a
+verification: all but those beside a row that needs the next multiple.
+"""
+
+
+KEY_BLOCK = 512
+"""Keys that torch's attention on CPUs multiplies at a time. In whole blocks its products have the same sizes however
+many keys there are, so that hidden keys change no bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model."""
+
+    num_layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_context: int
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.heads // self.kv_heads
+
+
+class SubLayers:
+    """Sub-layer 2i is the attention block of layer i and 2i + 1 its MLP block, each with its norm and residual.
+
+    Every `x` is [rows, hidden], the rows of a `Batch`'s sequences one after the other. Each call of a module holds the
+    lock, since accelerate fetches offloaded weights for a call.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: Sequence[Layer],
+        family: Family,
+        shape: Shape,
+        cap: float | None,
+        spread: bool,
+        lock: WaitedLock,
+    ) -> None:
+        """Soft-cap scores of attention by `cap`; layers on several devices are `spread`."""
+        self.layers = layers
+        self._family = family
+        self._shape = shape
+        self._cap = cap
+        self._spread = spread
+        self._lock = lock
+        self.by_row = False
+        """Whether attention runs row by row, and a lone row as two equal ones."""
+        self.key_multiple = 1
+        """Numbers of keys are rounded up to a multiple of this."""
+        self.follow(())
+
+    def follow(self, widths: Sequence[int]) -> None:
+        """Put together what is made of the layers' projections: forms of these widths, and calls of our own code."""
+        self._forms = {FULL: self.layers}
+        self._forms |= {width: [layer.lighter(width) for layer in self.layers] for width in widths}
+        self._native = {width: [self._native_attention(each) for each in form] for width, form in self._forms.items()}
+
+    @property
+    def are_native(self) -> bool:
+        """Whether our own code serves the attention of all layers on the model's own weights."""
+        return None not in self._native[FULL]
+
+    def round_keys(self, bitwise: bool, rounded: bool) -> None:
+        """Choose how attention hides the number of rows: all of it if `bitwise`, most if rows are `rounded` coarsely.
+
+        Our own code needs neither.
+        """
+        self.by_row = bitwise and not self.are_native
+        if self.by_row:
+            self.key_multiple = KEY_BLOCK
+        elif rounded and not self.are_native:
+            self.key_multiple = KEY_MULTIPLE
+
+    def _form(self, width: int) -> int:
+        """The width that stands in for `width`: another one, or the model's own, if there are no copies of it."""
+        return width if width in self._forms else max(self._forms)
+
+    def attention(self, layer: int, x: Tensor, batch: Batch, width: int = FULL) -> Tensor:
+        """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches.
+
+        It runs on copies of its weights of this `width`, if there are any.
+        """
+        with self._lock.inner:
+            width = self._form(width)
+            parts = self._forms[width][layer]
+            native = self._native[width][layer]
+            if native is not None and batch.sequences is not None:
+                return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
+            if self._spread:
+                x = x.to(parts.device)
+                batch = batch.on(parts.device)
+            queries, new = self.project(layer, x, batch.rotations[parts.kind], width)
+            if self.by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
+                mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
+            elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
+                mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
+            else:
+                sizes = [segment.rows for segment in batch.segments]
+                parts_of_each = zip(queries.split(sizes), new.split(sizes), batch.segments, strict=True)
+                mixed = torch.cat(
+                    [
+                        self._mixed(layer, queries=own_queries, new=own_new, segment=segment)
+                        for own_queries, own_new, segment in parts_of_each
+                    ]
+                )
+            return parts.add_attention(x, mixed)
+
+    def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
+        """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
+        if isinstance(segment, Variants):
+            return self._mixed_apart(layer, queries=queries, new=new, variants=segment)
+        parts = self.layers[layer]
+        view = segment.views[parts.kind]
+        segment.cache.write(layer, segment.slot, new)
+        keys, values = segment.cache.read(layer, view.begin, view.end)
+        queries = queries.transpose(0, 1)
+        if view.bias is not None and view.bias.ndim == 4:
+            mixed = attend_by_row(queries=queries, keys=keys, values=values, bias=view.bias, scale=parts.scale)
+            return mixed.transpose(0, 1).reshape(segment.rows, -1)
+        paired = segment.rows == 1 and self.key_multiple > 1
+        mixed = attend(
+            queries=queries.expand(-1, 2, -1) if paired else queries,
+            keys=keys,
+            values=values,
+            bias=view.bias,
+            scale=parts.scale,
+            cap=self._cap,
+            causal=view.causal,
+        )
+        if paired:
+            mixed = mixed[:, :1]
+        return mixed.transpose(0, 1).reshape(segment.rows, -1)
+
+    def _mixed_apart(self, layer: int, queries: Tensor, new: Tensor, variants: Variants) -> Tensor:
+        """Attention output [n, heads * head_dim] of variants of one sequence's rows; writes nothing."""
+        parts = self.layers[layer]
+        shape = self._shape
+        view = variants.views[parts.kind]
+        keys, values = variants.cache.read(layer, view.begin, view.end)
+        mixed = attend_apart(
+            queries=queries.transpose(0, 1),
+            own=new.transpose(0, 1).view(2, shape.kv_heads, -1, shape.head_dim),
+            keys=keys,
+            values=values,
+            bias=view.bias,
+            scale=parts.scale,
+            cap=self._cap,
+        )
+        return mixed.transpose(0, 1).reshape(variants.rows, -1)
+
+    def project(self, layer: int, x: Tensor, rotation: Rotation | None, width: int = FULL) -> tuple[Tensor, Tensor]:
+        """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim]."""
+        parts = self._forms[self._form(width)][layer]
+        shape = self._shape
+        qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        if parts.q_norm is not None and parts.k_norm is not None:
+            qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
+        if rotation is not None:
+            qkv = rotate(qkv, rotation)
+        return qkv[:, : shape.heads], qkv[:, shape.heads :]
+
+    def mlp(self, layer: int, x: Tensor, width: int = FULL) -> Tensor:
+        """The MLP block of `layer` on `x` [n, hidden], on copies of its weights of this `width` if there are any."""
+        with self._lock.inner:
+            parts = self._forms[self._form(width)][layer]
+            return parts.add_mlp(x.to(parts.device) if self._spread else x)
+
+    def _native_attention(self, layer: Layer) -> NativeAttention | None:
+        """The layer's attention block as one call of our own code; None where that does not serve it."""
+        shape = self._shape
+        qkv, output = layer.qkv.fused, layer.output.fused
+        norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
+        apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
+        if qkv is None or output is None or apart or shape.head_dim not in HEAD_DIMS:
+            return None
+        if self._family.qk_norm == "projection" or any(
+            norm is not None and norm.rms is None for norm in norms.values()
+        ):
+            return None
+        return NativeAttention(
+            qkv=qkv,
+            output=output,
+            **{name: None if norm is None else norm.rms for name, norm in norms.items()},
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            scale=layer.scale,
+        )
+
+    def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:
+        """Queries, keys and values [n, heads, head_dim] with normed queries and keys."""
+        n = qkv.shape[0]
+        shape = self._shape
+        queries, keys, values = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+        if self._family.qk_norm == "projection":
+            queries = queries.reshape(n, -1)
+            keys = keys.reshape(n, -1)
+        return torch.cat([q_norm(queries).view(n, shape.heads, -1), k_norm(keys).view_as(values), values], 1)
