@@ -1,6 +1,6 @@
 """Compares strategies and peers over a prompt file: same weights, in turn, every output checked against plain decoding.
 
-`python -m bench.compare --artifact demo --prompts ../shared/data/spec_bench/dev.jsonl --out build/compare` is the quick
+`python -m bench.compare --artifact demo --prompts build/prompts/spec_bench/dev.jsonl --out build/compare` is the quick
 mode: 26 prompts spread over the categories, 64 tokens. `--full` takes every prompt and 128 tokens. A killed comparison
 resumes. The prompts form one stream, in order, through which a strategy keeps its statistics. `plain again` is plain
 decoding a second time: its deviation from 1 is noise.
