@@ -95,7 +95,9 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
             bundle=source.bundle,
             where=source.where,
             weight_memory=settings.weight_memory,
-            before_measuring=lambda: note("measuring this device once (well under a minute)…"),
+            before_measuring=lambda: note(
+                "first run on this device: measuring this device for about half a minute; later runs read the result"
+            ),
             draft_bits=settings.draft_bits,
             before_copying=lambda told: note(f"{told}; --draft-bits none decodes without"),
             bitwise=settings.bitwise,
