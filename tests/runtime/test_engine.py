@@ -13,6 +13,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
 from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.settings import ClaspSettings
@@ -80,6 +81,26 @@ def test_requests_come_and_go(loaded: LoadedModel, expected: list[int]) -> None:
     answers = engine.generate([QUESTION, "Why?", QUESTION], settings)
     assert [answers[0].generation.token_ids, answers[2].generation.token_ids] == [expected, expected]
     assert [answer.prompt.id for answer in answers] == ["5", "6", "7"]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_text_goes_on_after_the_tokens_that_are_answered(loaded: LoadedModel, held: bool) -> None:
+    """Also where they end within what may become a stop string, or within a character."""
+    engine, settings = Engine(loaded), RunSettings("plain", max_new_tokens=24)
+    [whole] = engine.generate([QUESTION], settings)
+    ids = whole.generation.token_ids
+    if held:
+        # A stop string that the answer ends within: text is held back from its first quarter on.
+        settings = dataclasses.replace(settings, stops=(whole.text[len(whole.text) // 4 :] + "?",))
+    for cut in range(len(ids)):
+        written: list[str] = []
+        told = TextStream(loaded.decode, settings.stops, written.append)
+        told.feed(ids[:cut])
+        request = engine.add_request(QUESTION, settings, written.append, answered=ids[:cut])
+        while not request.done:
+            engine.step()
+        assert request.outcome().generation.token_ids == ids
+        assert "".join(written) == whole.text, cut
 
 
 def test_a_bad_prompt_leaves_none_of_those_before_it(

@@ -98,6 +98,13 @@ def answers(events: Sequence[Any]) -> dict[int, list[Any]]:
     return found
 
 
+def once(events: Sequence[Any]) -> tuple[list[int], int]:
+    """The choices whose role is told, each as often as it is, and the number of events of usage alone."""
+    choices = [choice for event in events for choice in event["choices"]]
+    roles = sorted(choice["index"] for choice in choices if "role" in choice.get("delta", {}))
+    return roles, sum(not event["choices"] for event in events)
+
+
 def noted(choice: Any) -> list[tuple[str, float]]:
     """Tokens of a choice with their log-probabilities."""
     logprobs = choice["logprobs"] or {}
@@ -135,6 +142,7 @@ def test_a_resumed_stream_is_the_stream_of_one_replica(
     resumed, replicas, _ = told(services, [life, 1], **fields)
     assert len(replicas.calls) >= 2, "a replica died"
     assert answers(resumed) == answers(whole)
+    assert once(resumed) == once(whole)
     # The other replica computed the keys of earlier tokens in one forward, which rounds otherwise.
     assert logprobs_of(resumed) == pytest.approx(logprobs_of(whole), abs=1e-3)
     assert len({event["id"] for event in resumed}) == 1
