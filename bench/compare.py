@@ -1,9 +1,9 @@
 """Compares strategies and peers over a prompt file: same weights, in turn, every output checked against plain decoding.
 
-`python -m bench.compare --artifact demo --prompts ../shared/data/spec_bench/dev.jsonl --out build/compare` is the quick
+`python -m bench.compare --artifact demo --prompts build/prompts/spec_bench/dev.jsonl --out build/compare` is the quick
 mode: 26 prompts spread over the categories, 64 tokens. `--full` takes every prompt and 128 tokens. A killed comparison
-resumes. The prompts form one stream, in order, through which a strategy keeps its statistics. `plain again` is plain
-decoding a second time: its deviation from 1 is noise.
+resumes. The prompts form one stream, in order, through which a strategy keeps its statistics; `single:auto` begins
+without any at every prompt. `plain again` is plain decoding a second time: its deviation from 1 is noise.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from bench.fixtures.prompt_files import stratified
+from bench.fixtures.prompt_files import read_pool, stratified
 from bench.harness.chart import draw
-from bench.harness.contenders import Decode, Unavailable, ours
+from bench.harness.contenders import Decode, Timed, Unavailable, ours
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.peers import PEERS
 from bench.harness.provenance import Watch, disturbance
@@ -31,7 +31,7 @@ from ssd_artifacts.files import sha256_file
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
-from ssd_profiles.prompts import Prompt, read_prompts
+from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits
@@ -45,6 +45,8 @@ from ssd_runtime.weights.draft_bits import read_draft_bits
 
 PLAIN = "plain"
 AGAIN = "plain again"
+SINGLE = "single:"
+"""Prefix of a strategy that begins without statistics at every prompt."""
 QUICK = ("auto", "transformers", "transformers-lookup")
 BASELINES = (PLAIN, "transformers")
 
@@ -70,7 +72,7 @@ def main() -> None:
     )
     contenders = _contenders(arguments.contenders.split(","), engine, sampling, console)
     count = arguments.count or (None if arguments.full else 26)
-    prompts = read_prompts(arguments.prompts) if count is None else stratified(arguments.prompts, count)
+    prompts = read_pool(arguments.prompts) if count is None else stratified(arguments.prompts, count)
     if len({prompt.id for prompt in prompts}) < len(prompts):
         raise UserError(f"{arguments.prompts}: two prompts of one id; make them differ, rows are told apart by it")
     limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
@@ -79,6 +81,7 @@ def main() -> None:
         "max_new_tokens": limits.max_new_tokens,
         "contenders": list(contenders),
         "model": fingerprint.weights_sample_sha256,
+        "name": Path(fingerprint.name).name,
         "device": dataclasses.asdict(device_key(decoder)),
         "light": decoder.light.kernels,
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
@@ -94,7 +97,7 @@ def main() -> None:
     show(found, PLAIN, BASELINES, console)
     if said := disturbance(ledger.stolen):
         console.print(said)
-    for path in draw(found, PLAIN, f"{Path(fingerprint.name).name}, {settings['device']['device']}", arguments.out):
+    for path in draw(found, PLAIN, f"{settings['name']}, {settings['device']['device']}", arguments.out):
         console.print(f"picture: {path}")
 
 
@@ -108,7 +111,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         default=",".join(QUICK),
-        help=f"strategies, such as knn or swift+tree=0, or peers: {', '.join(PEERS)}",
+        help=f"strategies, such as knn, swift+tree=0 or single:auto, or peers: {', '.join(PEERS)}",
     )
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--count", type=int)
@@ -147,9 +150,19 @@ def _contenders(
             except Unavailable as reason:
                 console.print(f"without {name}: {reason}")
             continue
-        strategy, *assignments = name.split("+")
-        found[name] = fresh(strategy, assignments)
+        strategy, *assignments = name.removeprefix(SINGLE).split("+")
+        make = fresh(strategy, assignments)
+        found[name] = _singly(make) if name.startswith(SINGLE) else make
     return found
+
+
+def _singly(make: Callable[[], Decode]) -> Callable[[], Decode]:
+    """A contender that is made afresh for every prompt, as a lone request would find it."""
+
+    def decode(ids: list[int], limits: Limits) -> Timed:
+        return make()(ids, limits)
+
+    return lambda: decode
 
 
 def _measure(

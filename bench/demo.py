@@ -21,7 +21,7 @@ from bench.fixtures.planted import write_planted
 from ssd_compiler.build import compile_bundle
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
-from ssd_profiles.prompts import Prompt
+from ssd_profiles.prompts import Prompt, sample_prompts
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.offline.result import Outcome, Tally
@@ -32,22 +32,11 @@ EPSILON = 0.05
 DOMAIN = "gsm8k"
 EVALUATIONS = 12
 MAX_NEW_TOKENS = 48
-PARAGRAPH = (
-    "The lighthouse stands on a low rock north of the harbour. It was built in 1871, after two ships had run aground "
-    "in one winter, and its lamp could be seen from twenty miles away."
-)
-PROMPTS = {
-    "a text to repeat": f"Repeat this text word by word: {PARAGRAPH}",
-    "a list to copy": "Put these cities in alphabetical order, one per line: Rome, Paris, Vienna, Athens, Berlin.",
-    "code": "Write a Python class Person with getters and setters for name, age, address and phone number.",
-    "structured data": "Write a JSON list of six people, each with the fields name, age, city and country.",
-    "a poem": "Write a poem about a storm at sea.",
-    "yes or no": "Is the sky blue? Answer yes or no.",
-}
-QUESTIONS = {
-    "mathematics 1": "A farmer has 12 rows of 8 apple trees. Each tree bears 40 apples. How many apples are there?",
-    "mathematics 2": "Tom reads 15 pages on each of 6 days, then 20 pages on Sunday. How many pages has he read?",
-}
+PLANTED = "mathematics"
+"""The sample prompts whose names begin so are of the domain that the planted model is compiled for."""
+SAMPLES = {prompt.id: prompt.turns[0] for prompt in sample_prompts()}
+PROMPTS = {title: text for title, text in SAMPLES.items() if not title.startswith(PLANTED)}
+QUESTIONS = {title: text for title, text in SAMPLES.items() if title.startswith(PLANTED)}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Compares strategies by priced time: every forward costs what the device's latency table says.
 
-`python -m bench.priced --artifact build/bundle05 --prompts ../shared/data/spec_bench/dev.jsonl --contenders knn,clasp`
+`python -m bench.priced --artifact build/bundle05 --prompts build/prompts/spec_bench/dev.jsonl --contenders knn,clasp`
 writes rows as `bench.compare` does, and every output is checked against plain decoding. The figures carry no timing
 noise, so a busy machine will do; only the latency table has to come from a quiet one. Prompts of strategies that keep
 nothing from one to the next are decoded together, which changes no price.

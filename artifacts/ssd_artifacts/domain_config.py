@@ -154,8 +154,8 @@ class SearchCost(BaseModel):
     progress: list[tuple[Seconds, Speedup]] = Field(default=[], max_length=MAX_PROGRESS)
     """Pairs of seconds since the search began and best predicted speed-up, one for each improvement."""
     rated: list[tuple[MaskText, Origin, Speedup]] = Field(default=[], max_length=MAX_PROGRESS)
-    """Every mask that was rated: the mask, the name of the search that it came from, and its predicted speed-up. Of
-    masks that fell far behind on the first text, that text's."""
+    """Every mask that was rated: the mask, the name of the search that found it, and its predicted speed-up. Masks that
+    were much slower on the first text have the speed-up of that text."""
 
 
 class ExitChoice(BaseModel):

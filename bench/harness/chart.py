@@ -7,7 +7,38 @@ from pathlib import Path
 from typing import Any
 
 COLOURS = ("#1f6feb", "#d1242f", "#2da44e", "#9a6700", "#8250df", "#57606a", "#bf3989", "#0a7ea4", "#7ab51d", "#e8833a")
+BY_STRATEGY = {
+    "auto": "#1f6feb",
+    "lookup": "#2da44e",
+    "light": "#e8833a",
+    "knn": "#8250df",
+    "fixed": "#b392f0",
+    "knapsack": "#bf3989",
+    "clasp": "#d1242f",
+    "swift": "#9a6700",
+    "exit": "#0a7ea4",
+    "del": "#7ab51d",
+    "plain again": "#57606a",
+    "transformers": "#24292f",
+    "transformers-lookup": "#8c959f",
+}
+"""The colour of each strategy, of plain decoding and of peers, the same in every picture."""
 MOST_BY_CATEGORY = len(COLOURS)
+
+
+def colours(names: Sequence[str]) -> list[str]:
+    """A colour per contender: its strategy's, or one that no other has where the strategy's is taken."""
+    wanted = [BY_STRATEGY.get(name, BY_STRATEGY.get(_strategy(name))) for name in names]
+    spare = [colour for colour in COLOURS if colour not in wanted] or list(COLOURS)
+    taken: list[str] = []
+    for place, colour in enumerate(wanted):
+        free = colour is not None and colour not in taken
+        taken.append(colour if free and colour is not None else spare[place % len(spare)])
+    return taken
+
+
+def _strategy(name: str) -> str:
+    return name.removeprefix("single:").partition("+")[0].partition(":")[0]
 
 
 def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list[Path]:
@@ -23,7 +54,7 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
     rows = names if many else ["overall", *categories]
     figure = Figure(figsize=(9, 1.2 + (0.35 if many else 0.5) * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    for number, name in enumerate(names):
+    for number, (name, colour) in enumerate(zip(names, colours(names), strict=True)):
         figures = [found[name]["overall"], *(found[name]["categories"].values() if not many else ())]
         shift = number if many else 0.7 * ((number + 0.5) / len(names) - 0.5)
         points = [(row + shift, each["against"][baseline]) for row, each in enumerate(figures)]
@@ -38,7 +69,7 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
             fmt="o",
             markersize=4,
             linewidth=1.2,
-            color=COLOURS[0 if many else number],
+            color=BY_STRATEGY.get(_strategy(name), colour) if many else colour,
             label=name,
         )
     axes.axvline(1.0, color="#57606a", linewidth=1)
@@ -59,8 +90,8 @@ def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: s
     values = [value for x, y in series.values() for value in (*x, *y)]
 
     def paint(axes: Any) -> None:
-        for number, (name, (x, y)) in enumerate(series.items()):
-            axes.scatter(x, y, s=18, color=COLOURS[number % len(COLOURS)], label=name, alpha=0.8)
+        for (name, (x, y)), colour in zip(series.items(), colours(list(series)), strict=True):
+            axes.scatter(x, y, s=18, color=colour, label=name, alpha=0.8)
         axes.plot([min(values), max(values)], [min(values), max(values)], color="#57606a", linewidth=1)
 
     return _painted(paint, 6, 5, across, up, path)
@@ -70,8 +101,8 @@ def stairs(series: dict[str, Sequence[tuple[float, float]]], across: str, up: st
     """Draw staircases of values [(x, y), ...], each held until the next. Returns no paths without matplotlib."""
 
     def paint(axes: Any) -> None:
-        for number, (name, steps) in enumerate(series.items()):
-            axes.step(*zip(*steps, strict=True), where="post", color=COLOURS[number % len(COLOURS)], label=name)
+        for (name, steps), colour in zip(series.items(), colours(list(series)), strict=True):
+            axes.step(*zip(*steps, strict=True), where="post", color=colour, label=name)
         axes.axhline(1.0, color="#57606a", linewidth=1)
 
     return _painted(paint, 7, 3.6, across, up, path)
@@ -86,8 +117,8 @@ def histogram(series: dict[str, Sequence[float]], across: str, up: str, path: Pa
     edges = [width * step for step in range(first, last + 1)]
 
     def paint(axes: Any) -> None:
-        for number, (name, each) in enumerate(series.items()):
-            axes.hist(each, edges, color=COLOURS[number % len(COLOURS)], label=name, alpha=0.6)
+        for (name, each), colour in zip(series.items(), colours(list(series)), strict=True):
+            axes.hist(each, edges, color=colour, label=name, alpha=0.6)
         axes.axvline(1.0, color="#57606a", linewidth=1)
 
     return _painted(paint, 7, 3.2, across, up, path)

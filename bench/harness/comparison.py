@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.fixtures.bundles import MadeBundle
-from bench.fixtures.prompt_files import POOLS, SPEC_BENCH
-from bench.fixtures.streams import mixed_stream, read_pool, write_stream
+from bench.fixtures.prompt_files import POOLS, SPEC_BENCH, read_pool
+from bench.fixtures.streams import mixed_stream, write_stream
 from bench.harness.ledger import NAME, read_rows, write_rows
 from bench.harness.outcomes import Outcome
 from bench.harness.picture import Picture

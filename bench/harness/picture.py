@@ -19,6 +19,7 @@ class Picture:
     name: str
     """File name beside the page, without suffix."""
     shows: str
+    """A sentence below the picture that says what to see."""
 
     def publish(self, folder: Path, page: Path) -> None:
         """Copy the picture beside `page`, if it was drawn; without matplotlib it is not."""
@@ -29,7 +30,7 @@ class Picture:
     def markdown(self, page: Path) -> str | None:
         """Markdown that shows the picture beside `page`; None if it was never drawn."""
         shown = f"{SHOWN}/{self.name}.png"
-        return f"![{self.shows}]({shown})\n" if (page.parent / shown).is_file() else None
+        return f"![{self.shows}]({shown})\n\n*{self.shows}*\n" if (page.parent / shown).is_file() else None
 
     def _source(self, folder: Path) -> Path:
         return folder / f"{self.drawn}.png"

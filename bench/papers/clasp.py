@@ -1,6 +1,6 @@
 """CLaSp's two claims on a real model: its programme against brute force, and how long a mask stays good.
 
-`python -m bench.papers.clasp --model demo --prompts ../shared/data/spec_bench/dev.jsonl`
+`python -m bench.papers.clasp --model demo --prompts build/prompts/spec_bench/dev.jsonl`
 
 First, half of the middle layers are skipped on tokens of generated answers (CLaSp's Figure 3b). The final state's
 cosine is printed for the programme's choice, the best and random ones. Second, with all layers free, masks of

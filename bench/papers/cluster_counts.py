@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.fixtures.prompt_files import POOLS
-from bench.fixtures.streams import mixed_stream, read_pool, write_stream
+from bench.fixtures.prompt_files import POOLS, read_pool
+from bench.fixtures.streams import mixed_stream, write_stream
 from bench.studies.resume import COMPILE
 from ssd_runtime.command import run_guarded
 

@@ -15,7 +15,7 @@ PAGE = Path("docs/papers.md")
 HEAD = """# The five papers, claim by claim
 
 Written by `python -m bench.papers` from [bench/papers/outcomes](../bench/papers/outcomes); what follows from it stands
-in [results.md](results.md#the-five-papers).
+in [lab-notes.md](lab-notes.md#the-five-papers).
 """
 TABLES = """## How to read the tables
 

@@ -117,7 +117,13 @@ COMPARISONS = (
         contenders=ALL,
         count=26,
         categories=True,
-        pictures=(Picture("planted05/speed", "papers-planted05", "All strategies on the planted model"),),
+        pictures=(
+            Picture(
+                "planted05/speed",
+                "papers-planted05",
+                "Speed of each strategy on the planted model ÷ plain decoding (1, the line): right of it is faster",
+            ),
+        ),
     ),
     Comparison(name="planted02", title="Planted, ε = 0.02", bundle=PLANTED02, contenders=ALL, optional=True),
     Comparison(name="demo", title="SmolLM2-135M-Instruct", bundle=REFERENCE, contenders=ALL, optional=True),
@@ -199,7 +205,13 @@ MEASUREMENTS = (
         arguments=("{out}/planted05",),
         bundle=PLANTED05,
         derived=True,
-        pictures=(Picture("planted05/by-prompt", "papers-by-prompt", "Every prompt's speed-up"),),
+        pictures=(
+            Picture(
+                "planted05/by-prompt",
+                "papers-by-prompt",
+                "How many prompts reach which speed-up: whatever lies left of 1 became slower",
+            ),
+        ),
     ),
     Measurement(
         name="pictures",
@@ -209,9 +221,21 @@ MEASUREMENTS = (
         bundle=DOMAINS,
         derived=True,
         pictures=(
-            Picture("domains/masks", "domains-masks", "Masks by domain"),
-            Picture("domains/features", "domains-features", "Features of prompts with the anchors"),
-            Picture("domains/stream", "domains-stream", "Speed along the stream"),
+            Picture(
+                "domains/masks",
+                "domains-masks",
+                "What drafts skip, by domain: two kinds of prompts spare different layers",
+            ),
+            Picture(
+                "domains/features",
+                "domains-features",
+                "Prompts as routing sees them: kinds lie apart, with anchors in their midst",
+            ),
+            Picture(
+                "domains/stream",
+                "domains-stream",
+                "Speed along the stream: masks per domain hold where one mask for all falls behind",
+            ),
         ),
     ),
     Measurement(
@@ -221,7 +245,13 @@ MEASUREMENTS = (
         arguments=("--artifact", REFERENCE.path, "--out", "{out}/demo-pictures"),
         bundle=REFERENCE,
         derived=True,
-        pictures=(Picture("demo-pictures/shares", "demo-shares", "How often each sub-layer is skipped"),),
+        pictures=(
+            Picture(
+                "demo-pictures/shares",
+                "demo-shares",
+                "How often masks skip each sub-layer of SmolLM2-135M-Instruct: the early layers are the ones to spare",
+            ),
+        ),
     ),
     Measurement(
         name="planning-cost",
@@ -243,7 +273,9 @@ MEASUREMENTS = (
         tool="bench.papers.tpt",
         arguments=("--artifact", PLANTED05.path, "--masks", "10", "--prompts", "3", "--out", "{out}"),
         bundle=PLANTED05,
-        pictures=(Picture("tpt", "tpt", "Predicted against measured speed"),),
+        pictures=(
+            Picture("tpt", "tpt", "Predicted against measured speed of masks: on the diagonal the prediction is right"),
+        ),
     ),
     Measurement(
         name="transfer",
@@ -274,7 +306,13 @@ MEASUREMENTS = (
         arguments=("--model", PLANTED05.model, "--out", "{out}"),
         bundle=PLANTED05,
         optional=True,
-        pictures=(Picture("search", "search", "Speed against seconds of search"),),
+        pictures=(
+            Picture(
+                "search",
+                "search",
+                "What each search has found after so many seconds: higher and further left is better",
+            ),
+        ),
     ),
     *(
         Measurement(
@@ -285,7 +323,13 @@ MEASUREMENTS = (
             bundle=made,
             optional=True,
             without_bundle=True,
-            pictures=(Picture(f"search-{kind}/search", f"search-{kind}", f"Searches on {title}"),),
+            pictures=(
+                Picture(
+                    f"search-{kind}/search",
+                    f"search-{kind}",
+                    f"What each search has found on {title}, by seconds: higher and further left is better",
+                ),
+            ),
         )
         for kind, made, title in (
             ("pairs", PAIRS, "pairs of layers that cancel"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.chart import COLOURS, saved
+from bench.harness.chart import COLOURS, colours, saved
 from bench.harness.ledger import Row, read_rows
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
@@ -123,10 +123,10 @@ def stream(rows: Sequence[Row], names: Sequence[str], out: Path) -> list[Path]:
     for place, prompt in enumerate(order):
         shade = 0.04 + 0.2 * kinds.index(domains[prompt]) / len(kinds)
         axes.axvspan(place - 0.5, place + 0.5, color="#57606a", alpha=shade, linewidth=0)
-    for number, name in enumerate(names):
+    for name, colour in zip(names, colours(names), strict=True):
         ratio = [speeds.get((p, name), np.nan) / speeds.get((p, "plain"), np.nan) for p in order]
         smooth = [np.nanmean(ratio[max(0, i - SMOOTHED + 1) : i + 1]) for i in range(len(ratio))]
-        axes.plot(smooth, color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=name)
+        axes.plot(smooth, color=colour, linewidth=1.4, label=name)
     axes.axhline(1.0, color="#57606a", linewidth=1)
     axes.set_xlabel(f"prompt of the stream; bands are its domains: {', '.join(kinds)}")
     axes.set_ylabel("÷ plain decoding")

@@ -1,6 +1,6 @@
 """Routing accuracy of every variant, on held-back starter prompts and on real data.
 
-`python -m bench.papers.routing --model demo --data ../shared/data --out build/routing`
+`python -m bench.papers.routing --model demo --data build/prompts --out build/routing`
 
 Half of each domain's starter records become anchors: with template and shots, and in all phrasings but the last. The
 other half, in the last phrasing too, and the real prompts are routed. Features are kept in --out, one folder per model,
@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
+from bench.fixtures.prompt_files import DATA
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.files import write_atomically
 from ssd_compiler.anchors.build import build_anchors, similarities
@@ -53,7 +54,7 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("build/routing"))
     parser.add_argument("--limit", type=int, default=100, help="prompts of each real data set")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """Token ids of several strategies against transformers' `generate`, over one prompt file.
 
-`python -m bench.studies.equality --artifact build/demo --prompts ../shared/data/spec_bench/dev.jsonl --count 40`
+`python -m bench.studies.equality --artifact build/demo --prompts build/prompts/spec_bench/dev.jsonl --count 40`
 
 Strategies are auto, knn, and a fixed random mask of 40% of the sub-layers. Every difference is classified.
 """

@@ -55,7 +55,7 @@ class CompileSettings:
     """Prompts per domain that anchors are chosen from; KNN-SSD has 1000."""
     validation_prompts: int = 6
     anchors: int = 16
-    """Anchors per domain (k). KNN-SSD has 10; this number, the rule and the feature routed best (docs/results.md)."""
+    """Anchors per domain (k). KNN-SSD has 10; this number, the rule and the feature routed best (docs/lab-notes.md)."""
     anchor_rule: str = "central"
     """One of `ANCHOR_RULES`."""
     feature: str = "last"

@@ -104,8 +104,18 @@ class Stages:
     def pools(self, names: Sequence[str]) -> list[PromptPool]:
         """Read the prompts of all domains."""
 
+        # One warning names all domains that it is about.
+        warned: dict[str, list[str]] = {}
+
+        def pool_of(name: str) -> PromptPool:
+            return read_pool(name, self.settings, self.loaded, lambda text: warned.setdefault(text, []).append(name))
+
         def read() -> list[dict[str, Any]]:
-            return [asdict(read_pool(name, self.settings, self.loaded, self.reporter.warn)) for name in names]
+            try:
+                return [asdict(pool_of(name)) for name in names]
+            finally:
+                for text, domains in warned.items():
+                    self.reporter.warn(f"{', '.join(domains)}: {text}")
 
         return [PromptPool(**pool) for pool in self.work.stage("pools", read)]
 

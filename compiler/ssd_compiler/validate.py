@@ -23,7 +23,7 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 ENOUGH = 4
 """Prompts of which some may choose and the others still tell how sure the measurement is."""
 ROUNDS = 3
-"""How often the chosen way is timed on the same prompts at most."""
+"""Most times that the chosen plan is timed on the same prompts."""
 NARROW = 0.3
 """A single round is enough where the interval is no wider than this, ÷ the speed-up."""
 SETTLED = 0.98
@@ -106,7 +106,7 @@ def _timed(
     tick: Callable[[], None],
     sampling: SamplingParams,
 ) -> dict[str, list[Generation]]:
-    """Every contender on every prompt, in turn, behind one short warm-up."""
+    """Decode every prompt with every contender in turn, after one short warm-up."""
     shared = SharedPrefix(decoder, prompts, sampling)
     runs: dict[str, list[Generation]] = {name: [] for name in contenders}
     for turn, ids in enumerate(prompts):
@@ -124,12 +124,12 @@ def _timed(
 
 
 def _quickest(one: list[Generation], other: list[Generation]) -> list[Generation]:
-    """Of each prompt's two generations the one that took less."""
+    """The faster one of each prompt's two generations."""
     return [min(pair, key=attrgetter("decode_seconds")) for pair in zip(one, other, strict=True)]
 
 
 def _decoded(run: Generation) -> int:
-    """Tokens behind the one that the prefill yields."""
+    """Number of new tokens without the first one, which the prefill yields."""
     return max(1, len(run.token_ids) - 1)
 
 

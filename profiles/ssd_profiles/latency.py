@@ -24,7 +24,7 @@ LEAST_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class DeviceKey:
-    """What a latency depends on besides the model: measured again when any of it differs."""
+    """All that a latency depends on besides the model; it is measured again when any of this differs."""
 
     device: Printable
     """The processor or card, as the system names it, with what tells it from others of that name."""

@@ -6,6 +6,7 @@ import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ def read_prompts(path: Path, all_turns: bool = False) -> list[Prompt]:
     if not prompts:
         raise UserError(f'{path}: holds no prompts; give one JSON object per line, e.g. {{"prompt": "Hello"}}')
     return prompts
+
+
+def sample_prompts() -> list[Prompt]:
+    """The prompts that come with the package, on some of which drafting pays and on some of which it cannot."""
+    with resources.as_file(resources.files("ssd_profiles") / "sample_prompts.jsonl") as path:
+        return read_prompts(path)
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

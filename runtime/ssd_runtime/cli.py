@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ssd_profiles.errors import UserError
-from ssd_profiles.prompts import Prompt, is_text, read_prompts
+from ssd_profiles.prompts import Prompt, is_text, read_prompts, sample_prompts
 from ssd_runtime.command import closing, command_app, run_command
 from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
 from ssd_runtime.options import (
@@ -31,8 +31,8 @@ from ssd_runtime.options import (
     read_size,
 )
 from ssd_runtime.planning.registry import check_strategy, read_settings
+from ssd_runtime.report import compared_table, finish, report, report_failure, write
 from ssd_runtime.report import explain as print_plans
-from ssd_runtime.report import finish, report, report_failure, write
 from ssd_runtime.sampling.params import read_sampling
 from ssd_runtime.serving.record import Recorder, RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
@@ -43,9 +43,13 @@ if TYPE_CHECKING:
 
 PROMPT_PANEL = "Prompts"
 SAMPLING_PANEL = "Answers and sampling"
+MAX_NEW_TOKENS = 128
+SAMPLE_TOKENS = 48
+"""New tokens per sample prompt: enough to see a speed, and soon decoded."""
 CLOSING = closing(
     'One prompt:   ssd-run -m ./my-model -n 64 "Why is the sky blue?"',
-    "Speed-up:     ssd-run -m ./my-model --prompts prompts.jsonl --compare",
+    "Speed-up:     ssd-run -m ./my-model --compare",
+    "              ssd-run -m ./my-model --prompts prompts.jsonl --compare",
     'Bundle:       ssd-run --bundle demo --explain "Why is the sky blue?"',
     "Drafting:     ssd-run -m ./my-model --strategy swift --set window=16 --prompts prompts.jsonl",
     'Sampling:     ssd-run -m ./my-model --temperature 0.8 --top-p 0.95 --seed 7 "Write a haiku."',
@@ -100,9 +104,15 @@ def run(
         ),
     ] = False,
     max_new_tokens: Annotated[
-        int,
-        typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens per answer.", rich_help_panel=SAMPLING_PANEL),
-    ] = 128,
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            min=1,
+            help=f"Most tokens per answer; {MAX_NEW_TOKENS} by default, {SAMPLE_TOKENS} for sample prompts.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(help="End the answer before this text; repeatable.", rich_help_panel=SAMPLING_PANEL),
@@ -160,7 +170,8 @@ def run(
         bool,
         typer.Option(
             "--compare",
-            help="Decode every prompt plainly as well, interleaved; report speed-up and equality.",
+            help="Decode every prompt plainly as well, in turn; report the speed-up, and whether outputs are equal. "
+            "Without a prompt, sample prompts that come with the package are decoded.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
@@ -192,11 +203,17 @@ def run(
     if prompt is not None and text is not None:
         raise UserError("--prompt: a prompt is given already; omit one of the two")
     prompt = prompt if prompt is not None else text
-    chatting = prompt is None and prompts is None and sys.stdin.isatty()
-    if chatting and (as_json or compare):
-        raise UserError("prompt: --json and --compare need one; give a prompt or --prompts FILE.jsonl")
-    requests = [] if chatting else _requests(prompt, prompts, all_turns)
-    if concurrency > 1 and prompts is None:
+    if prompt is None and prompts is None and not sys.stdin.isatty():
+        prompt = _standard_input()
+    given = bool(prompt and prompt.strip()) or prompts is not None
+    sampled = compare and not given
+    chatting = prompt is None and prompts is None and not sampled
+    if chatting and as_json:
+        raise UserError("prompt: --json needs one; give a prompt or --prompts FILE.jsonl")
+    requests = sample_prompts() if sampled else [] if chatting else _requests(prompt, prompts, all_turns)
+    if max_new_tokens is None:
+        max_new_tokens = SAMPLE_TOKENS if sampled else MAX_NEW_TOKENS
+    if concurrency > 1 and len(requests) < 2 and prompts is None:
         raise UserError("--concurrency: needs several prompts; give them with --prompts FILE.jsonl")
     if concurrency > 1 and bitwise:
         raise UserError("--bitwise: decodes one prompt at a time; omit --bitwise or --concurrency")
@@ -212,7 +229,7 @@ def run(
 
     from ssd_runtime.waiting import counting, waiting
 
-    with waiting(f"loading {source.model}", shown=not quiet):
+    with waiting(f"getting {source.model} ready", shown=not quiet):
         # These imports take seconds and come last, so that bad input is answered at once.
         from ssd_runtime.engine.offline.result import Summary, Tally
         from ssd_runtime.engine.offline.runner import RunSettings
@@ -229,14 +246,18 @@ def run(
         )
         engine = open_engine(source, load_settings, _note)
         # The first runner measures the device and copies weights, for which the user waits too.
-        runner = engine.runner(run_settings, None if as_json else write)
+        runner = engine.runner(run_settings, None if as_json or sampled else write)
     if explain or explain_steps:
         print(engine.decoder.memory, file=sys.stderr)
-    summary = Summary(compare, concurrency=concurrency)
+    summary = Summary(compare, concurrency=concurrency, strategy=strategy)
+    samples: list[Outcome] = []
 
     def answered(outcome: Outcome) -> None:
         summary.add(outcome)
-        report(outcome, as_json, compare)
+        if sampled and not as_json:
+            samples.append(outcome)
+        else:
+            report(outcome, as_json, compare and len(requests) > 1)
         if explain or explain_steps:
             print_plans(outcome, explain_steps)
 
@@ -254,13 +275,13 @@ def run(
         run_chat(chat, answered_turn)
         return
     # On a terminal, the answers themselves show how far the run has come.
-    counted = len(requests) > 1 and not quiet and not sys.stdout.isatty()
+    counted = len(requests) > 1 and not quiet and (sampled or not sys.stdout.isatty())
     with counting("prompts", len(requests), counted) as tick:
         if concurrency > 1:
             together = Together(runner, concurrency)
             for one in together.run(requests):
                 for outcome in one.outcomes:
-                    if not as_json:
+                    if not as_json and not sampled:
                         write(outcome.text)
                     answered(outcome)
                 _record(recorder, one.outcomes)
@@ -284,6 +305,8 @@ def run(
                     report_failure(request, str(error), as_json)
                 _record(recorder, outcomes)
                 tick()
+    if samples:
+        compared_table(samples)
     finish(summary, as_json, quiet)
 
 
@@ -297,9 +320,7 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
         raise UserError("prompt: give either a prompt or --prompts FILE.jsonl")
     if path is not None:
         return read_prompts(path, all_turns)
-    if prompt is None:
-        prompt = _standard_input()
-    if not prompt.strip():
+    if prompt is None or not prompt.strip():
         raise UserError("prompt: must not be empty; give some text")
     if not is_text(prompt):
         raise UserError("prompt: is not valid text in this terminal's encoding; put it in a file and use --prompts")

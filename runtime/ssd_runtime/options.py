@@ -82,7 +82,8 @@ DtypeOption = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help="fp32, bf16, fp16 (or float32, bfloat16, float16), or auto: fp32 or bf16, whichever decodes faster here.",
+        help="fp32, bf16, fp16 (or float32, …); by default fp32 on a CPU, the checkpoint's type on CUDA. "
+        "auto: on a CPU times both once, and takes bf16 only if it decodes faster than fp32.",
         rich_help_panel=MODEL_PANEL,
         autocompletion=values(*DTYPE_NAMES.values(), *DTYPE_NAMES, AUTO),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,28 @@ def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
         )
 
 
+def compared_table(outcomes: Sequence[Outcome]) -> None:
+    """Print a table of speeds by prompt on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Tokens per second", title_justify="left")
+    strategy = outcomes[0].strategy
+    for name in ("prompt", "tokens", "plain", strategy, f"{strategy} ÷ plain"):
+        table.add_column(name, justify="left" if name == "prompt" else "right")
+    for outcome in outcomes:
+        result = outcome.to_json()
+        rates = [result[name] for name in ("plain_tokens_per_second", "tokens_per_second")]
+        speedup = result["speedup"]
+        table.add_row(
+            result["id"],
+            str(result["new_tokens"]),
+            *(f"{rate:.1f}" if rate else "–" for rate in rates),
+            f"{speedup:.2f}" if speedup else "–",
+        )
+    Console(highlight=False).print(table)
+
+
 def report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
     """Print why a prompt has no answer."""
     if as_json:
@@ -72,8 +95,8 @@ def finish(summary: Summary, as_json: bool, quiet: bool) -> None:
     total = summary.to_json()
     if as_json:
         print(json.dumps({"summary": total}), flush=True)
-    elif summary.compare and summary.total.prompts > 1:
-        print(f"all: {total['speedup']:.2f}x of plain decoding, identical: {total['identical']}", file=sys.stderr)
+    elif summary.compare and summary.total.prompts:
+        print(summary.comparison, file=sys.stderr)
     if not quiet and summary.total.prompts:
         print(summary.closing_line, file=sys.stderr)
     if summary.compare and total["divergence"] == "error":

@@ -237,5 +237,5 @@ def test_pictures_stand_on_the_page_where_they_have_been_drawn(tmp_path: Path) -
     (drawn / "part" / "speed.png").write_bytes(b"png")
     picture.publish(drawn, page_file)
     shown = picture.markdown(page_file) or ""
-    assert shown == "![What it shows](pictures/shown.png)\n"
+    assert shown == "![What it shows](pictures/shown.png)\n\n*What it shows*\n"
     assert (page_file.parent / "pictures" / "shown.png").read_bytes() == b"png"

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.cli import main as compile_main
+from ssd_profiles.prompts import sample_prompts
 from ssd_runtime.cli import main as run_main
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.offline.divergence import Divergence, Kind
@@ -588,6 +589,30 @@ def test_several_prompts_at_once_are_answered_as_one_by_one(
     assert summary["concurrency"] == 3
     assert summary["throughput"] > 0
     assert summary["failed"] == 2
+
+
+def test_a_comparison_without_a_prompt_decodes_the_sample_prompts(
+    room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", "model", "--device", "cpu", "--compare", "--max-new-tokens", "6"]
+    done = within(room, run_main, options, monkeypatch, capfd)
+    assert done.returncode == 0, done.stderr
+    ids = [prompt.id for prompt in sample_prompts()]
+    assert len(ids) == len(set(ids)) == 8
+    for name in ids:
+        assert re.search(rf"{name} +│ +\d+ │ +[\d.]+ │ +[\d.]+ │ +[\d.]+ ", done.stdout), done.stdout
+    line = r"auto is \d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\) times as fast as plain decoding on these 8 prompts; "
+    assert re.search(line + "every output is plain decoding's", done.stderr), done.stderr
+    *each, _ = records(within(room, run_main, [*options, "--json"], monkeypatch, capfd))
+    assert [record["id"] for record in each] == ids
+
+
+def test_a_comparison_of_one_prompt_says_how_fast_it_was(
+    room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", "model", "--device", "cpu", "--compare", "-n", "6", "-p", TEXTS[0]]
+    done = within(room, run_main, options, monkeypatch, capfd)
+    assert re.search(r"auto is \d+\.\d\d times as fast as plain decoding on this prompt; every output", done.stderr)
 
 
 def test_several_at_once_are_compared_with_plain_decoding_of_as_many(

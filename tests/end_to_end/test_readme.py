@@ -17,7 +17,7 @@ README = ROOT / "README.md"
 
 
 def test_the_guide_has_every_parameter_with_its_default() -> None:
-    table = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8").partition("| strategy | parameters |")[2]
+    table = (ROOT / "docs" / "guide" / "run.md").read_text(encoding="utf-8").partition("| strategy | parameters |")[2]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table.partition("\n\n")[0], re.MULTILINE))
     for strategy, kind in SETTINGS.items():
         there = {each.name: each.default for each in fields(kind)}
@@ -35,7 +35,7 @@ def test_the_texts_list_every_variable_of_the_environment_that_is_read() -> None
         return set(re.findall(r"^\| `(SSD_\w+)` \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
 
     packages = read_by("profiles", "artifacts", "runtime", "compiler")
-    assert table("docs/guide.md") == packages
+    assert table("docs/guide/README.md") == packages
     assert table("CONTRIBUTING.md") == read_by("tests") - packages
 
 

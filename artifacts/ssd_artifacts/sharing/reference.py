@@ -23,7 +23,7 @@ class Reference:
     """A bundle's place: a folder, an archive, a Hub repository or a repository of an OCI registry."""
 
     text: str
-    """As the user gave it."""
+    """The reference as the user gave it."""
     kind: Literal["folder", "archive", "hub", "registry"]
     name: str
     """A path, the Hub's `org/name`, or the registry's `host/name`."""

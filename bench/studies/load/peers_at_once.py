@@ -2,29 +2,38 @@
 
 `python -m bench.studies.load.peers_at_once --at 4,8 --rounds 3`
 
-Contenders take turns; every round decodes the same prompts, prefill included. Answers have one length.
+Contenders take turns; every round decodes the same prompts, prefill included. Answers have one length. Intervals are
+over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from bench.fixtures.prompt_files import SPEC_BENCH, stratified
-from bench.harness.provenance import commit
-from ssd_profiles.intervals import speedup, speedup_interval
+from bench.harness.ledger import NAME, Ledger, Row
+from bench.harness.provenance import Watch
+from bench.harness.standings import standings
+from bench.harness.tables import show
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.loop import Limits, generating
+from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
+from ssd_runtime.profiling.latency import device_key
 
+PLAIN = "plain"
+PEERS = ("transformers generate_batch", "transformers generate, padded")
 Serve = Callable[[list[list[int]], int, int], list[list[int]]]
 """Prompts, new tokens, requests at once → answers."""
 
@@ -103,22 +112,45 @@ def ragged(engine: Engine) -> Serve:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
     parser.add_argument("--at", default="4,8")
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("build/at-once"), help="folder of rows; a killed run resumes")
     arguments = parser.parse_args()
     engine = Engine.open(model=arguments.model)
+    ways = working(engine)
+    loads = [int(each) for each in arguments.at.split(",")]
+    settings = {
+        "prompts": [arguments.prompts.name, 2 * max(loads)],
+        "max_new_tokens": arguments.max_new_tokens,
+        "contenders": list(ways),
+        "name": Path(engine.loaded.fingerprint().name).name,
+        "model": engine.loaded.fingerprint().weights_sample_sha256,
+        "device": asdict(device_key(engine.decoder)),
+    }
+    ledger = Ledger(arguments.out / NAME, settings)
+    for number in range(arguments.rounds):
+        for at_once in loads:
+            name = f"{at_once} at once, round {number + 1}"
+            if not ledger.has(name, 0):
+                prompts = stratified(arguments.prompts, 2 * at_once)
+                ids = [engine.loaded.encode(conversation(each)) for each in prompts]
+                measure(ledger, engine, ways, ids, (name, at_once, number), arguments.max_new_tokens)
+    show(standings(ledger.rows, [PLAIN, *PEERS]), PLAIN, [PLAIN, *PEERS], Console(highlight=False, width=120))
+
+
+def working(engine: Engine) -> dict[str, Serve]:
+    """The contenders that serve a first small batch; why another one does not is printed."""
     makers: dict[str, Callable[[], Serve]] = {
-        "plain": lambda: ours(engine, "plain"),
+        PLAIN: lambda: ours(engine, PLAIN),
         "auto": lambda: ours(engine, "auto"),
-        "generate, padded": lambda: padded(engine),
-        "generate_batch": lambda: continuous(engine),
+        "transformers generate, padded": lambda: padded(engine),
+        "transformers generate_batch": lambda: continuous(engine),
         "economize, ragged": lambda: ragged(engine),
     }
     ways = dict[str, Serve]()
-    print(f"commit {commit()}; {arguments.new_tokens} new tokens")
     for name, make in makers.items():
         try:
             ways[name] = make()
@@ -126,29 +158,55 @@ def main() -> None:
         except Exception as error:  # whatever a peer fails with is its result
             ways.pop(name, None)
             print(f"{name}: not run ({type(error).__name__}: {str(error)[:200]})", flush=True)
-    for at_once in map(int, arguments.at.split(",")):
-        prompts = [engine.loaded.encode(conversation(each)) for each in stratified(arguments.prompts, 2 * at_once)]
-        taken, same = defaultdict[str, list[float]](list), defaultdict[str, int](int)
-        for number in range(arguments.rounds):
-            order = list(ways)
-            shift = number % len(order)
-            answers = dict[str, list[list[int]]]()
-            for name in order[shift:] + order[:shift]:
-                began = perf_counter()
-                answers[name] = ways[name](prompts, arguments.new_tokens, at_once)
-                tokens = sum(map(len, answers[name]))
-                taken[name].append((perf_counter() - began) / tokens)
-            for name, given in answers.items():
-                same[name] += sum(a == b for a, b in zip(given, answers["plain"], strict=True))
-        for name, seconds in taken.items():
-            interval = speedup_interval(seconds, taken["auto"])
-            shown = f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval is not None and name != "auto" else ""
-            print(
-                f"{at_once} at once, {name:18} {len(seconds) / sum(seconds):6.1f} tokens/s; auto is "
-                f"{speedup(seconds, taken['auto']):.2f}x{shown}; {same[name]} of {len(prompts) * len(seconds)} "
-                "answers as plain",
-                flush=True,
+    return ways
+
+
+def measure(
+    ledger: Ledger,
+    engine: Engine,
+    ways: dict[str, Serve],
+    prompts: list[list[int]],
+    load: tuple[str, int, int],
+    new: int,
+) -> None:
+    """One round of one load: all contenders serve the same prompts, in an order that rotates from round to round."""
+    label, at_once, number = load
+    order = list(ways)
+    shift = number % len(order)
+    answers = dict[str, list[list[int]]]()
+    seconds = dict[str, float]()
+    watch = Watch()
+    for name in order[shift:] + order[:shift]:
+        began = perf_counter()
+        answers[name] = ways[name](prompts, new, at_once)
+        seconds[name] = perf_counter() - began
+    stolen = watch.stolen()
+    ledger.add(
+        [
+            Row(
+                prompt=label,
+                category=f"{at_once} at once",
+                contender=name,
+                repeat=0,
+                divergence=_worst(engine, prompts, answers[PLAIN], answers[name]).value,
+                tokens=sum(map(len, answers[name])),
+                first_seconds=0.0,
+                seconds=seconds[name],
+                counted=sum(map(len, answers[name])),
             )
+            for name in ways
+        ],
+        stolen,
+    )
+
+
+def _worst(engine: Engine, prompts: list[list[int]], plain: list[list[int]], other: list[list[int]]) -> Kind:
+    """The worst difference of a contender's answers from plain decoding's."""
+    kinds = [
+        compare(Session(engine.decoder), ids, one, two).kind
+        for ids, one, two in zip(prompts, plain, other, strict=True)
+    ]
+    return max(kinds, key=list(Kind).index)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Replicas under load: throughput and waits, the router's price per token, and what a client sees of a killed replica.
 
     python -m bench.studies.scale.replicas --model demo@wheel \
-        --prompts ../shared/data/spec_bench/dev.jsonl --out build/replicas.json
+        --prompts build/prompts/spec_bench/dev.jsonl --out build/replicas.json
 
 Every server decodes plainly with one thread per replica, so that two replicas have two cores and one has one. The
 loads are closed: so many clients, each with one stream open at a time.

@@ -1,7 +1,7 @@
 """A compile of four domains by one worker, by two, and by two of which one is killed: seconds, and the same masks.
 
     OMP_NUM_THREADS=1 python -m bench.studies.scale.workers --model build/shaped \
-        --prompts ../shared/data/spec_bench/dev.jsonl --out build/workers.json
+        --prompts build/prompts/spec_bench/dev.jsonl --out build/workers.json
 
 All have one latency table, which is measured first, and one thread per worker. Domains are categories of the prompts.
 """

@@ -1,7 +1,7 @@
 """Time of decoding by part (drafts, verification, choice, planning, routing), and the share that the profile explains.
 
 `python -m bench.studies.steps.breakdown --artifact build/planted-bundle --strategy knn --prompts
-../shared/data/spec_bench/dev.jsonl`
+build/prompts/spec_bench/dev.jsonl`
 
 The latency table is measured immediately before, in the same process. *Profiled* is the sum of its attention, MLP and
 head times for the forwards that were run, without its overhead term; the head includes the choice of tokens.

@@ -1,6 +1,6 @@
 """Tokens/s of one request at a time on a `.gguf` file: ours, plain and `auto`, against llama.cpp.
 
-`python -m bench.studies.weights.llama_cpp --python /tmp/llama/env/bin/python --prompts 12 --new-tokens 48`
+`python -m bench.studies.weights.llama_cpp --python build/llama/bin/python --count 12 --max-new-tokens 48`
 
 llama-cpp-python is built in an environment of its own, whose interpreter `--python` names. Both sides have two threads
 and decode the same prompts in turn; prefills are left out. llama.cpp goes on after its end token, so that its answers
@@ -12,66 +12,98 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from bench.fixtures.prompt_files import SPEC_BENCH, stratified
 from bench.harness import llama_cpp_peer
-from bench.harness.provenance import commit
-from ssd_profiles.intervals import speedup, speedup_interval
+from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
+from bench.harness.provenance import Watch
+from bench.harness.standings import standings
+from bench.harness.tables import show
+from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.offline.divergence import compare
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.loading.sources import find_packed
+from ssd_runtime.profiling.latency import device_key
 
-STRATEGIES = ("plain", "auto")
+PLAIN = "plain"
+LLAMA = "llama.cpp"
+STRATEGIES = (PLAIN, "auto")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--python", type=Path, required=True, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--model", default="demo@wheel")
-    parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
+    parser.add_argument("--count", type=int, default=12)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/llama-cpp"), help="folder of rows; a killed run resumes"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     engine = Engine.open(model=arguments.model, weights="packed")
-    peer = Peer(arguments.python, find_packed(arguments.model).gguf)
+    prompts = stratified(arguments.prompts, arguments.count)
+    settings = {
+        "prompts": [arguments.prompts.name, len(prompts)],
+        "max_new_tokens": arguments.max_new_tokens,
+        "contenders": [LLAMA, *STRATEGIES],
+        "name": f"{arguments.model}, packed",
+        "model": engine.loaded.fingerprint().weights_sample_sha256,
+        "device": asdict(device_key(engine.decoder)),
+    }
+    ledger = Ledger(arguments.out / NAME, settings)
+    if todo := [prompt for prompt in prompts if not ledger.has(prompt.id, 0)]:
+        measure(ledger, engine, Peer(arguments.python, find_packed(arguments.model).gguf), todo, arguments)
+    show(standings(ledger.rows, [PLAIN, LLAMA]), PLAIN, [PLAIN, LLAMA], Console(highlight=False, width=120))
+
+
+def measure(
+    ledger: Ledger, engine: Engine, peer: Peer, prompts: Sequence[Prompt], arguments: argparse.Namespace
+) -> None:
+    """Decode each prompt by all contenders in turn, after one that warms up."""
     planners = {name: engine.planners(name) for name in STRATEGIES}
-    taken = defaultdict[str, list[float]](list)
-    kinds = Counter[Kind]()
-    for number, prompt in enumerate([None, *stratified(SPEC_BENCH, arguments.prompts)]):
+    for number, prompt in enumerate([None, *prompts]):
         ids = engine.loaded.encode([("user", "Hi there")] if prompt is None else conversation(prompt))
-        new = 8 if prompt is None else arguments.new_tokens
-        llama = peer.seconds(ids, new) / new
+        new = 8 if prompt is None else arguments.max_new_tokens
+        watch = Watch()
+        seconds = peer.seconds(ids, new)
         answers = {
             name: generate(Session(engine.decoder), ids, planners[name](), Limits(new, engine.loaded.eos_ids))
             for name in (STRATEGIES if number % 2 else STRATEGIES[::-1])
         }
-        if prompt is None:  # a warm-up
+        stolen = watch.stolen()
+        if prompt is None:
             continue
-        taken["llama.cpp"].append(llama)
-        for name, answer in answers.items():
-            taken[name].append(answer.decode_seconds / len(answer.token_ids))
-        plain, other = (answers[name].token_ids for name in STRATEGIES)
-        kinds[compare(Session(engine.decoder), ids, plain, other).kind] += 1
-    print(
-        f"commit {commit()}; {engine.decoder.kernels}; {arguments.prompts} prompts, {arguments.new_tokens} new tokens"
-    )
-    print(f"auto against plain: {', '.join(f'{kinds[kind]} {kind}' for kind in Kind)}")
-    for name, seconds in taken.items():
-        against = [
-            f"{speedup(taken[base], seconds):.3f} of {base} ({low:.3f}–{high:.3f})"
-            for base in taken
-            if base != name and (interval := speedup_interval(taken[base], seconds)) is not None
-            for low, high in [interval]
+        row = partial(Row, prompt=prompt.id, category=prompt.category or "all", repeat=0)
+        rows = [
+            row(contender=LLAMA, divergence=NOT_COMPARED, tokens=new, first_seconds=0.0, seconds=seconds, counted=new)
         ]
-        print(f"  {name:10} {len(seconds) / sum(seconds):6.1f} tokens/s; {'; '.join(against)}")
+        for name in STRATEGIES:
+            answer = answers[name]
+            found = compare(Session(engine.decoder), ids, answers[PLAIN].token_ids, answer.token_ids)
+            rows.append(
+                row(
+                    contender=name,
+                    divergence=found.kind.value,
+                    tokens=len(answer.token_ids),
+                    first_seconds=answer.first_token_seconds,
+                    seconds=answer.decode_seconds,
+                    counted=len(answer.token_ids),
+                )
+            )
+        ledger.add(rows, stolen)
 
 
 class Peer:

@@ -53,7 +53,8 @@ def bundles(version: VersionOption = False) -> None:
 
 @app.command()
 def inspect(
-    bundle: BundleArgument, as_json: Annotated[bool, typer.Option("--json", help="The same for programs.")] = False
+    bundle: BundleArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Print what a bundle is for, its masks and figures, and what is private in it."""
     opened = open_bundle(bundle)
@@ -164,7 +165,9 @@ def push(
 def sign_(
     bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
     key: Annotated[Path | None, typer.Option("--key", help="A private key: PEM, P-256.")] = None,
-    keyless: Annotated[bool, typer.Option("--keyless", help="By Sigstore, with a proven identity; online.")] = False,
+    keyless: Annotated[
+        bool, typer.Option("--keyless", help="Sign by Sigstore with an identity that you prove online.")
+    ] = False,
 ) -> None:
     """Sign a bundle with a key, or by Sigstore."""
     if (key is None) != keyless:
@@ -183,7 +186,7 @@ def adopt_(
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts to measure on; the domains' starter prompts by default.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Time to measure in, about.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="About how long to measure, in seconds.")] = 60.0,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
 ) -> None:

@@ -14,7 +14,8 @@ Warn = Callable[[str], None]
 def packaged_prompts(definition: DomainDefinition, wanted: int, warn: Warn) -> list[tuple[str, Record]]:
     """Load `wanted` records of a domain and render each as a prompt.
 
-    Records come from the Hub's data set, else from the starter set, which may hold fewer; `warn` is told so.
+    Records come from the Hub's data set, else from the starter set, which may hold fewer; `warn` is told so, in the
+    same words for all domains.
     """
     try:
         records, shots = _from_hub(definition, wanted)
@@ -22,10 +23,7 @@ def packaged_prompts(definition: DomainDefinition, wanted: int, warn: Warn) -> l
         starter = starter_set(definition.name)
         records = starter.records
         shots = starter.shots
-        warn(
-            f"domain {definition.name}: {definition.dataset.name} cannot be loaded ({error}); using the "
-            f"{len(records)} starter prompts that come with the package"
-        )
+        warn(f"starter prompts that come with the package, as the data set cannot be loaded ({error})")
     return [(definition.render(record, shots), record) for record in records]
 
 
@@ -37,7 +35,7 @@ def _from_hub(definition: DomainDefinition, wanted: int) -> tuple[list[Record], 
     try:
         import datasets
     except ImportError:
-        raise _UnreachableError("pip install datasets brings what loads it") from None
+        raise _UnreachableError("pip install datasets would allow it") from None
     if not hub_reachable():
         raise _UnreachableError("no connection to the Hub")
     source = definition.dataset

@@ -77,8 +77,8 @@ class Evaluator:
     def rate(self, mask: SkipMask, origin: str) -> Rated:
         """Evaluate a mask, or recall it.
 
-        The first sequences decide whether the rest is worth while: a mask that is far behind there is left at that.
-        Masks without lighter sub-layers compare with each other, since other devices may have nothing else.
+        A mask that is much slower than the best one on the first sequences is not evaluated on the others. Masks
+        without lighter sub-layers are compared with their like, since other devices may have no lighter copies.
         """
         known = self.rated.get(mask)
         if known is not None:
@@ -93,7 +93,7 @@ class Evaluator:
         return rated
 
     def _look(self, mask: SkipMask, origin: str) -> Rated | None:
-        """The mask by the first sequences alone, where it is far behind the best one on the same."""
+        """Rate the mask on the first sequences only; None if it is not much slower there than the best one."""
         first = max(1, len(self.reference.groups) // 4)
         alike = [each for each in self.rated.values() if each.complete and bool(each.mask.light) == bool(mask.light)]
         if not alike or first == len(self.reference.groups):

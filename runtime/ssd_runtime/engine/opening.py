@@ -58,7 +58,7 @@ def read_source(artifact: str | Path | None, model: str | None, key: Path | None
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Where and how a model's weights are loaded; what is None takes its default."""
+    """How a model's weights are loaded, and on which device; None is the default of a setting."""
 
     device: str | None = None
     dtype: str | None = None
@@ -95,7 +95,9 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
             bundle=source.bundle,
             where=source.where,
             weight_memory=settings.weight_memory,
-            before_measuring=lambda: note("measuring this device once (well under a minute)…"),
+            before_measuring=lambda: note(
+                "first run on this device: measuring this device for about half a minute; later runs read the result"
+            ),
             draft_bits=settings.draft_bits,
             before_copying=lambda told: note(f"{told}; --draft-bits none decodes without"),
             bitwise=settings.bitwise,

@@ -11,13 +11,20 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    modeling_gguf_pytorch_utils,
+)
 from transformers.utils import logging as transformers_logging
 
 from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
@@ -215,7 +222,8 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     require_room(str(gguf), gguf_bytes(gguf), torch.device("cpu"))
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        with _bar_on_terminals_only():
+            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except LOAD_ERRORS as error:
         raise UserError(f"{gguf}: transformers cannot read it ({first_line(error)})") from None
     # transformers refuses to save a model that it believes to be quantised, but the weights are fp32 by now.
@@ -227,6 +235,22 @@ def _dequantise(gguf: Path, folder: Path) -> None:
             tokenizer.save_pretrained(temporary)
         except SafetensorError as error:  # safetensors reports a full disk this way
             raise UserError(f"{folder}: cannot be written ({first_line(error)}); make room or set SSD_CACHE") from None
+
+
+@contextmanager
+def _bar_on_terminals_only() -> Iterator[None]:
+    """Keep transformers' bar of dequantised tensors, which ignores `disable_progress_bar`, out of pipes and files."""
+    name = "tqdm"
+    bar = getattr(modeling_gguf_pytorch_utils, name, None)
+    if bar is None:
+        yield
+        return
+    # With `disable=None` tqdm draws on terminals only.
+    setattr(modeling_gguf_pytorch_utils, name, partial(bar, disable=None))
+    try:
+        yield
+    finally:
+        setattr(modeling_gguf_pytorch_utils, name, bar)
 
 
 def weight_files(folder: Path) -> list[Path]:

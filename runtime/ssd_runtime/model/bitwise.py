@@ -43,7 +43,7 @@ def probe(decoder: Decoder, rows: int) -> Tensor:
 
 
 def _problems(decoder: Decoder) -> list[tuple[str, str]]:
-    """What no number of probes would find, each with a remedy."""
+    """Reasons against bitwise equality that no probe would find, each with a remedy."""
     other = "decode this model without it"
     found = list[tuple[str, str]]()
     if decoder.device.type != "cpu" or decoder.is_spread:

@@ -1,4 +1,4 @@
-"""Where a `.gguf` file's tensors are: read once with the `gguf` library, and kept beside the converted tokenizer.
+"""Places of a `.gguf` file's tensors: read once with the `gguf` library, and kept beside the converted tokenizer.
 
 The library parses the file's whole vocabulary at every opening, which takes seconds and a hundred MB.
 """

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ssd_profiles.intervals import speedup_interval
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.offline.divergence import Divergence, Kind
 
+FEWEST = 3
+"""Fewest prompts for which an interval is shown; with two it is absurdly wide."""
 KINDS = tuple(Kind)
 """Kinds of differences, the worst last."""
 
@@ -147,6 +150,9 @@ class Summary:
     """Wall seconds of decoding all prompts, several at once."""
     plain_seconds: float = 0.0
     """Wall seconds of decoding them plainly, several at once."""
+    strategy: str = "auto"
+    seconds_of_each: list[tuple[float, float]] = field(default_factory=list)
+    """Per compared prompt, the seconds of plain decoding, and of the strategy for as many tokens."""
     total: Tally = field(default_factory=Tally)
     categories: dict[str, Tally] = field(default_factory=dict)
 
@@ -154,6 +160,9 @@ class Summary:
         """Add a prompt."""
         tally = Tally.of(outcome)
         name = outcome.prompt.category
+        if tally.plain_seconds and tally.tokens:
+            each = tally.decode_seconds / tally.tokens * tally.plain_tokens
+            self.seconds_of_each.append((tally.plain_seconds, each))
         self.total += tally
         if name:
             self.categories[name] = self.categories.get(name, Tally()) + tally
@@ -164,6 +173,24 @@ class Summary:
         line = self.total.closing_line
         together = f", {self.total.tokens / self.seconds:.1f} tokens/s together" if self.seconds else ""
         return line + together
+
+    @property
+    def comparison(self) -> str:
+        """A sentence that says how fast the strategy was, and whether its outputs are plain decoding's."""
+        figures = {**self.total.figures(compare=True), **self._together()}
+        if figures["speedup"] is None:
+            return "No token was decoded, so there is no speed to compare."
+        count = self.total.prompts
+        # The interval is over prompts decoded one by one.
+        seconds = zip(*self.seconds_of_each, strict=True) if self.concurrency == 1 else ((), ())
+        interval = speedup_interval(*(list(each) for each in seconds)) if count >= FEWEST else None
+        shown = f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval is not None else ""
+        where = f"these {count} prompts" if count > 1 else "this prompt"
+        same = {True: "every output is plain decoding's", False: "OUTPUTS DIFFER", None: "outputs were not compared"}
+        equal = "outputs differ by rounding" if figures["divergence"] == "near_tie" else same[figures["identical"]]
+        return (
+            f"{self.strategy} is {figures['speedup']:.2f}{shown} times as fast as plain decoding on {where}; {equal}."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The summary's JSON object."""

@@ -300,4 +300,4 @@ def _before_copying(told: str) -> None:
 
 
 def _before_measuring() -> None:
-    getLogger(__name__).warning("measuring this device once (well under a minute)…")
+    getLogger(__name__).warning("first run on this device: measuring this device for about half a minute")

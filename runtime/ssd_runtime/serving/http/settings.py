@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What a server allows, and what it does where a request says nothing."""
+    """Limits of a server, and its defaults for what a request leaves open."""
 
     model_name: str
     max_context: int

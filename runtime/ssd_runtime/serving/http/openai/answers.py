@@ -93,7 +93,7 @@ class Answer:
         self._usage_chunk = usage_chunk
         self._token_ids = token_ids
         self._held: dict[int, _Held] = {}
-        """What the chunks of a stream have told, by place."""
+        """The text that the chunks of a stream have told so far, by choice."""
         self._common: Json = {
             "id": f"{form.prefix}{uuid4().hex}",
             "created": int(time.time()),

@@ -132,7 +132,7 @@ class ChatForm:
             self._reader(place).feed(text)
 
     def last(self, place: int, outcome: Outcome) -> list[Json]:
-        """What was held back, then the reason of the end."""
+        """The text that was held back, then the reason of the end."""
         reader = self._reader(place)
         before = reader.calls
         held = self._deltas(place, reader.close(), before)

@@ -25,7 +25,7 @@ class PromptEncoder:
     """Encodes prompts for one model; several threads may use it."""
 
     def __init__(self, loaded: LoadedModel, template: str | None = None) -> None:
-        """`template` stands for the tokenizer's own chat template, which is part of a bundle's fingerprint."""
+        """`template` replaces the tokenizer's chat template, which itself is part of a bundle's fingerprint."""
         self.loaded = loaded
         self._lock = Lock()
         self._template = template

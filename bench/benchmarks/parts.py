@@ -1,0 +1,273 @@
+"""The parts of docs/benchmarks.md: each is one command, whose rows make one table."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.benchmarks.figures import Equal, Figure, Rate, Ratio, Size
+from bench.fixtures.bundles import PLANTED05
+from bench.harness.ledger import NAME, read_rows
+from bench.harness.outcomes import Outcome
+
+SHOWN = Path("build/benchmarks")
+"""Folder of rows in the commands that the page shows."""
+SPEC_BENCH = "build/prompts/spec_bench/dev.jsonl"
+OFF_GRID = "build/off-grid"
+LLAMA = "build/llama/bin/python"
+BATCH, PADDED = "transformers generate_batch", "transformers generate, padded"
+AT_ONCE = (4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One table of the page."""
+
+    name: str
+    title: str
+    tool: str
+    arguments: Sequence[str]
+    """Arguments of the tool without `--count` and `--out`."""
+    count: int
+    """Prompts; of a tool that decodes in rounds, rounds."""
+    says: str
+    """What a reader must know to judge the figures."""
+    figures: Sequence[Figure]
+    needs: str = ""
+    """Path without which it cannot run."""
+    make: str = ""
+    """Commands that make what it needs."""
+    makes_itself: bool = False
+    """Whether those commands take seconds, so that they are run here where the path is missing."""
+    counts: str = "--count"
+    """The tool's option for the number of prompts or rounds."""
+
+    def command(self, folder: Path = SHOWN, count: int | None = None) -> list[str]:
+        """The command without the interpreter, with its rows under `folder`."""
+        size = str(min(count or self.count, self.count))
+        return [self.tool, *self.arguments, self.counts, size, "--out", str(folder / self.name)]
+
+    def shown(self, outcome: Outcome | None = None) -> str:
+        """The command as a user types it; that of an outcome where one is given."""
+        known = (outcome.settings or {}).get("command") if outcome is not None else None
+        words = known or self.command()
+        return "python -m " + " ".join(word if "," in word else shlex.quote(word) for word in words)
+
+    @property
+    def missing(self) -> bool:
+        """Whether what it needs is not there."""
+        return bool(self.needs) and not Path(self.needs).exists()
+
+    def measure(self, folder: Path, count: int | None, packages: str) -> Outcome:
+        """Decode whatever `folder`/NAME does not hold yet. Exits if the command fails."""
+        if self.missing:
+            print(f"{self.name}: {self.make}")
+            _run(["bash", "-c", self.make.replace("python -m", f"{shlex.quote(sys.executable)} -m")])
+        _run([sys.executable, "-m", *self.command(folder, count)])
+        return self.outcome(folder, self.command(SHOWN, count), packages)
+
+    def outcome(self, folder: Path, command: Sequence[str], packages: str) -> Outcome:
+        """The outcome of the rows that `folder`/NAME holds."""
+        path = folder / self.name / NAME
+        rows = tuple(read_rows(path))
+        settings = json.loads(path.read_text(encoding="utf-8").partition("\n")[0])
+        device = settings["device"]
+        return Outcome(
+            part=self.name,
+            processor=device["device"],
+            origin=f"{device['threads']} threads, torch {device['torch']}, {device['dtype']}; {settings['name']}",
+            packages=packages,
+            commit=", ".join(dict.fromkeys(row.commit for row in rows if row.commit)) or None,
+            settings={**settings, "command": list(command)},
+            rows=rows,
+        )
+
+    def is_current(self, outcome: Outcome, count: int | None) -> bool:
+        """Whether an outcome is that of this command."""
+        return (outcome.settings or {}).get("command") == self.command(SHOWN, count)
+
+
+def _run(command: Sequence[str]) -> None:
+    if code := subprocess.run(command, check=False).returncode:
+        sys.exit(code)
+
+
+AGAIN = Ratio("plain decoding, a second time ÷ plain decoding (noise)", "plain again", "plain")
+AUTO = Ratio("`auto` ÷ plain decoding, one stream of prompts", "auto", "plain", bold=True)
+SINGLE = Ratio("`auto` ÷ plain decoding, each prompt a request by itself", "single:auto", "plain", bold=True)
+GUESSES = Ratio("`auto` by guesses alone (`light=0`) ÷ plain decoding", "auto+light=0", "plain", bold=True)
+PLAIN_RATE = Rate("plain decoding, tokens/s", "plain")
+AUTO_RATE = Rate("`auto`, tokens/s", "auto")
+
+
+def _alone(name: str, title: str, prompts: str, says: str) -> Part:
+    """`auto` without a bundle on one set of prompts."""
+    return Part(
+        name=name,
+        title=title,
+        tool="bench.compare",
+        arguments=(
+            *("--model", "demo@wheel", "--prompts", prompts),
+            *("--contenders", "auto,single:auto,auto+light=0", "--max-new-tokens", "48"),
+        ),
+        count=26,
+        says=says,
+        figures=(Size(), PLAIN_RATE, AUTO_RATE, GUESSES, AUTO, SINGLE, AGAIN, Equal()),
+    )
+
+
+ON_GRID = (
+    "Weights of 4 bits, dequantised, fp32, no bundle. Light drafts run on 4-bit copies, which are these very weights, "
+    "so `auto` is flattered here; guesses are not."
+)
+PARTS = (
+    _alone(
+        "spec-bench", "Spec-Bench, no bundle", SPEC_BENCH, f"{ON_GRID} Questions are spread over its 13 categories."
+    ),
+    _alone("gsm8k", "GSM8K, no bundle", "build/prompts/gsm8k/test.jsonl", ON_GRID),
+    _alone("humaneval", "HumanEval, no bundle", "build/prompts/humaneval/HumanEval.jsonl", ON_GRID),
+    Part(
+        name="off-grid",
+        title="Weights on no grid: light drafts, no bundle",
+        tool="bench.compare",
+        arguments=(
+            *("--model", OFF_GRID, "--prompts", SPEC_BENCH),
+            *("--contenders", "auto,single:auto,auto+light=0,light+max_draft=8", "--max-new-tokens", "48"),
+        ),
+        count=26,
+        says="The same model with noise on every projection, so that its weights lie on no 4-bit grid, as those of "
+        "other checkpoints; fp32. Light drafts run on 8-bit copies.",
+        figures=(
+            Size(),
+            PLAIN_RATE,
+            AUTO_RATE,
+            AUTO,
+            SINGLE,
+            GUESSES,
+            Ratio("light drafts alone, 8 tokens each ÷ plain decoding", "light+max_draft=8", "plain"),
+            AGAIN,
+            Equal(),
+        ),
+        needs=OFF_GRID,
+        make=f"python -m bench.fixtures.off_grid --out {OFF_GRID}",
+        makes_itself=True,
+    ),
+    Part(
+        name="bf16",
+        title="The same in bf16",
+        tool="bench.compare",
+        arguments=(
+            *("--model", OFF_GRID, "--dtype", "bf16", "--prompts", SPEC_BENCH),
+            *("--contenders", "auto,auto+light=0", "--max-new-tokens", "48"),
+        ),
+        count=13,
+        says="As above with bf16 weights. Near ties are counted apart: in bf16 the number of rows of a forward decides "
+        "them, in plain decoding too.",
+        figures=(Size(), PLAIN_RATE, AUTO_RATE, AUTO, GUESSES, AGAIN, Equal()),
+        needs=OFF_GRID,
+        make=f"python -m bench.fixtures.off_grid --out {OFF_GRID}",
+        makes_itself=True,
+    ),
+    Part(
+        name="transformers",
+        title="Against transformers",
+        tool="bench.compare",
+        arguments=(
+            *("--model", OFF_GRID, "--prompts", SPEC_BENCH),
+            *("--contenders", "auto,transformers,transformers-lookup", "--max-new-tokens", "48"),
+        ),
+        count=13,
+        says="The same weights in the same process; fp32. `transformers` is `model.generate`, `transformers-lookup` "
+        "adds `prompt_lookup_num_tokens=10`.",
+        figures=(
+            Size(),
+            Rate("transformers, tokens/s", "transformers"),
+            PLAIN_RATE,
+            AUTO_RATE,
+            Ratio("plain decoding ÷ transformers", "plain", "transformers"),
+            Ratio("`auto` ÷ transformers", "auto", "transformers", bold=True),
+            Ratio("`auto` ÷ transformers with prompt lookup", "auto", "transformers-lookup", bold=True),
+            Ratio("transformers with prompt lookup ÷ transformers", "transformers-lookup", "transformers"),
+            AGAIN,
+            Equal(),
+        ),
+        needs=OFF_GRID,
+        make=f"python -m bench.fixtures.off_grid --out {OFF_GRID}",
+        makes_itself=True,
+    ),
+    Part(
+        name="llama-cpp",
+        title="Packed weights against llama.cpp",
+        tool="bench.studies.weights.llama_cpp",
+        arguments=("--python", LLAMA, "--model", "demo@wheel", "--prompts", SPEC_BENCH, "--max-new-tokens", "48"),
+        count=20,
+        says="The same 4-bit file (Q4_1, head Q8_0), two threads each, llama-cpp-python in an environment of its own, "
+        "prompts in turn.",
+        figures=(
+            Size(),
+            Rate("llama.cpp, tokens/s", "llama.cpp"),
+            PLAIN_RATE,
+            AUTO_RATE,
+            Ratio("plain decoding ÷ llama.cpp", "plain", "llama.cpp", bold=True),
+            Ratio("`auto` ÷ llama.cpp", "auto", "llama.cpp", bold=True),
+            Ratio("`auto` ÷ plain decoding", "auto", "plain"),
+            Equal(),
+        ),
+        needs=LLAMA,
+        make="python -m venv build/llama && build/llama/bin/pip install llama-cpp-python==0.3.36",
+    ),
+    Part(
+        name="at-once",
+        title="Several requests at once",
+        tool="bench.studies.load.peers_at_once",
+        arguments=(
+            *("--model", "demo@wheel", "--prompts", SPEC_BENCH),
+            *("--at", ",".join(map(str, AT_ONCE)), "--max-new-tokens", "32"),
+        ),
+        count=3,
+        counts="--rounds",
+        says="fp32, twice as many Spec-Bench prompts as requests, prefills included. Intervals are over rounds, of "
+        "which three are few.",
+        figures=(
+            *(
+                figure
+                for at in AT_ONCE
+                for figure in (
+                    Rate(f"{at} at once: plain decoding, tokens/s", "plain", f"{at} at once"),
+                    Ratio(f"{at} at once: `auto` ÷ plain decoding", "auto", "plain", f"{at} at once"),
+                    Ratio(f"{at} at once: `auto` ÷ `generate_batch`", "auto", BATCH, f"{at} at once", bold=True),
+                    Ratio(f"{at} at once: `auto` ÷ padded `generate`", "auto", PADDED, f"{at} at once", bold=True),
+                )
+            ),
+            Equal("rounds whose outputs are all plain decoding's"),
+        ),
+    ),
+    Part(
+        name="planted",
+        title="A bundle, on a model with layers to spare",
+        tool="bench.compare",
+        arguments=(
+            *("--artifact", PLANTED05.path, "--prompts", SPEC_BENCH),
+            *("--contenders", "auto+light=0,knn,lookup", "--max-new-tokens", "48"),
+        ),
+        count=13,
+        says="A test model: SmolLM2-135M-Instruct with 30 layers planted that do next to nothing (ε = 0.05). It shows "
+        "what skipping can bring, not what a model of yours has to spare.",
+        figures=(
+            Size(),
+            PLAIN_RATE,
+            Ratio("guesses and skipped layers (`auto+light=0`) ÷ plain decoding", "auto+light=0", "plain", bold=True),
+            Ratio("skipped layers alone (`knn`) ÷ plain decoding", "knn", "plain"),
+            Ratio("guesses alone (`lookup`) ÷ plain decoding", "lookup", "plain"),
+            AGAIN,
+            Equal(),
+        ),
+        needs=PLANTED05.path,
+        make=PLANTED05.make,
+    ),
+)
