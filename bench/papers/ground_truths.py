@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from bench.fixtures.hard_planted import plant_diffuse, plant_pairs
 from bench.fixtures.planted import plant
+from bench.harness.latencies import measured_latency, read_latency
 from bench.papers.search_cost import METHODS
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.search import SearchBounds, search
-from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.decoder import Decoder
 
 LAYERS = 12
@@ -50,10 +48,9 @@ def main() -> None:
     parser.add_argument("--latency", type=Path, help="a latency table of SmolLM2, in place of this device's")
     arguments = parser.parse_args()
     given = arguments.latency
-    table = LatencyTable.from_json(given.read_text()) if given else Engine.open(model="demo").latency
-    latency = replace(table, layer_kinds=(table.layer_kinds[0],) * 2 * LAYERS)
+    latency = read_latency(given, 2 * LAYERS) if given else measured_latency("demo", 2 * LAYERS)
     counts = [int(text) for text in arguments.evaluations.split(",")]
-    print(f"{2 * LAYERS} layers, half of them planted; {arguments.seeds} seeds; latencies of {table.device.device}")
+    print(f"{2 * LAYERS} layers, half of them planted; {arguments.seeds} seeds; latencies of {latency.device.device}")
     print("ground truth  planted mask  method      " + "".join(f"{count:>22}" for count in counts))
     for name, make in TRUTHS.items():
         found: dict[tuple[str, int], list[tuple[float, float]]] = {}

@@ -7,13 +7,12 @@ kept, which is the most that it can cost: states whose similarity is below tau a
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
+from bench.harness.latencies import measured_latency, read_latency
 from bench.harness.priced import head_price, sublayer_prices
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.engine import Engine
 from ssd_runtime.search.knapsack import Weights
 
 STATES = (0, 32, 16, 8)
@@ -29,9 +28,8 @@ def main() -> None:
     parser.add_argument("--latency", type=Path, help="a latency table, in place of this device's")
     arguments = parser.parse_args()
     given = arguments.latency
-    table = LatencyTable.from_json(given.read_text()) if given else Engine.open(model=arguments.model).latency
-    latency = replace(table, layer_kinds=(table.layer_kinds[0],) * arguments.layers)
-    print(f"{arguments.layers} layers; {table.device.device}, {table.device.threads} threads; in plain steps")
+    latency = read_latency(given, arguments.layers) if given else measured_latency(arguments.model, arguments.layers)
+    print(f"{arguments.layers} layers; {latency.device.device}, {latency.device.threads} threads; in plain steps")
     print("context  weights  tokens" + "".join(f"{f'{most} states' if most else 'all states':>12}" for most in STATES))
     for context in map(int, arguments.contexts.split(",")):
         weights = Weights.of(latency, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -264,6 +264,27 @@ def test_pairs_that_cancel_are_found_by_bayesian_optimisation_alone(
 def test_methods_rate_masks_of_their_own_origin_only(pairs: tuple[Decoder, ReferenceStates, SkipMask]) -> None:
     assert set(searched(pairs, "bayesian", 16)) == {"uniform", "random", "bayesian"}
     assert set(searched(pairs, "self-sd", 3)) == {"self-sd"}
+
+
+def test_a_search_by_the_clock_ends_at_its_deadline(
+    pairs: tuple[Decoder, ReferenceStates, SkipMask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask takes a minute of four and a half."""
+    now = [0.0]
+
+    def timed(decoder: Decoder, prompts: Sequence[list[int]], mask: SkipMask) -> float:
+        now[0] += 60.0
+        return float(len(list(mask)))
+
+    monkeypatch.setattr("ssd_compiler.search.self_sd.tokens_per_second", timed)
+    for module in ("search.search", "search.evaluate", "search.self_sd"):
+        monkeypatch.setattr(f"ssd_compiler.{module}.perf_counter", lambda: now[0])
+    decoder, own, _ = pairs
+    bounds = SearchBounds(1000, 270.0, 0, 8, "self-sd")
+    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
+    found = search(decoder, own, table, 60, bounds, lambda: None, lambda *_: None, [[1, 2]])
+    assert found.cost.evaluations == 5
+    assert found.cost.seconds == 300.0
 
 
 def test_spans_that_undo_each_other_come_first(pairs: tuple[Decoder, ReferenceStates, SkipMask]) -> None:
