@@ -9,6 +9,9 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.engine import Engine
 
+QUIET = Path("bench/papers/latency/amd-epyc-bb96a4.json")
+"""Latencies of SmolLM2's sub-layers, measured in a quiet minute, so that a busy machine gives the same figures."""
+
 
 def read_latency(path: Path, layers: int) -> LatencyTable:
     """The table in a file, for a model with layers of the same sizes. Raises UserError as `of_layers` does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, LATE, PAIRS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
 from bench.fixtures.prompt_files import SPEC_BENCH
 from bench.harness.comparison import Comparison
+from bench.harness.latencies import QUIET
 from bench.harness.measurement import Measurement
 from bench.harness.picture import Picture
 
@@ -42,6 +43,9 @@ CLASP = (
     "sublayers=1",
 )
 """CLaSp's Figure 4, and its search over sub-layers."""
+
+KNAPSACK = ("states=0", "states=8", "share=1")
+"""KnapSpec's search with all budgets as in the paper, with fewer of them, and on all tokens as in the paper."""
 
 
 def _ablation(
@@ -168,6 +172,18 @@ COMPARISONS = (
         tokens=64,
     ),
     Comparison(
+        name="priced-knapsack",
+        title="knapsack without a bundle, 256 tokens, priced",
+        bundle=PLANTED05,
+        contenders=("knapsack", *(f"knapsack+{change}" for change in KNAPSACK)),
+        optional=True,
+        priced=True,
+        without_bundle=True,
+        paired=tuple((f"knapsack+{change}", "knapsack") for change in KNAPSACK),
+        count=3,
+        tokens=256,
+    ),
+    Comparison(
         name="late",
         title="Weak layers at the end, early exits, priced",
         bundle=LATE,
@@ -187,8 +203,7 @@ COMPARISONS = (
     *ABLATIONS,
 )
 PROMPTS = ("--prompts", str(SPEC_BENCH))
-QUIET = ("--latency", "bench/papers/latency/amd-epyc-bb96a4.json")
-"""Latencies of SmolLM2's sub-layers, measured in a quiet minute, so that a busy machine gives the same figures."""
+LATENCY = ("--latency", str(QUIET))
 HARD = ("--prompts", "4", "--timed", "0", "--self-sd", "0", "--evaluations", "24,100")
 """Arguments of searches on models that are hard to search."""
 MEASUREMENTS = (
@@ -296,16 +311,21 @@ MEASUREMENTS = (
         name="ground-truths",
         title="What each search finds on three ground truths",
         tool="bench.papers.ground_truths",
-        arguments=("--seeds", "1", *QUIET),
+        arguments=("--seeds", "1", *LATENCY, "--out", "{out}/truths"),
         bundle=REFERENCE,
         optional=True,
         without_bundle=True,
+        pictures=(
+            Picture("truths/pairs", "truths-pairs", "Searches where pairs of layers cancel"),
+            Picture("truths/diffuse", "truths-diffuse", "Searches under diffuse redundancy"),
+            Picture("truths/planted", "truths-planted", "Searches where layers are weak one by one"),
+        ),
     ),
     Measurement(
         name="search-prices",
         title="What KnapSpec's search costs",
         tool="bench.papers.search_prices",
-        arguments=("--layers", "60", *QUIET),
+        arguments=("--layers", "60", *LATENCY),
         bundle=REFERENCE,
         without_bundle=True,
     ),

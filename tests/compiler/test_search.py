@@ -412,3 +412,15 @@ def test_diffuse_layers_are_weak_by_different_factors() -> None:
     )
     assert norms[0] < 0.1
     assert len({round(norm, 3) for norm in norms}) > 6
+
+
+def test_what_is_reserved_costs_nothing_under_diffuse_redundancy() -> None:
+    """There is no clean half and nothing that only the optimiser finds; the programme alone has all evaluations."""
+    model, _ = plant_diffuse(tiny_model("llama", seed=6, max_position_embeddings=256), 6, 0.01, 0.5)
+    decoder = Decoder(model)
+    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
+    found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
+    diffuse = decoder, reference_states(decoder, samples_of(found, "test")), SkipMask.of(decoder.shape.num_layers)
+    best = {method: max(map(max, searched(diffuse, method, 24).values())) for method in ("both", "knapsack")}
+    assert best["knapsack"] > 1.0
+    assert best["both"] > 0.99 * best["knapsack"]

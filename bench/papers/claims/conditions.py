@@ -29,6 +29,8 @@ NUMBERS = {
     "agreement at 0.5": ("pruning", r" 0.50(?: +[\d.]+){4} +([\d.]+)"),
     "price of all": ("search-prices", r"(?m)^ +128 +\S+ +4 +([\d.]+)"),
     "price of 16": ("search-prices", r"(?m)^ +128 +\S+ +4 +[\d.]+ +[\d.]+ +([\d.]+)"),
+    "CLaSp in parallel": ("search-prices", r"(?m)^ +60 +([\d.]+) +[\d.]+$"),
+    "CLaSp one by one": ("search-prices", r"(?m)^ +60 +[\d.]+ +([\d.]+)$"),
     "1 cluster": ("cluster-counts", r"(?m)^\| 1 \| ([\d.]+)"),
     "3 clusters": ("cluster-counts", r"(?m)^\| 3 \| ([\d.]+)"),
     "5 clusters": ("cluster-counts", r"(?m)^\| 5 \| ([\d.]+)"),
