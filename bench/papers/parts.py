@@ -44,6 +44,7 @@ CLASP = (
 )
 """CLaSp's Figure 4, and its search over sub-layers."""
 
+INTERVALS = (16, 32, 64, 128)
 KNAPSACK = ("states=16", "states=32")
 """More budgets than KnapSpec's search carries here. All of them, as in the paper, take minutes a prompt to compute."""
 
@@ -180,6 +181,19 @@ COMPARISONS = (
         priced=True,
         without_bundle=True,
         paired=tuple((f"knapsack+{change}", "knapsack") for change in KNAPSACK),
+        count=3,
+        tokens=256,
+    ),
+    # An answer of 256 tokens has some 95 verifications, so an interval of 128 is one search for each answer.
+    Comparison(
+        name="clasp-intervals",
+        title="clasp's intervals between searches, 256 tokens, priced",
+        bundle=PLANTED05,
+        contenders=tuple(f"clasp+refresh={interval}" for interval in INTERVALS),
+        optional=True,
+        priced=True,
+        without_bundle=True,
+        paired=tuple((f"clasp+refresh={INTERVALS[-1]}", f"clasp+refresh={each}") for each in INTERVALS[:-1]),
         count=3,
         tokens=256,
     ),
