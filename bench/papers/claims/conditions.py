@@ -28,7 +28,7 @@ NUMBERS = {
     "agreement at all": ("pruning", r"-1.00(?: +[\d.]+){4} +([\d.]+)"),
     "agreement at 0.5": ("pruning", r" 0.50(?: +[\d.]+){4} +([\d.]+)"),
     "price of all": ("search-prices", r"(?m)^ +128 +\S+ +4 +([\d.]+)"),
-    "price of 16": ("search-prices", r"(?m)^ +128 +\S+ +4 +[\d.]+ +[\d.]+ +([\d.]+)"),
+    "price of 8": ("search-prices", r"(?m)^ +128 +\S+ +4 +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)"),
     "CLaSp in parallel": ("search-prices", r"(?m)^ +60 +([\d.]+) +[\d.]+$"),
     "CLaSp one by one": ("search-prices", r"(?m)^ +60 +[\d.]+ +([\d.]+)$"),
     "1 cluster": ("cluster-counts", r"(?m)^\| 1 \| ([\d.]+)"),
