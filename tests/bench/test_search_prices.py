@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from bench.harness.latencies import QUIET, read_latency
 from bench.harness.priced import price, sublayer_prices
 from bench.papers.search_prices import clasp_price, search_price
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, ModelRunner
+from ssd_runtime.planning.papers.knapsack import FEWEST_ROWS
+from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.search.knapsack import Weights, searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
@@ -65,3 +68,17 @@ def test_clasps_price_is_that_of_its_searchs_own_requests(
     one = reference.every(len(reference))
     total = requested(one, not parallel, weights=weights, threshold=-1.0, exactly=skipped)
     assert total == pytest.approx(clasp_price(TABLE, skipped, 0, parallel) * TABLE.step_seconds(0))
+
+
+@pytest.mark.parametrize("context", [128, 512, 2048, 4096, 7500])
+def test_knapsacks_own_search_stays_within_its_share_of_the_time(context: int) -> None:
+    """On the fewest tokens, of sixty layers; a cycle that drafts takes two plain steps at least."""
+    latency = read_latency(QUIET, 60)
+    settings = KnapsackSettings()
+
+    def price_with(states: int) -> float:
+        return search_price(latency, Weights.of(latency, context), context, FEWEST_ROWS, states)
+
+    allowed = settings.share * settings.refresh * 2.0
+    assert price_with(settings.states) <= allowed
+    assert price_with(0) > allowed, "all budgets, as in the paper, do not fit"
