@@ -2,8 +2,8 @@
 
 `python -m bench.priced --artifact build/bundle05 --prompts build/prompts/spec_bench/dev.jsonl --contenders knn,clasp`
 writes rows as `bench.compare` does, and every output is checked against plain decoding. The figures carry no timing
-noise, so a busy machine will do; only the latency table has to come from a quiet one. Prompts of strategies that keep
-nothing from one to the next are decoded together, which changes no price.
+noise, so a busy machine will do; only the latency table has to come from a quiet one, or with `--latency` from a file.
+Prompts of strategies that keep nothing from one to the next are decoded together, which changes no price.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rich.console import Console
 from bench.compare import BASELINES, PLAIN, digest
 from bench.fixtures.prompt_files import stratified
 from bench.harness.contenders import Timed
+from bench.harness.latencies import read_latency
 from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.lockstep import run_together
 from bench.harness.priced import priced
@@ -54,10 +55,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="prompts, spread over the categories; all without it")
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--batch", type=int, default=16, help="prompts decoded together")
+    parser.add_argument("--latency", type=Path, help="a latency table, in place of this device's")
     parser.add_argument("--out", type=Path, default=Path("build/priced"))
     arguments = parser.parse_args()
     console = Console(highlight=False, width=120)
     engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
+    if arguments.latency:
+        engine.latency = read_latency(arguments.latency, engine.decoder.shape.num_layers)
     makers = {PLAIN: engine.planners(PLAIN, None)}
     for name in arguments.contenders.split(","):
         strategy, *assignments = name.split("+")
@@ -74,7 +78,7 @@ def main() -> None:
         "device": dataclasses.asdict(device_key(engine.decoder)),
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "batch": arguments.batch,
-    }
+    } | ({"latency": engine.latency.device.device} if arguments.latency else {})
     ledger = Ledger(arguments.out / NAME, settings)
     for some in _parts([prompt for prompt in prompts if not ledger.has(prompt.id, 0)], arguments.batch):
         ledger.add(_rows(engine, some, makers, limits))

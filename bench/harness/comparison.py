@@ -13,6 +13,7 @@ from typing import Any
 from bench.fixtures.bundles import MadeBundle
 from bench.fixtures.prompt_files import POOLS, SPEC_BENCH, read_pool
 from bench.fixtures.streams import mixed_stream, write_stream
+from bench.harness.latencies import QUIET
 from bench.harness.ledger import NAME, read_rows, write_rows
 from bench.harness.outcomes import Outcome
 from bench.harness.picture import Picture
@@ -41,7 +42,7 @@ class Comparison:
     categories: bool = False
     """Whether there are enough prompts for a table by category."""
     priced: bool = False
-    """Whether time is priced by the latency table (`bench.priced`) in place of the clock."""
+    """Whether time is priced by the latency table `QUIET` (`bench.priced`) in place of the clock."""
     stream: str | None = None
     """A file of prompts to decode in its order, in place of Spec-Bench's or a mixed stream."""
     paired: Sequence[tuple[str, str]] = ()
@@ -69,6 +70,7 @@ class Comparison:
             write_stream(mixed_stream(pools, self.ratio, seed=1), stream)
             options += ["--prompts", str(stream)] + ([] if self.priced else ["--full"])
             options += ["--max-new-tokens", "64" if full else str(self.tokens)]
+        options += ["--latency", str(QUIET)] if self.priced else []
         tool = "bench.priced" if self.priced else "bench.compare"
         if code := subprocess.run([sys.executable, "-m", tool, *options], check=False).returncode:
             sys.exit(code)
@@ -84,7 +86,7 @@ class Comparison:
             processor=device["device"],
             origin=f"{device['device']}, {device['threads']} threads, torch {device['torch']}, {device['dtype']}; "
             f"{settings['prompts'][1]} prompts of {settings['prompts'][0]}, {settings['max_new_tokens']} new tokens"
-            + (", priced by the latency table" if self.priced else "")
+            + (f", priced by the latency table of {settings['latency']}" if self.priced else "")
             + (
                 f". Model {self.bundle.model}."
                 if self.without_bundle

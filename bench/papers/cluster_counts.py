@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--counts", default="1,3,5,7")
     parser.add_argument("--prompts", type=int, default=6, help="decoded, of either kind")
     parser.add_argument("--known", type=int, default=80, help="to find domains in, of either kind")
-    parser.add_argument("--evaluations", type=int, default=16)
+    parser.add_argument("--evaluations", type=int, default=24)
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--out", type=Path, default=Path("build/cluster-counts"))
     arguments = parser.parse_args()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, LATE, PAIRS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
 from bench.fixtures.prompt_files import SPEC_BENCH
 from bench.harness.comparison import Comparison
+from bench.harness.latencies import QUIET
 from bench.harness.measurement import Measurement
 from bench.harness.picture import Picture
 
@@ -42,6 +43,10 @@ CLASP = (
     "sublayers=1",
 )
 """CLaSp's Figure 4, and its search over sub-layers."""
+
+INTERVALS = (16, 32, 64, 128)
+KNAPSACK = ("states=16", "states=32")
+"""More budgets than KnapSpec's search carries here. All of them, as in the paper, take minutes a prompt to compute."""
 
 
 def _ablation(
@@ -174,6 +179,31 @@ COMPARISONS = (
         tokens=64,
     ),
     Comparison(
+        name="priced-knapsack",
+        title="knapsack without a bundle, 256 tokens, priced",
+        bundle=PLANTED05,
+        contenders=("knapsack", *(f"knapsack+{change}" for change in KNAPSACK)),
+        optional=True,
+        priced=True,
+        without_bundle=True,
+        paired=tuple((f"knapsack+{change}", "knapsack") for change in KNAPSACK),
+        count=3,
+        tokens=256,
+    ),
+    # An answer of 256 tokens has some 95 verifications, so an interval of 128 is one search for each answer.
+    Comparison(
+        name="clasp-intervals",
+        title="clasp's intervals between searches, 256 tokens, priced",
+        bundle=PLANTED05,
+        contenders=tuple(f"clasp+refresh={interval}" for interval in INTERVALS),
+        optional=True,
+        priced=True,
+        without_bundle=True,
+        paired=tuple((f"clasp+refresh={INTERVALS[-1]}", f"clasp+refresh={each}") for each in INTERVALS[:-1]),
+        count=3,
+        tokens=256,
+    ),
+    Comparison(
         name="late",
         title="Weak layers at the end, early exits, priced",
         bundle=LATE,
@@ -193,8 +223,7 @@ COMPARISONS = (
     *ABLATIONS,
 )
 PROMPTS = ("--prompts", str(SPEC_BENCH))
-QUIET = ("--latency", "bench/papers/latency/amd-epyc-bb96a4.json")
-"""Latencies of SmolLM2's sub-layers, measured in a quiet minute, so that a busy machine gives the same figures."""
+LATENCY = ("--latency", str(QUIET))
 HARD = ("--prompts", "4", "--timed", "0", "--self-sd", "0", "--evaluations", "24,100")
 """Arguments of searches on models that are hard to search."""
 MEASUREMENTS = (
@@ -340,17 +369,31 @@ MEASUREMENTS = (
         name="ground-truths",
         title="What each search finds on three ground truths",
         tool="bench.papers.ground_truths",
-        arguments=("--seeds", "1", *QUIET),
+        arguments=("--seeds", "1", *LATENCY, "--out", "{out}/truths"),
         bundle=REFERENCE,
         optional=True,
         without_bundle=True,
+        pictures=(
+            Picture("truths/pairs", "truths-pairs", "Searches where pairs of layers cancel"),
+            Picture("truths/diffuse", "truths-diffuse", "Searches under diffuse redundancy"),
+            Picture("truths/planted", "truths-planted", "Searches where layers are weak one by one"),
+        ),
     ),
     Measurement(
         name="search-prices",
         title="What KnapSpec's search costs",
         tool="bench.papers.search_prices",
-        arguments=("--layers", "60", *QUIET),
+        arguments=("--layers", "60", *LATENCY),
         bundle=REFERENCE,
+        without_bundle=True,
+    ),
+    Measurement(
+        name="search-states",
+        title="What KnapSpec's search loses by fewer budgets and tokens",
+        tool="bench.papers.search_states",
+        arguments=("--model", PLANTED05.model, *PROMPTS, *LATENCY),
+        bundle=PLANTED05,
+        optional=True,
         without_bundle=True,
     ),
     Measurement(

@@ -16,7 +16,7 @@ from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.domain_config import MAX_CONCURRENCY, MIXTURE
 from ssd_artifacts.sharing.opening import open_given
 from ssd_compiler.progress import Reporter
-from ssd_compiler.report.summary import domain_summary, load_text
+from ssd_compiler.report.summary import domain_summary, load_text, self_sd_text
 from ssd_compiler.settings import ANCHOR_RULES, SEARCH_METHODS, CompileSettings, SearchMethod
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
@@ -85,7 +85,8 @@ def compile_(
     search: Annotated[
         str,
         typer.Option(
-            help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times every mask, a minute each.",
+            help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times every mask, "
+            "a minute each, for an hour at most unless --budget says otherwise.",
             rich_help_panel=SEARCH_PANEL,
             autocompletion=values(*SEARCH_METHODS),
         ),
@@ -379,4 +380,6 @@ def _show(bundle: Bundle, out: Path) -> None:
             console.print(f"{config.name} skips {mask}", soft_wrap=True)
         if told := load_text(config):
             console.print(f"{config.name} with several at once: {told}", soft_wrap=True)
+        if told := self_sd_text(config):
+            console.print(f"{config.name}: {told}", soft_wrap=True)
     console.print(f"bundle: {out} · report: {out / 'report.html'}", soft_wrap=True)

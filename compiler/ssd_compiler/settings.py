@@ -22,6 +22,11 @@ SearchMethod = Literal["both", "knapsack", "bayesian", "self-sd"]
 """Ways to search masks: the dynamic programme and then Bayesian optimisation, one of them alone, or the papers' own
 Bayesian optimisation over all sub-layers by the clock (Self-SD, KNN-SSD)."""
 SEARCH_METHODS: tuple[SearchMethod, ...] = get_args(SearchMethod)
+SELF_SD = "self-sd"
+SELF_SD_SECONDS = 3600.0
+"""Time for all searches by the clock together, unless a budget is given: a mask takes about a minute."""
+SELF_SD_EVALUATIONS = 1000
+"""Masks that Self-SD and KNN-SSD time in a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,13 @@ class CompileSettings:
     """Training epochs after the closed-form fit; SpecBound trains for 20."""
     block: int = DRAFT_BLOCK
     """Draft length that the acceptance estimate assumes when it decides which keys a position sees."""
+
+    @property
+    def search_seconds(self) -> float:
+        """Time for all searches together, infinite where evaluations alone bound them."""
+        if self.budget_seconds is not None:
+            return self.budget_seconds
+        return SELF_SD_SECONDS if self.search == SELF_SD else float("inf")
 
     @property
     def new_domains(self) -> tuple[str, ...]:

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ssd_artifacts.domain_config import LoadValidation, SearchCost
+from ssd_artifacts.domain_config import DomainConfig, LoadValidation, SearchCost
 from ssd_compiler.report.advice import advice
 from ssd_compiler.report.html import html_report
 from ssd_compiler.report.pictures import origin_colour
-from ssd_compiler.report.summary import domain_summary, load_text
+from ssd_compiler.report.summary import domain_summary, load_text, self_sd_text
 from ssd_profiles.mask import SkipMask
 from tests.bundles import LAYERS, bundle, fingerprint, light_record, record
 from tests.tables import latency_table, with_light_costs
@@ -47,6 +47,21 @@ def test_the_report_says_from_which_search_every_mask_came() -> None:
     summary = domain_summary(searched, LAYERS)
     assert summary["origins"]["bayesian"] == {"evaluations": 2, "best": 1.3}
     assert summary["rated"] == rated
+
+
+def test_a_search_by_the_clock_says_what_the_papers_whole_one_would_take() -> None:
+    def searched(*origins: str) -> DomainConfig:
+        rated = [("0c", origin, 1.1) for origin in origins]
+        cost = SearchCost(seconds=360.0, evaluations=6, target_forwards=4.2, progress=[(1.0, 1.1)], rated=rated)
+        return record("one", {(2, 3): 0.9}).model_copy(update={"search": cost})
+
+    clock = searched("self-sd", "self-sd")
+    assert domain_summary(clock, LAYERS)["self_sd_seconds_extrapolated"] == 60_000.0
+    assert self_sd_text(clock) == "6 masks were timed in 360 s; the papers' 1000 would take 16.7 h (extrapolated)"
+    assert "would take 16.7 h (extrapolated)" in html_report(bundle(one=clock))
+    for other in (searched(), searched("knapsack"), searched("knapsack", "bayesian")):
+        assert domain_summary(other, LAYERS)["self_sd_seconds_extrapolated"] is None
+        assert "extrapolated" not in html_report(bundle(one=other))
 
 
 def test_the_report_shows_the_precision_of_each_sublayer() -> None:

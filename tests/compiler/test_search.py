@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -266,6 +266,27 @@ def test_methods_rate_masks_of_their_own_origin_only(pairs: tuple[Decoder, Refer
     assert set(searched(pairs, "self-sd", 3)) == {"self-sd"}
 
 
+def test_a_search_by_the_clock_ends_at_its_deadline(
+    pairs: tuple[Decoder, ReferenceStates, SkipMask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask takes a minute of four and a half."""
+    now = [0.0]
+
+    def timed(decoder: Decoder, prompts: Sequence[list[int]], mask: SkipMask) -> float:
+        now[0] += 60.0
+        return float(len(list(mask)))
+
+    monkeypatch.setattr("ssd_compiler.search.self_sd.tokens_per_second", timed)
+    for module in ("search.search", "search.evaluate", "search.self_sd"):
+        monkeypatch.setattr(f"ssd_compiler.{module}.perf_counter", lambda: now[0])
+    decoder, own, _ = pairs
+    bounds = SearchBounds(1000, 270.0, 0, 8, "self-sd")
+    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
+    found = search(decoder, own, table, 60, bounds, lambda: None, lambda *_: None, [[1, 2]])
+    assert found.cost.evaluations == 5
+    assert found.cost.seconds == 300.0
+
+
 def test_spans_that_undo_each_other_come_first(pairs: tuple[Decoder, ReferenceStates, SkipMask]) -> None:
     """They need not be skipped by any mask before."""
     decoder, reference, weak = pairs
@@ -391,3 +412,15 @@ def test_diffuse_layers_are_weak_by_different_factors() -> None:
     )
     assert norms[0] < 0.1
     assert len({round(norm, 3) for norm in norms}) > 6
+
+
+def test_what_is_reserved_costs_nothing_under_diffuse_redundancy() -> None:
+    """There is no clean half and nothing that only the optimiser finds; the programme alone has all evaluations."""
+    model, _ = plant_diffuse(tiny_model("llama", seed=6, max_position_embeddings=256), 6, 0.01, 0.5)
+    decoder = Decoder(model)
+    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
+    found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
+    diffuse = decoder, reference_states(decoder, samples_of(found, "test")), SkipMask.of(decoder.shape.num_layers)
+    best = {method: max(map(max, searched(diffuse, method, 24).values())) for method in ("both", "knapsack")}
+    assert best["knapsack"] > 1.0
+    assert best["both"] > 0.99 * best["knapsack"]

@@ -13,8 +13,9 @@ import pytest
 from ssd_artifacts.anchors import AnchorSet
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.data.prompts import PromptFeatures
-from ssd_compiler.search.stage import mixture_of
-from ssd_compiler.settings import CompileSettings
+from ssd_compiler.search.search import SearchBounds
+from ssd_compiler.search.stage import SearchStage, mixture_of
+from ssd_compiler.settings import CompileSettings, SearchMethod
 from ssd_compiler.stages import Stages
 
 
@@ -67,3 +68,34 @@ def test_where_every_domain_is_known_or_one_stands_alone_no_other_prompt_is_look
     alone, asked = anchors("a", 30, monkeypatch)
     assert alone.domains == ("a",)
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "seconds", "evaluations"),
+    [
+        ("self-sd", None, 3600.0 / 3, 128),
+        ("self-sd", 7200.0, 7200.0 / 3, 10_000),
+        ("both", None, float("inf"), 128),
+        ("both", 90.0, 30.0, 10_000),
+    ],
+)
+def test_searches_share_the_budget_and_those_by_the_clock_an_hour_without_one(
+    method: SearchMethod, budget: float | None, seconds: float, evaluations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FoundError(Exception):
+        pass
+
+    def search(decoder: Any, reference: Any, latency: Any, context: int, bounds: SearchBounds, *_: Any) -> None:
+        raise FoundError(bounds)
+
+    monkeypatch.setattr("ssd_compiler.search.stage.search", search)
+    monkeypatch.setattr("ssd_compiler.search.stage.reference_states", lambda *_: None)
+    work = SimpleNamespace(stage=lambda name, compute: compute())
+    reporter = SimpleNamespace(stage=lambda name, total: nullcontext())
+    latency = SimpleNamespace(device=SimpleNamespace(slug=lambda: "device"))
+    settings = CompileSettings("m", ("a", "b"), search=method, budget_seconds=budget)
+    given: Any = (settings, None, frozenset(), None, latency, work, reporter, 3)
+    with pytest.raises(FoundError) as caught:
+        SearchStage(*given).search("a", [Sample([1], [2], {}, [])])
+    bounds = caught.value.args[0]
+    assert (bounds.method, bounds.seconds, bounds.evaluations) == (method, seconds, evaluations)

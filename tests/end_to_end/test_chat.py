@@ -160,7 +160,7 @@ def test_a_chat_remembers_what_was_said_until_it_is_reset(room: Path, terminal: 
 def test_ctrl_c_ends_the_answer_and_not_the_chat(terminal: Terminal) -> None:
     terminal.wait_for(">>> ")
     terminal.type("half a line")
-    # Ctrl-C drops keys that were not read yet. Readline, which knows of them, would then wait for others, deaf to Ctrl-C.
+    # Ctrl-C drops keys that were not read yet; readline, which knows of them, would wait for others, deaf to Ctrl-C.
     terminal.wait_for("half a line")
     terminal.interrupt()
     terminal.type("The river\n")

@@ -9,7 +9,7 @@ import numpy as np
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_compiler.report.charts import COLOURS, Chart, colour, legend, powers, ticks
-from ssd_compiler.report.summary import origins
+from ssd_compiler.report.summary import origins, self_sd_text
 from ssd_profiles.latency import LatencyTable
 
 OTHER = COLOURS[5]
@@ -154,11 +154,12 @@ def _rated(config: DomainConfig) -> str:
 
 
 def _best_by_origin(config: DomainConfig) -> str:
-    """A line that says what each search has found."""
+    """Lines on what each search has found, and on what the papers' own would take."""
     told = ", ".join(
         f"{origin} {each['best']:.2f}x ({each['evaluations']:.0f} masks)" for origin, each in origins(config).items()
     )
-    return f"<p>best by origin: {escape(told)}</p>" if told else ""
+    lines = ([f"best by origin: {told}"] if told else []) + [line for line in [self_sd_text(config)] if line]
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def validation(domains: dict[str, DomainConfig]) -> str:

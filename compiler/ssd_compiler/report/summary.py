@@ -8,7 +8,7 @@ from typing import Any
 
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_compiler.settings import CompileSettings
+from ssd_compiler.settings import SELF_SD, SELF_SD_EVALUATIONS, CompileSettings
 from ssd_profiles.formulas import expected_speedup
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import WIDTHS
@@ -52,6 +52,7 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
         "evaluations": config.search.evaluations,
         "target_forwards": config.search.target_forwards,
         "origins": origins(config),
+        "self_sd_seconds_extrapolated": self_sd_seconds(config),
         "rated": config.search.rated,
     }
 
@@ -62,6 +63,29 @@ def origins(config: DomainConfig) -> dict[str, dict[str, float]]:
     for _, origin, speedup in config.search.rated:
         found.setdefault(origin, []).append(speedup)
     return {origin: {"evaluations": len(some), "best": max(some)} for origin, some in found.items()}
+
+
+def self_sd_seconds(config: DomainConfig) -> float | None:
+    """Seconds of the papers' whole search by the clock, extrapolated from the masks that were timed.
+
+    None for other searches. Rating the fastest masks is part of the time, a percent or two of an hour.
+    """
+    cost = config.search
+    if not cost.evaluations or {origin for _, origin, _ in cost.rated} != {SELF_SD}:
+        return None
+    return round(cost.seconds / cost.evaluations * SELF_SD_EVALUATIONS, 1)
+
+
+def self_sd_text(config: DomainConfig) -> str:
+    """One sentence on a search by the clock and what the papers' whole one would take; empty for other searches."""
+    whole = self_sd_seconds(config)
+    if whole is None:
+        return ""
+    cost = config.search
+    return (
+        f"{cost.evaluations} masks were timed in {cost.seconds:.0f} s; the papers' {SELF_SD_EVALUATIONS} "
+        f"would take {whole / 3600:.1f} h (extrapolated)"
+    )
 
 
 def load_text(config: DomainConfig) -> str:

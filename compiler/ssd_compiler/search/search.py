@@ -40,8 +40,8 @@ LIGHT_BUDGET = 0.9
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RANDOM_MASKS = 4
 WORTHWHILE = 0.97
-"""Predicted speed-up of the best knapsack or uniform mask below which the long search is skipped. No refinement seen
-so far has added more than two percent."""
+"""Predicted speed-up of the best knapsack or uniform mask below which the long search is skipped. Where sub-layers are
+weak one by one, no refinement has added more than two percent; where they matter only together, up to thirteen."""
 
 
 @dataclass(frozen=True, slots=True)

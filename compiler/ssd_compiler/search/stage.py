@@ -66,7 +66,7 @@ class SearchStage:
         timed = settings.budget_seconds is not None
         bounds = SearchBounds(
             evaluations=10_000 if timed else settings.evaluations,
-            seconds=settings.budget_seconds / self.searches if settings.budget_seconds is not None else float("inf"),
+            seconds=settings.search_seconds / self.searches,
             seed=settings.seed,
             block=settings.block,
             method=settings.search,

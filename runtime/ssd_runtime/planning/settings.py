@@ -37,7 +37,7 @@ class KnapsackSettings:
     """tau: states less similar to the full model's are dropped."""
     budget: float = 0.5
     """Largest share of the latency that may be skipped."""
-    states: int = 16
+    states: int = 8
     """Most budgets that a search carries from one sub-layer to the next; 0 for all, as in the paper."""
     max_draft: int = field(default=10, metadata=POSITIVE)
     """D: longest draft."""
