@@ -148,7 +148,7 @@ def test_copies_in_4_bits_are_made_beside_others_only_where_a_mask_has_them() ->
         most = decoder.light.most_bytes("auto", masks)
         decoder.lighten("auto", masks)
         assert eights < decoder.packed.used - packed <= most
-        fours = [part for part in decoder.light.split(", ") if part.endswith("4")]
+        fours = [part for part in decoder.light.kernels.split(", ") if part.endswith("4")]
         assert sum(int(part.split()[0]) for part in fours) >= counted
     tight = Decoder(model, packed + decoder.light.most_bytes("auto"))
     tight.lighten("auto", [WHOLE.lightened(4)])
@@ -165,7 +165,7 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
         del sizes["head_dim"]
         sizes["num_attention_heads"] = 8
     decoder = lightened(variant, bits, **sizes)
-    assert decoder.light.startswith(f"{4 * LAYERS + 1} {'vnni' if own else 'int'}")
+    assert decoder.light.kernels.startswith(f"{4 * LAYERS + 1} {'vnni' if own else 'int'}")
     got = drafted(decoder, Masked(decoder.light.mask))
     plain = generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
     assert compare(Session(decoder), IDS, plain, got.token_ids).kind is not Kind.ERROR
@@ -294,7 +294,7 @@ def test_copies_keep_within_the_memory_and_give_it_back() -> None:
     everything.lighten("8")
     assert packed < everything.packed.used <= packed + most
     everything.lighten("none")
-    assert (everything.packed.used, everything.light) == (packed, "")
+    assert (everything.packed.used, everything.light.kernels) == (packed, "")
     partly = Decoder(model, packed + most // 2)
     partly.lighten("8")
     assert partly.light
@@ -303,7 +303,7 @@ def test_copies_keep_within_the_memory_and_give_it_back() -> None:
     assert got.token_ids == generate(Session(partly), IDS, PlainPlanner(), LIMITS).token_ids
     without = Decoder(model, 0)
     without.lighten("8")
-    assert without.light == ""
+    assert without.light.kernels == ""
 
 
 def test_the_strategy_needs_copies() -> None:
