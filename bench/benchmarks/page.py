@@ -49,8 +49,8 @@ Decoding is greedy.
     python -m bench.prompts                           # fetches the prompt sets, or checks those that are there
     python -m bench.benchmarks                        # 20 minutes on two cores; --only spec-bench,gsm8k for parts
 
-A killed run goes on where it stopped. A part that needs something which takes long to make is left out, and the command
-that makes it is printed. `--count 3` takes three prompts per part, for a first look.
+A killed run goes on where it stopped. Parts that need a bundle or a model that takes long to make are left out, and
+the command that makes it is printed. `--count 3` takes three prompts per part, for a first look.
 """
 PAPERS = """## What the papers report
 
