@@ -86,7 +86,7 @@ def test_a_runner_goes_on_after_a_prompt_that_runs_out_of_memory(
     runner = engine.runner(RunSettings(strategy, max_new_tokens=24, compare=compare))
     for calls in (0, 8, 12):  # in the prefill, after it, and in the middle of a forward
         with monkeypatch.context() as scarce:
-            scarce.setattr("ssd_runtime.model.decoder.attend", attends(calls))
+            scarce.setattr("ssd_runtime.model.sublayers.attend", attends(calls))
             with pytest.raises(
                 UserError, match=r"^prompt 1: out of memory on cpu while decoding; give a shorter prompt"
             ):
@@ -117,7 +117,7 @@ def test_measuring_takes_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPa
 
 def test_a_failed_prompts_cache_is_given_back(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Engine(loaded).runner(RunSettings("plain"))
-    monkeypatch.setattr("ssd_runtime.model.decoder.attend", attends(8))
+    monkeypatch.setattr("ssd_runtime.model.sublayers.attend", attends(8))
     with pytest.raises(UserError, match="while decoding"):
         runner.answer(QUESTION)
     assert runner.scheduler.pool.bytes

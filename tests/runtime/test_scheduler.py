@@ -25,6 +25,7 @@ from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.sublayers import SubLayers
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
@@ -333,9 +334,11 @@ TestCrowd.settings = settings(max_examples=25, stateful_step_count=14, deadline=
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_that_leaks_between_sequences_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one layer, a row of each sequence takes the place of the row of the sequence before it."""
-    own, before = Decoder._mixed, list[Segment]()
+    own, before = SubLayers._mixed, list[Segment]()
 
-    def leaking(self: Decoder, layer: int, queries: torch.Tensor, new: torch.Tensor, segment: Segment) -> torch.Tensor:
+    def leaking(
+        self: SubLayers, layer: int, queries: torch.Tensor, new: torch.Tensor, segment: Segment
+    ) -> torch.Tensor:
         mixed = own(self, layer, queries, new, segment)
         if layer == 1:
             if before and before[-1].cache is not segment.cache:
@@ -343,7 +346,7 @@ def test_a_row_that_leaks_between_sequences_is_noticed(dtype: torch.dtype, monke
             before.append(segment)
         return mixed
 
-    monkeypatch.setattr(Decoder, "_mixed", leaking)
+    monkeypatch.setattr(SubLayers, "_mixed", leaking)
     with pytest.raises(AssertionError):
         test_sequences_beside_each_other_decode_as_alone("qwen3", dtype)
 
