@@ -19,6 +19,7 @@ from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import HEAD_ROWS, Forward, Head, ModelRunner, Request, Work
+from ssd_runtime.model.sublayers import SubLayers
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.planning.papers.swift import SwiftPlanner, SwiftSearch
 from ssd_runtime.planning.plan import Plan, Planner
@@ -82,8 +83,9 @@ def run_by_the_runner_alone() -> Iterator[list[list[Request]]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelRunner, "answer", noted)
-        for name in ("run", "attention", "mlp", "head", "logits"):
-            patch.setattr(Decoder, name, guarded(getattr(Decoder, name)))
+        for owner, names in ((Decoder, ("run", "head", "logits")), (SubLayers, ("attention", "mlp"))):
+            for name in names:
+                patch.setattr(owner, name, guarded(getattr(owner, name)))
         yield asked
 
 
