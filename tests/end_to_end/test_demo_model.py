@@ -20,7 +20,8 @@ from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.offline.divergence import NEAR_TIE, Kind, compare
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel, load_model
-from ssd_runtime.model.decoder import KEY_MULTIPLE, Decoder
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.weights.packed_linear import PackedLinear
