@@ -204,9 +204,9 @@ def run(
         raise UserError("--prompt: a prompt is given already; omit one of the two")
     prompt = prompt if prompt is not None else text
     if prompt is None and prompts is None and not sys.stdin.isatty():
-        prompt = _standard_input()
-    given = bool(prompt and prompt.strip()) or prompts is not None
-    sampled = compare and not given
+        piped = _standard_input()
+        prompt = None if compare and not piped.strip() else piped
+    sampled = compare and prompt is None and prompts is None
     chatting = prompt is None and prompts is None and not sampled
     if chatting and as_json:
         raise UserError("prompt: --json needs one; give a prompt or --prompts FILE.jsonl")

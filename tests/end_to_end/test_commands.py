@@ -282,6 +282,7 @@ BAD_RUNS = {
     "no prompt": (["--artifact", "bundle"], "prompt"),
     "two prompts": (["--artifact", "bundle", "hi", "--prompts", "rivers.jsonl"], "prompt"),
     "empty prompt": (["--artifact", "bundle", "  "], "empty"),
+    "empty prompt to compare": (["--artifact", "bundle", "--compare", ""], "prompt: must not be empty"),
     "empty stop": (["--artifact", "bundle", "hi", "--stop", ""], "--stop: must not be empty"),
     "half a character": (["--artifact", "bundle", "a \ud83d"], "prompt: is not valid text"),
     "no bundle given": (["hi"], "--bundle"),
