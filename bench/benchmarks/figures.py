@@ -67,7 +67,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """How many outputs of all contenders that can be compared are plain decoding's."""
+    """Number of outputs that are plain decoding's, and of all that can be compared."""
 
     label: str = "outputs that are plain decoding's"
     key: str = "identical"

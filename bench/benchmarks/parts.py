@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.benchmarks.figures import Equal, Figure, Rate, Ratio, Size
@@ -36,7 +37,7 @@ class Part:
     count: int
     """Prompts; of a tool that decodes in rounds, rounds."""
     says: str
-    """What a reader must know to judge the figures."""
+    """Text under the title: the conditions by which to judge the figures."""
     figures: Sequence[Figure]
     needs: str = ""
     """Path without which it cannot run."""
@@ -60,7 +61,7 @@ class Part:
 
     @property
     def missing(self) -> bool:
-        """Whether what it needs is not there."""
+        """Whether the path that it needs is absent."""
         return bool(self.needs) and not Path(self.needs).exists()
 
     def measure(self, folder: Path, count: int | None, packages: str) -> Outcome:
@@ -105,6 +106,12 @@ PLAIN_RATE = Rate("plain decoding, tokens/s", "plain")
 AUTO_RATE = Rate("`auto`, tokens/s", "auto")
 
 
+_on_off_grid = partial(
+    Part, needs=OFF_GRID, make=f"python -m bench.fixtures.off_grid --out {OFF_GRID}", makes_itself=True
+)
+"""Make a part that runs on the model off the grid."""
+
+
 def _alone(name: str, title: str, prompts: str, says: str) -> Part:
     """`auto` without a bundle on one set of prompts."""
     return Part(
@@ -131,7 +138,7 @@ PARTS = (
     ),
     _alone("gsm8k", "GSM8K, no bundle", "build/prompts/gsm8k/test.jsonl", ON_GRID),
     _alone("humaneval", "HumanEval, no bundle", "build/prompts/humaneval/HumanEval.jsonl", ON_GRID),
-    Part(
+    _on_off_grid(
         name="off-grid",
         title="Weights on no grid: light drafts, no bundle",
         tool="bench.compare",
@@ -153,11 +160,8 @@ PARTS = (
             AGAIN,
             Equal(),
         ),
-        needs=OFF_GRID,
-        make=f"python -m bench.fixtures.off_grid --out {OFF_GRID}",
-        makes_itself=True,
     ),
-    Part(
+    _on_off_grid(
         name="bf16",
         title="The same in bf16",
         tool="bench.compare",
@@ -169,11 +173,8 @@ PARTS = (
         says="As above with bf16 weights. Near ties are counted apart: in bf16 the number of rows of a forward decides "
         "them, in plain decoding too.",
         figures=(Size(), PLAIN_RATE, AUTO_RATE, AUTO, GUESSES, AGAIN, Equal()),
-        needs=OFF_GRID,
-        make=f"python -m bench.fixtures.off_grid --out {OFF_GRID}",
-        makes_itself=True,
     ),
-    Part(
+    _on_off_grid(
         name="transformers",
         title="Against transformers",
         tool="bench.compare",
@@ -196,9 +197,6 @@ PARTS = (
             AGAIN,
             Equal(),
         ),
-        needs=OFF_GRID,
-        make=f"python -m bench.fixtures.off_grid --out {OFF_GRID}",
-        makes_itself=True,
     ),
     Part(
         name="llama-cpp",

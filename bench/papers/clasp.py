@@ -17,16 +17,14 @@ import numpy as np
 import torch
 
 from bench.fixtures.prompt_files import stratified
+from bench.papers.references import answered, rows_of
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation, load_model
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.search.knapsack import Weights, search_knapsack
-from ssd_runtime.search.replay import ReferenceStates, RowGroup
+from ssd_runtime.search.replay import ReferenceStates
 from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 NEVER = 10**6
@@ -51,8 +49,8 @@ def main() -> None:
     agreements: dict[int, list[float]] = {distance: [] for distance in DISTANCES}
     skipped = np.zeros(layers)
     for prompt in stratified(arguments.prompts, arguments.count):
-        reference = _reference(decoder, loaded.encode(conversation(prompt)), arguments.answer)
-        tokens = [_row(reference, row) for row in range(len(reference))]
+        reference = answered(decoder, loaded.encode(conversation(prompt)), arguments.answer)
+        tokens = [rows_of(reference, row, row + 1) for row in range(len(reference))]
         found += [_optimality(decoder, token, free) for token in tokens[:: len(tokens) // 3]]
         masks = [_mask(decoder, token, Weights((1,) * layers), layers // 2) for token in tokens]
         for distance, values in agreements.items():
@@ -67,24 +65,6 @@ def main() -> None:
     print(f"masks of {layers // 2} of {layers} layers, Jaccard by distance in tokens:")
     print("  " + ", ".join(f"{distance}: {np.mean(values):.3f}" for distance, values in agreements.items() if values))
     print("skipped, by layer: " + " ".join(f"{share:.2f}" for share in skipped))
-
-
-@torch.inference_mode()
-def _reference(decoder: Decoder, ids: list[int], count: int) -> ReferenceStates:
-    answer = generate(Session(decoder), ids, PlainPlanner(), Limits(count)).token_ids
-    session = Session(decoder)
-    session.prefill(ids)
-    states = session.forward_states(answer)
-    targets = decoder.logits(states[-1]).argmax(-1)
-    session.commit(answer)
-    return ReferenceStates(states, targets, [RowGroup(cache=session.cache, start=len(ids), begin=0, end=len(answer))])
-
-
-def _row(reference: ReferenceStates, row: int) -> ReferenceStates:
-    [group] = reference.groups
-    states = [x[row : row + 1] for x in reference.states]
-    alone = RowGroup(cache=group.cache, start=group.start + row, begin=0, end=1, spare=group.start + len(group))
-    return ReferenceStates(states, reference.targets[row : row + 1], [alone])
 
 
 def _mask(decoder: Decoder, token: ReferenceStates, weights: Weights, count: int) -> SkipMask:

@@ -1,4 +1,4 @@
-"""What the searches of KnapSpec and CLaSp cost, in plain steps, by the latency table.
+"""Prices the searches of KnapSpec and CLaSp in plain steps, by the latency table.
 
 `python -m bench.papers.search_prices --layers 60` prices every forward of KnapSpec's search by context, tokens and
 number of states as if each reachable budget were kept, which is the most that it can cost: states whose similarity is

@@ -1,4 +1,4 @@
-"""What KnapSpec's search loses by carrying fewer budgets and looking at fewer tokens, and what it saves.
+"""Measures the loss and the saving of a KnapSpec search that carries fewer budgets and looks at fewer tokens.
 
 `python -m bench.papers.search_states --model build/planted --prompts ../shared/data/spec_bench/dev.jsonl`
 
@@ -18,21 +18,18 @@ import torch
 
 from bench.fixtures.prompt_files import stratified
 from bench.harness.latencies import read_latency
+from bench.papers.references import answered, rows_of
 from bench.papers.search_prices import search_price
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
-from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry
-from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
-from ssd_runtime.search.replay import ReferenceStates, RowGroup, replay_mask
+from ssd_runtime.search.replay import replay_mask
 
 BLOCK = 8
 """Length of the drafts that are replayed."""
@@ -99,30 +96,6 @@ def predicted_speedup(latency: LatencyTable, context: int, candidate: Candidate)
         for length in lengths
     )
     return max(rates) * latency.step_seconds(context)
-
-
-def answered(decoder: Decoder, ids: list[int], count: int) -> ReferenceStates:
-    """The states of a plain answer of at most `count` tokens."""
-    answer = generate(Session(decoder), ids, PlainPlanner(), Limits(count)).token_ids
-    session = Session(decoder)
-    session.prefill(ids)
-    states = session.forward_states(answer)
-    targets = decoder.logits(states[-1]).argmax(-1)
-    session.commit(answer)
-    return ReferenceStates(states, targets, [RowGroup(cache=session.cache, start=len(ids), begin=0, end=len(answer))])
-
-
-def rows_of(reference: ReferenceStates, first: int, last: int) -> ReferenceStates:
-    """The rows [first, last) of a reference of one group, whose cache goes on behind them."""
-    [group] = reference.groups
-    some = RowGroup(
-        cache=group.cache,
-        start=group.start + first,
-        begin=0,
-        end=last - first,
-        spare=group.start + len(group),
-    )
-    return ReferenceStates([x[first:last] for x in reference.states], reference.targets[first:last], [some])
 
 
 if __name__ == "__main__":
