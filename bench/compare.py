@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from bench.fixtures.bundles import model_title
 from bench.fixtures.prompt_files import read_pool, stratified
 from bench.harness.chart import draw
 from bench.harness.contenders import Decode, Timed, Unavailable, ours
@@ -97,7 +98,7 @@ def main() -> None:
     show(found, PLAIN, BASELINES, console)
     if said := disturbance(ledger.stolen):
         console.print(said)
-    for path in draw(found, PLAIN, f"{settings['name']}, {settings['device']['device']}", arguments.out):
+    for path in draw(found, PLAIN, model_title(settings["name"]), arguments.out):
         console.print(f"picture: {path}")
 
 

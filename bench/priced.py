@@ -34,12 +34,11 @@ from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.offline.divergence import compare
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.latency import device_key
-from ssd_runtime.sampling.params import GREEDY
 
 T = TypeVar("T")
 STREAMS = ("auto", "swift", "lookup")
@@ -93,10 +92,14 @@ def _rows(engine: Engine, prompts: Sequence[Prompt], makers: dict[str, MakePlann
     """Decode the prompts with all contenders, and hold every output against plain decoding."""
     encoded = [engine.loaded.encode(conversation(prompt)) for prompt in prompts]
     judge = Session(engine.decoder)
+    # Every contender goes on from here, so that a long prompt is run once for all.
+    begun = [
+        (session := Session(engine.decoder), session.prefill(ids, new_tokens=limits.max_new_tokens)) for ids in encoded
+    ]
     done: dict[str, list[Timed]] = {}
     for name, make in makers.items():
         together = len(prompts) if name.split("+")[0] not in STREAMS else 1
-        done[name] = _decode(engine, encoded, make, limits, together)
+        done[name] = _decode(engine, begun, make, limits, together)
     return [
         Row.of(
             prompt=prompt.id,
@@ -112,12 +115,12 @@ def _rows(engine: Engine, prompts: Sequence[Prompt], makers: dict[str, MakePlann
 
 
 def _decode(
-    engine: Engine, encoded: Sequence[list[int]], make: MakePlanner, limits: Limits, together: int
+    engine: Engine, begun: Sequence[tuple[Session, Prefill]], make: MakePlanner, limits: Limits, together: int
 ) -> list[Timed]:
-    """Decode prompts, `together` of them at a time."""
+    """Go on after prompts, `together` of them at a time."""
     found = list[Timed]()
-    for some in _parts(encoded, together):
-        works = [priced(Session(engine.decoder, GREEDY), ids, make, engine.latency, limits) for ids in some]
+    for some in _parts(begun, together):
+        works = [priced(session, prompt, make, engine.latency, limits) for session, prompt in some]
         found += run_together(engine.decoder, works)
     return found
 

@@ -14,5 +14,9 @@ def bundle_path(artifact: Path) -> Path:
 
     A bundle of the user's own in a folder named `demo` takes precedence.
     """
-    is_reference = str(artifact) == REFERENCE and not (artifact / MANIFEST).exists()
-    return Path(__file__).parent / "reference" / REFERENCE if is_reference else artifact
+    return Path(__file__).parent / "reference" / REFERENCE if is_packaged(artifact) else artifact
+
+
+def is_packaged(artifact: str | Path | None) -> bool:
+    """Whether `--artifact` means the packaged bundle."""
+    return str(artifact) == REFERENCE and not (Path(REFERENCE) / MANIFEST).exists()

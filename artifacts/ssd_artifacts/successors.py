@@ -48,7 +48,7 @@ class SuccessorSet:
     @classmethod
     def from_file(cls, path: str) -> SuccessorSet:
         """Read what `to_bytes` wrote. Raises UserError when the file is damaged."""
-        with opened(path, "followers") as file:
+        with opened(path, "successors") as file:
             successors = cls(file.get_tensor("pairs"), file.get_tensor("candidates"))
         successors._check(path)
         return successors
@@ -61,4 +61,4 @@ class SuccessorSet:
             and bool(np.all(self.pairs >= 0) and np.all(self.candidates[:, 0] >= 0) and np.all(self.candidates >= -1))
         )
         if not sound:
-            raise damaged(path, "followers", "shapes, dtypes or values")
+            raise damaged(path, "successors", "shapes, dtypes or values")

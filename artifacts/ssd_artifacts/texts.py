@@ -16,6 +16,8 @@ MAX_YAML_DEPTH = 32
 MAX_SCALAR = 2048
 """Most characters of one YAML value. Longer numbers take quadratic time to parse or cannot be printed."""
 
+_REMEDY = "give the folder of a bundle that ssd-compile or ssd-bundle wrote"
+
 M = TypeVar("M", bound=BaseModel)
 
 # The C parser is ten times as fast, but PyYAML may have been built without it.
@@ -26,13 +28,13 @@ def read_text(path: Path) -> str:
     """Read a text file. Raises UserError when it is missing, too large or not UTF-8."""
     # A link may lead to a device, and reading a device may never end.
     if not path.is_file():
-        raise UserError(f"{path}: cannot be read (no such file); is this a bundle?")
+        raise UserError(f"{path}: cannot be read (no such file); {_REMEDY}")
     try:
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise UserError(f"{path}: larger than any such file of a bundle; compile the bundle again")
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); is this a bundle?") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {_REMEDY}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not text in UTF-8 ({error.reason}); compile the bundle again") from None
 

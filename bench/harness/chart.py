@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,16 @@ def colours(names: Sequence[str]) -> list[str]:
 
 def _strategy(name: str) -> str:
     return name.removeprefix("single:").partition("+")[0].partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The texts of a picture."""
+
+    title: str
+    """The model's name."""
+    across: str
+    up: str
 
 
 def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list[Path]:
@@ -85,7 +96,7 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
     return saved(figure, folder / "speed")
 
 
-def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: str, up: str, path: Path) -> list[Path]:
+def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], labels: Labels, path: Path) -> list[Path]:
     """Draw scatter plots with the diagonal as `path`.png and .svg. Returns no paths without matplotlib."""
     values = [value for x, y in series.values() for value in (*x, *y)]
 
@@ -94,10 +105,10 @@ def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], across: s
             axes.scatter(x, y, s=18, color=colour, label=name, alpha=0.8)
         axes.plot([min(values), max(values)], [min(values), max(values)], color="#57606a", linewidth=1)
 
-    return _painted(paint, 6, 5, across, up, path)
+    return _painted(paint, 6, 5, labels, path)
 
 
-def stairs(series: dict[str, Sequence[tuple[float, float]]], across: str, up: str, path: Path) -> list[Path]:
+def stairs(series: dict[str, Sequence[tuple[float, float]]], labels: Labels, path: Path) -> list[Path]:
     """Draw staircases of values [(x, y), ...], each held until the next. Returns no paths without matplotlib."""
 
     def paint(axes: Any) -> None:
@@ -105,10 +116,10 @@ def stairs(series: dict[str, Sequence[tuple[float, float]]], across: str, up: st
             axes.step(*zip(*steps, strict=True), where="post", color=colour, label=name)
         axes.axhline(1.0, color="#57606a", linewidth=1)
 
-    return _painted(paint, 7, 3.6, across, up, path)
+    return _painted(paint, 7, 3.6, labels, path)
 
 
-def histogram(series: dict[str, Sequence[float]], across: str, up: str, path: Path) -> list[Path]:
+def histogram(series: dict[str, Sequence[float]], labels: Labels, path: Path) -> list[Path]:
     """Draw histograms as `path`.png and .svg. Returns no paths without matplotlib."""
     values = [value for each in series.values() for value in each]
     width = 0.1
@@ -121,10 +132,10 @@ def histogram(series: dict[str, Sequence[float]], across: str, up: str, path: Pa
             axes.hist(each, edges, color=colour, label=name, alpha=0.6)
         axes.axvline(1.0, color="#57606a", linewidth=1)
 
-    return _painted(paint, 7, 3.2, across, up, path)
+    return _painted(paint, 7, 3.2, labels, path)
 
 
-def _painted(paint: Callable[[Any], None], width: float, height: float, across: str, up: str, path: Path) -> list[Path]:
+def _painted(paint: Callable[[Any], None], width: float, height: float, labels: Labels, path: Path) -> list[Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -132,8 +143,9 @@ def _painted(paint: Callable[[Any], None], width: float, height: float, across: 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     paint(axes)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
+    axes.set_xlabel(labels.across)
+    axes.set_ylabel(labels.up)
+    axes.set_title(labels.title, loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     return saved(figure, path)

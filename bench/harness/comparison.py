@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.fixtures.bundles import MadeBundle
+from bench.fixtures.long_prompts import long_prompts
 from bench.fixtures.prompt_files import POOLS, SPEC_BENCH, read_pool
 from bench.fixtures.streams import mixed_stream, write_stream
 from bench.harness.latencies import QUIET
@@ -18,6 +19,7 @@ from bench.harness.ledger import NAME, read_rows, write_rows
 from bench.harness.outcomes import Outcome
 from bench.harness.picture import Picture
 from bench.harness.tables import interval, sameness, with_interval
+from ssd_profiles.prompts import Prompt
 
 FULL = "-full"
 """End of the name of a part's outcome in the full mode."""
@@ -45,6 +47,8 @@ class Comparison:
     """Whether time is priced by the latency table `QUIET` (`bench.priced`) in place of the clock."""
     stream: str | None = None
     """A file of prompts to decode in its order, in place of Spec-Bench's or a mixed stream."""
+    context: int | None = None
+    """Tokens of each prompt, which is then made of several of Spec-Bench's."""
     paired: Sequence[tuple[str, str]] = ()
     """Pairs of contenders whose speeds are compared prompt by prompt."""
     without_bundle: bool = False
@@ -58,7 +62,11 @@ class Comparison:
         contenders = ",".join(self._names())
         given = ["--model", self.bundle.model] if self.without_bundle else ["--artifact", self.bundle.path]
         options = [*given, "--contenders", contenders, "--out", str(own)]
-        if self.ratio is None:
+        if self.context is not None:
+            path = folder / f"context-{self.context}.jsonl"
+            write_stream(self._long_prompts(self.context, 4 if full else self.count), path)
+            options += ["--prompts", str(path), "--max-new-tokens", str(self.tokens)]
+        elif self.ratio is None:
             options += ["--prompts", self.stream or str(SPEC_BENCH)]
             whole = full or self.stream is not None
             options += ([] if self.priced else ["--full"]) if whole else ["--count", str(self.count)]
@@ -123,6 +131,13 @@ class Comparison:
             parts.append(_by_category(outcome.standings))
         return "\n".join(parts)
 
+    def _long_prompts(self, tokens: int, count: int) -> list[Prompt]:
+        """Prompts of at most `tokens` tokens of the bundle's model."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.bundle.model)
+        return long_prompts(read_pool(SPEC_BENCH), tokens, count, lambda text: _length(tokenizer, text))
+
     def outcome_name(self, full: bool) -> str:
         """The name of its outcome: the full mode has one of its own."""
         return self.name + FULL * full
@@ -133,6 +148,12 @@ class Comparison:
 
     def _names(self) -> list[str]:
         return [name.format(first=self.bundle.first) for name in self.contenders]
+
+
+def _length(tokenizer: Any, text: str) -> int:
+    """Tokens of a text as a prompt, with its chat template."""
+    asked = [{"role": "user", "content": text}]
+    return len(tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)["input_ids"])
 
 
 def _table(standings: dict[str, Any]) -> str:

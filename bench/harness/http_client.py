@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -110,7 +111,9 @@ def server(*options: str) -> Iterator[tuple[str, psutil.Process]]:
                 break
         else:
             raise RuntimeError(f"the server did not start: {''.join(lines)}")
+        # A pipe that nobody reads would stop the server once it is full.
+        threading.Thread(target=process.stderr.read, daemon=True).start()
         yield found[1], psutil.Process(process.pid)
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()

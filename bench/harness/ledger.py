@@ -66,6 +66,13 @@ def read_rows(path: Path) -> list[Row]:
         raise UserError(f"{path}: no rows of bench.compare ({error})") from None
 
 
+def read_comparison_settings(path: Path) -> dict[str, Any]:
+    """The settings of a comparison that `read_rows` can read."""
+    with path.open(encoding="utf-8") as file:
+        settings: dict[str, Any] = json.loads(file.readline())
+    return settings
+
+
 def write_rows(path: Path, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Write a whole comparison, as `Ledger` and `read_rows` read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +90,7 @@ class Ledger:
         self.rows = list[Row]()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            first, *_ = path.read_text(encoding="utf-8").splitlines()
-            if json.loads(first) != settings:
+            if read_comparison_settings(path) != settings:
                 raise UserError(f"{path}: of other settings; give another --out, or delete it to begin afresh")
             # A kill may leave a partial line, or a prompt without some contenders. Both are measured again.
             rows = read_rows(path)

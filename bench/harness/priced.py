@@ -122,9 +122,8 @@ class PricedPlanner:
             answer = yield request
 
 
-def priced(session: Session, ids: list[int], make: MakePlanner, latency: LatencyTable, limits: Limits) -> Work[Timed]:
-    """Decode a prompt with a planner of `make`; the seconds are prices, without the prefill and the first token."""
-    prompt = yield from session.prefilling(ids, new_tokens=limits.max_new_tokens)
+def priced(session: Session, prompt: Prefill, make: MakePlanner, latency: LatencyTable, limits: Limits) -> Work[Timed]:
+    """Decode a session's `prompt` with a planner of `make`; the seconds are prices, without the first token's."""
     planner = PricedPlanner(make(), latency)
     done: Generation = yield from planner.watching(decoding(session, prompt, planner, limits))
     seconds = sum(cycle.seconds + cycle.plan_seconds for cycle in planner.cycles)

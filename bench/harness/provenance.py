@@ -9,12 +9,17 @@ from pathlib import Path
 from time import monotonic
 
 STAT = Path("/proc/stat")
+WRITTEN = ("docs", "README.md", "bench/benchmarks/outcomes", "bench/papers/outcomes")
 
 
 def commit() -> str | None:
-    """The checked-out commit, with a + if any file outside docs/ differs; None outside a repository."""
+    """The checked-out commit, with a + if a file differs that no measurement writes; None outside a repository.
+
+    Measurements write outcomes, and the pages and the README that quote them.
+    """
     found = _git("rev-parse", "--short", "HEAD")
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+    written = [f":(top,exclude){path}" for path in WRITTEN]
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *written)
     return f"{found}+" if found and changed else found or None
 
 

@@ -9,8 +9,8 @@ Every part's outcome is kept in bench/papers/outcomes, by processor, and the pag
 outcome was measured with the same code, bundle and arguments is not measured again; a killed part resumes. Parts may
 so be measured on several days, one at a time. `--page` measures nothing.
 
-`build/bundle05`, `build/bundle02` and `build/bundle-domains` are required by most parts, and the commands that build
-them are printed where they are missing.
+Most parts require bundles whose masks skip sub-layers and no more; the commands that build them are printed where they
+are missing.
 """
 
 from __future__ import annotations

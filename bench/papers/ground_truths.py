@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from bench.fixtures.hard_planted import plant_diffuse, plant_pairs
 from bench.fixtures.planted import plant
-from bench.harness.chart import stairs
+from bench.harness.chart import Labels, stairs
 from bench.harness.latencies import measured_latency, read_latency
 from bench.papers.search_cost import METHODS
 from ssd_artifacts.files import write_atomically
@@ -77,7 +77,8 @@ def main() -> None:
         print(f"{'Bayesian optimisation adds to the programme':40}" + "".join(f"{ratio - 1:>22.1%}" for ratio in added))
         longest = {method: found[method, counts[-1]][0] for method in METHODS}
         drawn = {method: [*each.progress, (each.seconds, each.best)] for method, each in longest.items()}
-        stairs(drawn, "seconds of search", "best speed-up predicted so far", arguments.out / name)
+        labels = Labels(f"a random model of 24 layers: {name}", "seconds of search", "best speed-up predicted so far")
+        stairs(drawn, labels, arguments.out / name)
 
 
 @dataclass(frozen=True, slots=True)

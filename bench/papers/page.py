@@ -17,21 +17,27 @@ HEAD = """# The five papers, claim by claim
 Written by `python -m bench.papers` from [bench/papers/outcomes](../bench/papers/outcomes); what follows from it stands
 in [lab-notes.md](lab-notes.md#the-five-papers).
 """
-TABLES = """## How to read the tables
+WORDS = """## How to read the tables
 
-One engine, one process a table, everything in turn; speed is decoding only, ÷ plain decoding of the same engine;
-intervals are 95% over prompts by Student's t, for three prompts or more. *Priced*: every forward costs what the
-device's latency table says, searches included, so there is no timing noise. Slowest prompt, below 1: the smallest ratio
-of a prompt, and the share of prompts that became slower. M: tokens a verification of drafts. α: accepted ÷ drafted.
-c, v: draft step and verification ÷ a plain step, measured. E(Spd) takes v as 1; the next column takes v as measured.
-Skipped: attention and MLP blocks on average. Identical: outputs that are plain decoding's. *Stale*: the packages have
-changed since.
+Each table comes from one engine in one process, which decodes with all strategies in turn. *÷ plain* is decoding speed
+without the prefill, divided by that of plain decoding. Brackets are 95% intervals over prompts (Student's t), for three
+prompts or more. *Priced*: every forward, searches included, costs what the device's latency table says, so there is no
+timing noise.
+
+Columns: *slowest prompt*, the smallest ratio of a prompt; *below 1*, the share of prompts that became slower; *M*, new
+tokens ÷ cycles that drafted; *α*, accepted ÷ drafted tokens; *c* and *v*, the time of a draft step and of a
+verification in plain steps; *E(Spd)*, the speed-up that follows from M, α and c if v is 1; *with v*, the same with the
+measured v; *skipped*, attention + MLP blocks on average; *drafted*, the share of tokens from cycles that drafted;
+*planning*, the share of the time that planning takes, searches included; *identical*, outputs equal to plain
+decoding's. *TPT*: expected tokens per second of a mask and a draft length.
+
+*Stale* tables, and figures with a star, were measured before the code changed.
 """
 
 
 def page(outcomes: Mapping[str, list[Outcome]], packages: str) -> str:
     """Render the page in Markdown from all outcomes; those of other code than `packages` are marked as stale."""
-    sections = [HEAD, scoreboard(CLAIMS, outcomes, packages), TABLES]
+    sections = [HEAD, WORDS, scoreboard(CLAIMS, outcomes, packages)]
     for part in (*COMPARISONS, *MEASUREMENTS):
         found = [each for name in (part.name, part.name + FULL) for each in outcomes.get(name, [])]
         for outcome in found:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, LATE, PAIRS, PLANTED02, PLANTED05, REFERENCE, MadeBundle
+from bench.fixtures.bundles import (
+    DIFFUSE,
+    DOMAINS,
+    FIVE,
+    LATE,
+    LIGHT05,
+    PAIRS,
+    PLANTED02,
+    PLANTED05,
+    REFERENCE,
+    MadeBundle,
+)
 from bench.fixtures.prompt_files import SPEC_BENCH
 from bench.harness.comparison import Comparison
 from bench.harness.latencies import QUIET
@@ -45,6 +56,9 @@ CLASP = (
 """CLaSp's Figure 4, and its search over sub-layers."""
 
 INTERVALS = (16, 32, 64, 128)
+CONTEXTS = (2048, 4096, 7500)
+"""Tokens of long prompts; the model's context ends at 8,192."""
+LONG = ("auto+light=0", "knn", "knapsack", "knapsack+warm_start=0", "clasp", "swift", "exit", "del")
 KNAPSACK = ("states=16", "states=32")
 """More budgets than KnapSpec's search carries here. All of them, as in the paper, take minutes a prompt to compute."""
 
@@ -130,6 +144,22 @@ COMPARISONS = (
             ),
         ),
     ),
+    Comparison(
+        name="planted05-light",
+        title="Planted, ε = 0.05, the bundle's masks with lighter sub-layers",
+        bundle=LIGHT05,
+        contenders=ALL,
+        optional=True,
+        count=26,
+        pictures=(
+            Picture(
+                "planted05-light/speed",
+                "papers-planted05-light",
+                "Where masks run sub-layers in 4 bits, which these weights are exactly, those known beforehand are far "
+                "ahead; what finds masks on the way is not",
+            ),
+        ),
+    ),
     Comparison(name="planted02", title="Planted, ε = 0.02", bundle=PLANTED02, contenders=ALL, optional=True),
     Comparison(name="demo", title="SmolLM2-135M-Instruct", bundle=REFERENCE, contenders=ALL, optional=True),
     *(
@@ -203,14 +233,39 @@ COMPARISONS = (
         count=3,
         tokens=256,
     ),
+    *(
+        Comparison(
+            name=f"context-{context}",
+            title=f"Planted, ε = 0.05, after {context:,} tokens, priced",
+            bundle=PLANTED05,
+            contenders=LONG,
+            context=context,
+            optional=True,
+            priced=True,
+            count=1,
+            tokens=256,
+        )
+        for context in CONTEXTS
+    ),
+    # The search goes on from prompt to prompt, so the stream has to be long.
+    Comparison(
+        name="swift-stream",
+        title="SWIFT on a stream of 60 prompts of 128 tokens, diffuse redundancy, priced",
+        bundle=DIFFUSE,
+        contenders=("swift",),
+        optional=True,
+        priced=True,
+        without_bundle=True,
+        count=60,
+        tokens=128,
+    ),
     Comparison(
         name="late",
         title="Weak layers at the end, early exits, priced",
         bundle=LATE,
         contenders=(
             f"exit+{HALF}",
-            *(f"exit+{HALF}+{change}" for change in ("annealing=0", "depth=0.9", "width=25", "depth=0.3125")),
-            *(f"exit+{HALF}+threshold={threshold}" for threshold in (0.3, 0.9)),
+            *(f"exit+{HALF}+{change}" for change in ("annealing=0", "depth=0.9", "width=25", "threshold=0.9")),
             "del",
             "clasp",
         ),
@@ -241,6 +296,16 @@ MEASUREMENTS = (
                 "How many prompts reach which speed-up: whatever lies left of 1 became slower",
             ),
         ),
+    ),
+    Measurement(
+        name="along-stream",
+        title="SWIFT as the stream goes on",
+        tool="bench.papers.swift_stream",
+        arguments=("{out}/swift-stream",),
+        bundle=DIFFUSE,
+        optional=True,
+        derived=True,
+        without_bundle=True,
     ),
     Measurement(
         name="pictures",

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.fixtures.bundles import model_title
 from bench.harness.chart import COLOURS, colours, saved
-from bench.harness.ledger import Row, read_rows
+from bench.harness.ledger import NAME, Row, read_rows
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_runtime.command import run_guarded
@@ -39,9 +40,9 @@ def main() -> None:
     bundle = Bundle.load(bundle_path(arguments.artifact))
     paths = [*masks(bundle, arguments.out), *shares(bundle, arguments.out), *features(bundle, arguments.out)]
     if arguments.stream is not None:
-        rows = read_rows(arguments.stream / "rows.jsonl")
+        rows = read_rows(arguments.stream / NAME)
         names = dict.fromkeys(row.contender for row in rows if row.contender != "plain")
-        paths += stream(rows, list(names), arguments.out)
+        paths += stream(rows, list(names), model_title(bundle.model.name), arguments.out)
     for path in paths:
         print(f"picture: {path}", file=sys.stderr)
 
@@ -69,8 +70,7 @@ def masks(bundle: Bundle, out: Path) -> list[Path]:
     axes.set_xlim(-1, bundle.model.num_layers)
     axes.set_xlabel("layer; what is coloured is skipped while drafting")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return saved(figure, out / "masks")
+    return _save(figure, axes, model_title(bundle.model.name), out / "masks")
 
 
 def shares(bundle: Bundle, out: Path) -> list[Path]:
@@ -85,8 +85,7 @@ def shares(bundle: Bundle, out: Path) -> list[Path]:
     axes.set_xlabel(f"layer; {len(skipped)} masks")
     axes.set_ylabel("skipped in this share of them")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return saved(figure, out / "shares")
+    return _save(figure, axes, model_title(bundle.model.name), out / "shares")
 
 
 def features(bundle: Bundle, out: Path) -> list[Path]:
@@ -108,11 +107,10 @@ def features(bundle: Bundle, out: Path) -> list[Path]:
             axes.scatter(picked[:, 0], picked[:, 1], marker=marker, s=size, color=colour, linewidths=1, label=label)
     axes.set_xlabel("features of prompts, first two principal directions; dots are anchors")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return saved(figure, out / "features")
+    return _save(figure, axes, model_title(bundle.model.name), out / "features")
 
 
-def stream(rows: Sequence[Row], names: Sequence[str], out: Path) -> list[Path]:
+def stream(rows: Sequence[Row], names: Sequence[str], title: str, out: Path) -> list[Path]:
     """Draw speed ÷ plain decoding along the stream as a moving average, with the domains as bands."""
     order = list(dict.fromkeys(row.prompt for row in rows))
     speeds = {(row.prompt, row.contender): row.counted / row.seconds for row in rows if row.seconds}
@@ -131,8 +129,14 @@ def stream(rows: Sequence[Row], names: Sequence[str], out: Path) -> list[Path]:
     axes.set_xlabel(f"prompt of the stream; bands are its domains: {', '.join(kinds)}")
     axes.set_ylabel("÷ plain decoding")
     axes.spines[["top", "right"]].set_visible(False)
+    return _save(figure, axes, title, out / "stream")
+
+
+def _save(figure: Any, axes: Any, title: str, path: Path) -> list[Path]:
+    """Save a figure with its title and legend."""
+    axes.set_title(title, loc="left", fontsize=10)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return saved(figure, out / "stream")
+    return saved(figure, path)
 
 
 def _figure(width: float, height: float) -> Any:

@@ -11,8 +11,8 @@ from bench.harness.outcomes import Outcome
 HEADER = """## Scoreboard
 
 *Reproduced*: all conditions of a row (`bench/papers/claims`) hold in the outcomes below, *partly*: some, *not*:
-none. *Not tried*: the outcome is missing. *Cannot be tried here*: this machine, a processor with two cores, or what is
-reachable from it, does not allow it. A star marks figures that were measured before the code changed. The papers'
+none. *Not tried*: there is no outcome that could decide. *Cannot be tried here*: this machine, a processor with two
+cores, or what is reachable from it, does not allow it. *Command*: an option of `python -m bench.papers`. The papers'
 figures are from GPUs and models of 1B to 70B parameters; ours from SmolLM2-135M, and from models into which skippable
 layers were planted.
 

@@ -20,9 +20,10 @@ from time import perf_counter
 import numpy as np
 from bayes_opt import BayesianOptimization
 
+from bench.fixtures.bundles import model_title
 from bench.fixtures.calibration import calibration
 from bench.fixtures.planted import WEAK_FILE
-from bench.harness.chart import stairs
+from bench.harness.chart import Labels, stairs
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.search import SearchBounds, SearchResult, search
@@ -99,7 +100,8 @@ def main() -> None:
         best = theirs.best().speedup
         print(f"Self-SD's {arguments.self_sd:6} {len(theirs.rated):6} {taken:8.0f} {best:11.3f} {jaccard}")
         drawn["Self-SD's"] = [*theirs.progress, (taken, theirs.progress[-1][1])]
-    for path in stairs(drawn, "seconds of search", "best speed-up predicted so far", arguments.out / "search"):
+    labels = Labels(model_title(arguments.model), "seconds of search", "best speed-up predicted so far")
+    for path in stairs(drawn, labels, arguments.out / "search"):
         print(f"picture: {path}", file=sys.stderr)
 
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.fixtures.bundles import model_title
 from bench.fixtures.calibration import calibration
-from bench.harness.chart import points
+from bench.harness.chart import Labels, points
 from ssd_compiler.calibrate import middle_context, reference_states
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import DRAFT_LENGTHS, AcceptanceProfile
@@ -92,7 +93,8 @@ def main() -> None:
         error = float(np.median(np.abs(np.asarray(values) / measured - 1)))
         print(f"{name:46} Pearson {r:.3f}, R² {r * r:.3f}, median |predicted ÷ measured - 1| {error:.1%}")
     series = {name: ([way.predictions[name] for way in ways], measured) for name in list(ways[0].predictions)[1:]}
-    for path in points(series, "predicted ÷ plain decoding", "measured ÷ plain decoding", arguments.out / "tpt"):
+    labels = Labels(model_title(loaded.fingerprint().name), "predicted ÷ plain decoding", "measured ÷ plain decoding")
+    for path in points(series, labels, arguments.out / "tpt"):
         print(f"picture: {path}", file=sys.stderr)
 
 

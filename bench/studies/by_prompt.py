@@ -19,8 +19,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness.chart import histogram
-from bench.harness.ledger import Row, read_rows
+from bench.fixtures.bundles import model_title
+from bench.harness.chart import Labels, histogram
+from bench.harness.ledger import NAME, Row, read_comparison_settings, read_rows
 from bench.harness.standings import against, paired
 from bench.harness.tables import with_interval
 from ssd_profiles.errors import UserError
@@ -57,7 +58,8 @@ def main() -> None:
     parser.add_argument("--base", default="plain")
     parser.add_argument("--halves", action="store_true")
     arguments = parser.parse_args()
-    rows = read_rows(arguments.folder / "rows.jsonl")
+    rows = read_rows(arguments.folder / NAME)
+    settings = read_comparison_settings(arguments.folder / NAME)
     console = Console(highlight=False)
     names = arguments.contender, arguments.control
     table = Table(title=f"÷ {arguments.base}")
@@ -75,7 +77,8 @@ def main() -> None:
         console.print(f"{name}, slowest: " + ", ".join(f"{prompt} {ratio:.2f}" for prompt, ratio in lowest))
     path = arguments.folder / "by-prompt"
     series = {name: list(each.values()) for name, each in found.items()}
-    for picture in histogram(series, f"times the speed of {arguments.base}", "prompts", path):
+    labels = Labels(model_title(settings.get("name", "")), f"times the speed of {arguments.base}", "prompts")
+    for picture in histogram(series, labels, path):
         print(f"picture: {picture}", file=sys.stderr)
 
 

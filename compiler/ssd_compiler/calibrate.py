@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import Limits, decode
@@ -19,8 +20,6 @@ from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.replay import ReferenceStates, RowGroup
-
-Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +82,9 @@ def continue_prompts(
     shared = SharedPrefix(decoder, prompts, sampling)
     found = []
     for ids in prompts:
-        (session, prompt) = shared.prefill(ids)
-        planner = PlainPlanner()
+        session, prompt = shared.prefill(ids)
         successors = Successors()
-        planner.successors = successors
-        generation = decode(session, prompt, planner, Limits(new_tokens, eos))
+        generation = decode(session, prompt, PlainPlanner(successors), Limits(new_tokens, eos))
         sample = Sample(
             prompt=ids, continuation=generation.token_ids, features=features(prompt), successors=successors.rows()
         )

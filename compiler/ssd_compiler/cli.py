@@ -166,7 +166,7 @@ def compile_(
         str | None,
         typer.Option(
             "--from",
-            help="A bundle that gets the new domains; nothing in it is computed again.",
+            help="A bundle that gets the new domains; its domains, mixture and latency table stay as they are.",
             rich_help_panel=BUNDLE_PANEL,
         ),
     ] = None,

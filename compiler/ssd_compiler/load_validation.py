@@ -8,6 +8,7 @@ from itertools import cycle, islice
 
 from ssd_artifacts.domain_config import LoadValidation
 from ssd_compiler.calibrate import SharedPrefix
+from ssd_compiler.progress import Tick
 from ssd_compiler.validate import Confirmed, constant, require_same
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime.engine.loop import Limits
@@ -31,7 +32,7 @@ def validate_under_load(
     confirmed: Confirmed,
     concurrency: Sequence[int],
     limits: Limits,
-    tick: Callable[[], None],
+    tick: Tick,
     sampling: SamplingParams = GREEDY,
 ) -> Confirmed:
     """Add to what was confirmed how it compares with plain decoding where so many prompts decode at once.
@@ -39,7 +40,8 @@ def validate_under_load(
     Prompts are repeated where there are fewer. Both ways decode in turn, from the same prefills. Raises RuntimeError if
     an output differs from plain decoding by more than a rounding tie: that is a defect of this program.
     """
-    short, found = replace(limits, max_new_tokens=min(limits.max_new_tokens, MOST_TOKENS)), list[LoadValidation]()
+    short = replace(limits, max_new_tokens=min(limits.max_new_tokens, MOST_TOKENS))
+    found = list[LoadValidation]()
     for sequences in concurrency:
         shared = SharedPrefix(decoder, prompts, sampling)
         asked = list(islice(cycle(prompts), max(sequences, len(prompts))))

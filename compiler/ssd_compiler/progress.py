@@ -18,6 +18,8 @@ from rich.progress import (
 
 from ssd_runtime.waiting import REFRESHES_PER_SECOND
 
+Tick = Callable[[], None]
+"""Is called after each step of a stage."""
 RESUMED_SECONDS = 1.0
 """A domain that took less was taken from an earlier, interrupted compile."""
 
@@ -54,7 +56,7 @@ class Reporter:
                 self.note(f"{step}: {told}" if step else told)
 
     @contextmanager
-    def stage(self, title: str, total: int | None) -> Iterator[Callable[[], None]]:
+    def stage(self, title: str, total: int | None) -> Iterator[Tick]:
         """Show a progress bar, or without a terminal one line at the end.
 
         Yields a function to call after each of `total` steps; `total` is None when the number is unknown.

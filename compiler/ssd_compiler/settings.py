@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ssd_artifacts.manifest import MANIFEST
+from ssd_profiles.errors import UserError
 from ssd_runtime.weights.draft_bits import DraftBits
 
 DRAFT_BLOCK = 8
@@ -90,7 +91,13 @@ class CompileSettings:
         return self.domains + tuple(name for name, _ in self.domain_files)
 
     def key(self) -> str:
-        """Hash of the settings, of the user's prompt files and of the base bundle."""
+        """Hash of the settings, of the user's prompt files and of the base bundle.
+
+        Raises UserError if one of these cannot be read.
+        """
         paths = [path for _, path in self.domain_files] + ([f"{self.base}/{MANIFEST}"] if self.base else [])
-        files = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
+        try:
+            files = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot be read ({error.strerror}); check the path") from None
         return hashlib.sha256(json.dumps([asdict(self), files], sort_keys=True).encode()).hexdigest()

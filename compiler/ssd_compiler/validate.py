@@ -9,6 +9,8 @@ from operator import attrgetter
 
 from ssd_artifacts.domain_config import Choice, Validation
 from ssd_compiler.calibrate import SharedPrefix
+from ssd_compiler.progress import Tick
+from ssd_profiles.errors import UserError
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import Generation, Limits
@@ -21,13 +23,13 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Plann
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 ENOUGH = 4
-"""Prompts of which some may choose and the others still tell how sure the measurement is."""
+"""Fewest prompts of which some choose among the finalists; with fewer, all measure the first finalist."""
 ROUNDS = 3
 """Most times that the chosen plan is timed on the same prompts."""
 NARROW = 0.3
-"""A single round is enough where the interval is no wider than this, ÷ the speed-up."""
+"""One round is enough if the interval's width ÷ the speed-up is at most this."""
 SETTLED = 0.98
-"""Rounds are enough where the last one has left the sum of the quickest times above this share of what it was."""
+"""Stop if a further round leaves the sum of the quickest times above this share of what it was before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def validate(
     latency: LatencyTable,
     context: int,
     limits: Limits,
-    tick: Callable[[], None],
+    tick: Tick,
     sampling: SamplingParams = GREEDY,
 ) -> Confirmed:
     """Choose among `finalists` (frontier index, entry) on a third of the prompts, measure the chosen on the others.
@@ -68,14 +70,15 @@ def validate(
     contenders: dict[str, Callable[[], Planner]] = {str(i): constant(option) for i, option in options.items()}
     timed = partial(_timed, sampling=sampling)
     trial = timed(decoder, prompts[:asked], contenders, limits, tick) if asked else {}
-    pace = {name: _seconds_a_token(runs) for name, runs in trial.items()}
+    pace = {name: _seconds_per_token(runs) for name, runs in trial.items()}
     best = min(pace, key=lambda name: pace[name]) if pace else str(finalists[0][0])
     measured: Contenders = {"plain": PlainPlanner, "masked": contenders[best]}
     runs = timed(decoder, prompts[asked:], measured, limits, tick)
     for _ in range(ROUNDS - 1):
         if _is_narrow(_figures(runs["plain"], runs["masked"])):
             break
-        again, before = timed(decoder, prompts[asked:], measured, limits, lambda: None), _seconds(runs)
+        before = _seconds(runs)
+        again = timed(decoder, prompts[asked:], measured, limits, lambda: None)
         runs = {name: _quickest(runs[name], again[name]) for name in runs}
         if _seconds(runs) > SETTLED * before:
             break
@@ -103,7 +106,7 @@ def _timed(
     prompts: Sequence[list[int]],
     contenders: Contenders,
     limits: Limits,
-    tick: Callable[[], None],
+    tick: Tick,
     sampling: SamplingParams,
 ) -> dict[str, list[Generation]]:
     """Decode every prompt with every contender in turn, after one short warm-up."""
@@ -133,15 +136,18 @@ def _decoded(run: Generation) -> int:
     return max(1, len(run.token_ids) - 1)
 
 
-def _seconds_a_token(runs: Sequence[Generation]) -> float:
+def _seconds_per_token(runs: Sequence[Generation]) -> float:
     return sum(run.decode_seconds for run in runs) / sum(_decoded(run) for run in runs)
 
 
 def require_same(session: Session, ids: list[int], expected: list[int], got: list[int]) -> None:
-    """Raise RuntimeError where outputs differ by more than a rounding tie."""
+    """Raise UserError where outputs differ by more than a rounding tie."""
     found = compare(session, ids, expected, got)
     if found.kind is Kind.ERROR:
-        raise RuntimeError(f"outputs differ at new token {found.position} (logit gap {found.gap}); please report it")
+        raise UserError(
+            f"validation: a draft changed new token {found.position}, which no rounding in {session.decoder.rounding} "
+            f"explains (logit gap {found.gap}); give --dtype fp32, and if that fails too, report it as a defect"
+        )
 
 
 def _choice(entry: int, option: Option) -> Choice:
@@ -156,7 +162,7 @@ def _choice(entry: int, option: Option) -> Choice:
 def _figures(plain: list[Generation], masked: list[Generation]) -> Validation:
     before = [run.decode_seconds for run in plain]
     # Behind a near tie outputs may differ in length: the time for as many tokens as plain decoding's.
-    after = [_seconds_a_token([run]) * _decoded(one) for one, run in zip(plain, masked, strict=True)]
+    after = [_seconds_per_token([run]) * _decoded(one) for one, run in zip(plain, masked, strict=True)]
     interval = speedup_interval(before, after)
     assert interval is not None, "two prompts at least"
     low, high = interval

@@ -8,6 +8,8 @@ from ssd_profiles.printable import printable
 
 MAX_PLACE = 100
 """Most characters of a field path that an error quotes: a crafted key may be much longer."""
+MAX_LINE = 200
+"""Most characters of another program's message that an error quotes."""
 
 
 class UserError(Exception):
@@ -19,6 +21,11 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, at most 200 characters; its class name if the message is empty."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_LINE]
 
 
 def first_problem(error: ValidationError) -> str:

@@ -34,7 +34,7 @@ class DeviceKey:
     kernels: Printable
     """Which matmul kernels served the projections, e.g. `packed` or `module`."""
     engine: int
-    """Which stage of this runtime's own work a step was measured on."""
+    """Version of the decoder's speed (`profiling.latency.ENGINE`); tables of other versions are measured again."""
 
     def slug(self) -> str:
         """A file name: readable device, then a hash of everything."""
@@ -51,9 +51,8 @@ class LatencyTable:
 
     Shapes: `attention` [contexts, queries] for each layer kind; `mlp`, `head`, `overhead` [queries]. `head`
     includes the final norm and the choice of the most probable token; `overhead` is what a whole step takes
-    beyond the sum of its parts. Between grid points latencies are linear; beyond the grid they go on as
-    between the last two points, or stay where these fall. `spread` holds (p75 - p25) ÷ median of each figure,
-    shaped alike.
+    beyond the sum of its parts. Latencies are linearly interpolated. Beyond the grid they are extrapolated with the
+    last slope, or held if that slope is negative. `spread` holds (p75 - p25) ÷ median of each figure, shaped alike.
 
     Forwards of more rows than `queries` has, and those of several sequences, were measured as whole steps at a short
     context. Tables of earlier versions have neither: their steps go on linearly, and sequences add nothing.

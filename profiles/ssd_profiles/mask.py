@@ -29,7 +29,7 @@ class SkipMask:
 
     def __post_init__(self) -> None:
         if not self.bits or len(self.bits) % 2:
-            raise ValueError(f"a mask has two entries a layer: expected an even, positive length, got {len(self)}")
+            raise ValueError(f"a mask has two entries per layer: expected an even, positive length, got {len(self)}")
         if not self.light:
             return
         if len(self.light) != len(self.bits) + 1 or not set(self.light) <= {FULL, *WIDTHS}:

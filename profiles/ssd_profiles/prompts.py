@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,10 @@ def _prompt(record: dict[str, Any], where: str, number: int, all_turns: bool) ->
         return Prompt(identity, messages=messages, category=category, domain=domain)
     turns = record["turns"] if "turns" in record else [record.get("prompt")]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise UserError(f"{where}: needs `prompt` (text), `messages` or `turns` (a list of texts)")
+        names = printable(", ".join(list(record)[:6])) or "no fields"
+        raise UserError(
+            f"{where}: needs `prompt` (text), `messages` or `turns` (a list of texts), but has {names}; rename a field"
+        )
     turns = turns if all_turns else turns[:1]
     if not all(turn.strip() for turn in turns):
         raise UserError(f"{where}: the prompt is empty; remove the line or fill it")

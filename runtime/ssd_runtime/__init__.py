@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ssd_runtime._moved import FRONT_DOOR
-
 if TYPE_CHECKING:
     from ssd_runtime.engine.engine import Engine
     from ssd_runtime.engine.offline.runner import RunSettings
@@ -18,6 +16,13 @@ if TYPE_CHECKING:
     from ssd_runtime.serving.generate.custom_generate import CustomGenerate
 
 __all__ = ["CustomGenerate", "Engine", "RunSettings", "SamplingParams"]
+FRONT_DOOR = {
+    "CustomGenerate": "ssd_runtime.serving.generate.custom_generate",
+    "Engine": "ssd_runtime.engine.engine",
+    "RunSettings": "ssd_runtime.engine.offline.runner",
+    "SamplingParams": "ssd_runtime.sampling.params",
+}
+"""The names in `__all__`, with the modules that define them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -122,7 +122,7 @@ def run(
         typer.Option(
             min=0.0,
             max=100.0,
-            help="Sample at this temperature; 0 (default) is greedy.",
+            help="Temperature; 0 is greedy. Default: 1 with --top-k, --top-p, --min-p or --rejection, else 0.",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
@@ -162,7 +162,7 @@ def run(
         bool,
         typer.Option(
             "--rejection",
-            help="Use rejection sampling: more drafts are accepted, but a seed's output then depends on them.",
+            help="Use rejection sampling: accepts more at high temperatures; a seed's output then depends on drafts.",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = False,

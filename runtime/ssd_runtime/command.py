@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,8 @@ from ssd_profiles.printable import printable
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 BAD_INPUT = 2
 INTERRUPTED = 130
+CLOSED_OUTPUT = 141
+"""As of a process that SIGPIPE ended."""
 EXIT_CODES = "Exit codes: 0 success, 2 bad input, 130 interrupted."
 
 
@@ -58,7 +61,11 @@ def run_guarded(work: Callable[[], object]) -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except _USAGE_ERROR as error:
-        code = complain(f"{error.format_message()} See --help.") if _is_mistake(error) else BAD_INPUT
+        code = complain(f"{error.format_message().rstrip('.')}. See --help.") if _is_mistake(error) else BAD_INPUT
+    except BrokenPipeError:
+        # Whoever read the output has enough, as `head` has. What is still buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = CLOSED_OUTPUT
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = complain(f"{where}{error.strerror or error}; check the path, its permissions and the space left")

@@ -61,11 +61,13 @@ ModelOption = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+SINGLE_METHODS = tuple(name for name in NAMES if name not in ("auto", "plain"))
 StrategyOption = Annotated[
     str,
     typer.Option(
         "--strategy",
-        help=f"How to draft: {', '.join(NAMES)}.",
+        help="auto (default) picks before every cycle what is expected to decode fastest; plain drafts nothing; "
+        f"the others are single methods for study: {', '.join(SINGLE_METHODS)}.",
         rich_help_panel=DRAFT_PANEL,
         autocompletion=values(*(name for name in NAMES if not name.startswith(FIXED))),
     ),
@@ -92,7 +94,8 @@ WeightsOption = Annotated[
     str | None,
     typer.Option(
         "--weights",
-        help="dense (default): dequantise a .gguf file to fp32; packed: keep it quantised.",
+        help="dense: dequantise a .gguf file to fp32; packed: keep it quantised. Default: as your own or a signed "
+        "bundle was compiled, else dense.",
         rich_help_panel=MODEL_PANEL,
         autocompletion=values("dense", "packed"),
     ),
@@ -101,7 +104,8 @@ WeightMemoryOption = Annotated[
     str | None,
     typer.Option(
         "--weight-memory",
-        help="Memory for copies of weights in other layouts, e.g. 2G or 0; by default half of what is free.",
+        help="Memory for all copies of weights, for kernels and for light drafts, e.g. 2G or 0; by default half of "
+        "what is free.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.command import require_packages
 
 LOCAL = "local"
@@ -45,8 +45,11 @@ def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises bare exceptions where a cluster does not start in time
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{option} {address}: no cluster can be joined there ({reason}); see `ray status`") from None
+        if address == LOCAL:
+            raise UserError(f"{option} {LOCAL}: Ray did not start on this machine ({first_line(error)})") from None
+        raise UserError(
+            f"{option} {address}: no cluster can be joined there ({first_line(error)}); see `ray status`"
+        ) from None
     try:
         yield
     finally:

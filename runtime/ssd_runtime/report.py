@@ -97,6 +97,8 @@ def finish(summary: Summary, as_json: bool, quiet: bool) -> None:
         print(json.dumps({"summary": total}), flush=True)
     elif summary.compare and summary.total.prompts:
         print(summary.comparison, file=sys.stderr)
+    if summary.compare and summary.disturbance:
+        print(f"warning: {summary.disturbance}", file=sys.stderr)
     if not quiet and summary.total.prompts:
         print(summary.closing_line, file=sys.stderr)
     if summary.compare and total["divergence"] == "error":

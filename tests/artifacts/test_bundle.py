@@ -53,7 +53,7 @@ def test_a_field_under_both_names_is_refused(saved: Path) -> None:
         Bundle.load(saved)
 
 
-def test_a_bundle_need_not_know_followers(tmp_path: Path) -> None:
+def test_a_bundle_need_not_have_successors(tmp_path: Path) -> None:
     replace(bundle(), successors=None).save(tmp_path / "older")
     assert Bundle.load(tmp_path / "older").successors is None
 
@@ -183,9 +183,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "anchors not a number": (lambda f: spoil_anchors(f, "features"), "damaged anchors"),
     "other prompts not a number": (lambda f: spoil_anchors(f, "others"), "damaged anchors"),
     "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),
-    "bad followers": (lambda f: rewrite(f, "followers.safetensors", "nothing"), "damaged followers"),
-    "followers that are no tokens": (lambda f: spoil_successors(f, [5, 6, -2, 3]), "damaged followers"),
-    "pairs without followers": (lambda f: spoil_successors(f, [5, 6]), "damaged followers"),
+    "bad successors": (lambda f: rewrite(f, "followers.safetensors", "nothing"), "damaged successors"),
+    "successors that are no tokens": (lambda f: spoil_successors(f, [5, 6, -2, 3]), "damaged successors"),
+    "pairs without successors": (lambda f: spoil_successors(f, [5, 6]), "damaged successors"),
     "bad anchors": (lambda f: rewrite(f, "anchors.safetensors", "nothing"), "damaged anchors"),
 }
 

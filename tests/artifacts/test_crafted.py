@@ -141,9 +141,9 @@ CASES: dict[str, tuple[Change, str]] = {
     ),
     "weights float64": (tensors(EXITS, weights=SQUARE), "exits.*dtypes"),
     "weights bool": (tensors(EXITS, weights=SQUARE.astype(bool)), "exits.*dtypes"),
-    "pairs 0-d": (tensors(SUCCESSORS, pairs=np.int32(1)), "followers.*shapes"),
-    "candidates 0-d": (tensors(SUCCESSORS, candidates=np.int32(1)), "followers.*shapes"),
-    "pairs float": (tensors(SUCCESSORS, pairs=np.ones((2, 2))), "followers.*dtypes"),
+    "pairs 0-d": (tensors(SUCCESSORS, pairs=np.int32(1)), "successors.*shapes"),
+    "candidates 0-d": (tensors(SUCCESSORS, candidates=np.int32(1)), "successors.*shapes"),
+    "pairs float": (tensors(SUCCESSORS, pairs=np.ones((2, 2))), "successors.*dtypes"),
     # Metadata of the tensors.
     "anchors nested deeply": (metadata(ANCHORS, DEEP), "anchors.*recursion"),
     "exits nested deeply": (metadata(EXITS, DEEP), "exits.*recursion"),
@@ -276,4 +276,4 @@ def test_a_crafted_bundle_is_refused_in_one_line(saved: Path, case: str) -> None
     assert message.startswith(str(saved))
     assert message.isprintable()
     assert len(message) < len(str(saved)) + 500
-    assert "again" in message or "is this a bundle?" in message, "says what to do"
+    assert "again" in message or "give the folder of a bundle" in message, "says what to do"

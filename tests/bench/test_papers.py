@@ -14,7 +14,7 @@ from bench.fixtures.bundles import MadeBundle
 from bench.harness.comparison import Comparison
 from bench.harness.ledger import Row
 from bench.harness.measurement import Measurement
-from bench.harness.outcomes import Outcome, outcome_of, packages_digest, read_outcomes
+from bench.harness.outcomes import Outcome, meaning, outcome_of, packages_digest, read_outcomes
 from bench.harness.picture import Picture
 from bench.papers.claims import CLAIMS
 from bench.papers.claims.conditions import NUMBERS
@@ -44,8 +44,9 @@ def test_the_committed_outcomes_make_the_page_with_every_claim() -> None:
     outcomes = read_outcomes()
     assert set(outcomes) <= set(PARTS) | {f"{name}-full" for name in PARTS}
     text = page(outcomes, packages_digest())
-    scoreboard = text[text.index("| paper |") : text.index("## How to read")]
+    scoreboard = text[text.index("| paper |") :].partition("\n\n")[0]
     assert scoreboard.count("\n|") == len(CLAIMS) + 1 >= 25
+    assert "REASON" not in text
     for part in outcomes:
         assert f"## {PARTS[part.removesuffix('-full')].title}\n" in text
 
@@ -239,3 +240,10 @@ def test_pictures_stand_on_the_page_where_they_have_been_drawn(tmp_path: Path) -
     shown = picture.markdown(page_file) or ""
     assert shown == "![What it shows](pictures/shown.png)\n\n*What it shows*\n"
     assert (page_file.parent / "pictures" / "shown.png").read_bytes() == b"png"
+
+
+def test_only_what_can_change_a_figure_makes_outcomes_stale() -> None:
+    code = b'def f(x):\n    """Text."""\n    return option(x, help="more")  # why\n'
+    assert meaning(code) == meaning(b'def f(x):\n    return option(x, help="less")\n')
+    assert meaning(code) != meaning(b"def f(x):\n    return option(x + 1)\n")
+    assert meaning(code) != meaning(b'def f(x):\n    return option(x, default="more")\n')

@@ -11,6 +11,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, decoding, generate
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.settings import ClaspSettings
@@ -28,11 +29,13 @@ LIMITS = Limits(24)
 
 def decoded(make: MakePlanner, together: bool = True) -> list[Timed]:
     groups = [PROMPTS] if together else [[ids] for ids in PROMPTS]
-    return [
-        timed
-        for group in groups
-        for timed in run_together(DECODER, [priced(Session(DECODER), ids, make, TABLE, LIMITS) for ids in group])
-    ]
+    return [timed for group in groups for timed in run_together(DECODER, [work(ids, make) for ids in group])]
+
+
+def work(ids: list[int], make: MakePlanner) -> Work[Timed]:
+    session = Session(DECODER)
+    prompt = session.prefill(ids)
+    return priced(session, prompt, make, TABLE, LIMITS)
 
 
 def test_plain_decoding_costs_its_steps() -> None:
@@ -72,6 +75,21 @@ def test_together_is_the_same_as_alone(make: MakePlanner) -> None:
         whole = generate(Session(DECODER), ids, make(), LIMITS)
         assert one.cycles["accepted"] == sum(cycle.accepted for cycle in whole.cycles if cycle.drafted)
         assert one.cycles["drafted"] == sum(cycle.drafted for cycle in whole.cycles)
+
+
+def test_a_session_that_another_contender_has_used_is_as_good_as_new() -> None:
+    makes: list[MakePlanner] = [
+        lambda: ClaspPlanner(ClaspSettings(skip=0.25, refresh=3, confidence=0.0)),
+        lambda: ConstantPlanner(Plan.masked("x", MASK, 4)),
+        PlainPlanner,
+    ]
+    session = Session(DECODER)
+    prompt = session.prefill(PROMPTS[0])
+    for make in makes:
+        [used] = run_together(DECODER, [priced(session, prompt, make, TABLE, LIMITS)])
+        [fresh] = run_together(DECODER, [work(PROMPTS[0], make)])
+        assert used.token_ids == fresh.token_ids
+        assert used.seconds == pytest.approx(fresh.seconds)
 
 
 def test_searches_are_priced() -> None:

@@ -80,7 +80,7 @@ def test_the_search_gets_one_prompt_of_each_kind(loaded: LoadedModel, tmp_path: 
 def test_too_few_or_too_long(loaded: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="5 different prompts"):
         load_prompts("own", own(tmp_path, [f"p{i}" for i in range(5)] * 3), loaded, lambda _: None)
-    with pytest.raises(UserError, match="0 different prompts"):
+    with pytest.raises(UserError, match="9 different prompts, of which 0 fit"):
         load_prompts("own", own(tmp_path, [f"{i} " + "long " * 600 for i in range(9)]), loaded, lambda _: None)
 
 

@@ -8,6 +8,7 @@ import pytest
 from bench.fixtures.planted import plant
 from ssd_compiler.load_validation import validate_under_load
 from ssd_compiler.validate import validate
+from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits
@@ -125,7 +126,7 @@ def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     )
     bad = Entry("all", SkipMask.of(8, range(16)), profile(0.9))
-    with pytest.raises(RuntimeError, match="differ"):
+    with pytest.raises(UserError, match="no rounding in"):
         validate(DECODER, PROMPTS, [(0, bad)], latency_table(8), 50, Limits(20), lambda: None)
 
 
@@ -178,5 +179,5 @@ def test_a_wrong_output_under_load_is_a_defect(monkeypatch: pytest.MonkeyPatch) 
             list(range(len(draft.tokens) + 1)), choose(len(draft.tokens)), len(draft.tokens)
         ),
     )
-    with pytest.raises(RuntimeError, match="differ"):
+    with pytest.raises(UserError, match="no rounding in"):
         validate_under_load(DECODER, PROMPTS, alone, [3], Limits(20), lambda: None)

@@ -42,7 +42,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "rivers.jsonl").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSD_CACHE", str(folder / "cache"))
-        for module in ("ssd_compiler.decoder", "ssd_runtime.engine.engine"):
+        for module in ("ssd_compiler.decoder", "ssd_runtime.engine.latency_tables"):
             patch.setattr(f"{module}.SMALL_BYTES", 0)
         # Steps of tiny models take the same time at every width, and most of it outside their blocks, so that what the
         # search finds would be chance.

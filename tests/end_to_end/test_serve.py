@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from bench.fixtures.ports import unused_port
 from ssd_profiles.prompts import read_prompts
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import TOOL_TEMPLATE
@@ -107,8 +108,7 @@ def test_options_reach_the_server(room: Path) -> None:
 
 def test_nobody_gets_in_before_the_model_is_there(room: Path) -> None:
     """So a health check that connects is no sign of life while the model is loaded."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     command = [*SERVE, "--model", "model", "--port", str(port), "--strategy", "plain"]
     process = subprocess.Popen(command, cwd=room, env=environment(room), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -162,3 +162,10 @@ def test_a_kernel_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -
     decoder.sublayers.by_row = False  # plain steps run alone again, as one row
     with pytest.raises(UserError, match="compute a row differently"):
         require_bitwise(decoder)
+
+
+def test_a_model_that_changes_afterwards_is_noticed() -> None:
+    decoder = Decoder(tiny_model("llama", seed=3), bitwise=True)
+    decoder.model.model.layers[1].mlp.down_proj = torch.nn.Linear(64, 32, bias=False)
+    with pytest.raises(UserError, match="--bitwise: the model has changed"):
+        Session(decoder)

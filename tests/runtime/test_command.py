@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ssd_compiler.bundles.cli import app as bundle_app
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import BAD_INPUT, INTERRUPTED, require_packages, run_command, run_guarded
+from ssd_runtime.command import BAD_INPUT, CLOSED_OUTPUT, INTERRUPTED, require_packages, run_command, run_guarded
 from ssd_runtime.weights.dtype_names import read_dtype
 
 COMMANDS = {
@@ -41,6 +41,18 @@ def test_what_is_wrong_is_said_in_one_line(end: str, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert said.startswith(f"error: {says}")
     assert said.count("\n") == 1
+
+
+def test_a_reader_that_has_enough_is_no_mistake() -> None:
+    """As `ssd-run … | head`."""
+    work = "from ssd_runtime.command import run_guarded; run_guarded(lambda: [print('x' * 9999) for _ in range(999)])"
+    process = subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == CLOSED_OUTPUT
 
 
 def shown(command: str, *options: str, **environment: str) -> str:

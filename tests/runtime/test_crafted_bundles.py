@@ -35,7 +35,7 @@ def good(loaded: LoadedModel) -> Bundle:
 @pytest.fixture
 def saved(good: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Tables that do not fit the model are measured again, which takes seconds.
-    monkeypatch.setattr("ssd_runtime.engine.engine.measure_latency", lambda decoder: TABLE)
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda decoder: TABLE)
     good.save(tmp_path / "bundle")
     return tmp_path / "bundle"
 
@@ -78,7 +78,7 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "anchors.safetensors is for a hidden size of 33, the model's is 32",
     ),
-    "followers of another vocabulary": (
+    "successors of another vocabulary": (
         lambda folder: swap(folder, "followers.safetensors", SuccessorSet.of([[5, 6, 10**6]]).to_bytes()),
         "followers.safetensors has tokens that the model does not have",
     ),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from copy import deepcopy
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,7 @@ def test_every_kind_of_layer_has_its_own_latencies() -> None:
         ("./nowhere", "no such folder"),
         ("/nowhere/m.gguf", "no such file"),
         ("a/b/c", "no such folder"),
+        ("org/unknown", "^org/unknown: no such folder, and cannot be fetched from the Hub"),
         ("no spaces allowed", "neither a folder nor a Hub id|cannot be fetched from the Hub"),
     ],
 )
@@ -310,6 +312,14 @@ def test_models_that_are_not_there(spec: str, says: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("ssd_runtime.loading.sources.hub_reachable", lambda: False)
     with pytest.raises(UserError, match=says):
         find_model(spec)
+
+
+def test_a_repository_without_safetensors_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("ssd_runtime.loading.sources.hub_reachable", lambda: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *given, **settings: str(tmp_path))
+    with pytest.raises(UserError, match=r"^org/old: this repository has no safetensors weights"):
+        find_model("org/old")
 
 
 def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
+from ssd_runtime.engine.offline.result import Tally, disturbance
 from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel
@@ -55,6 +56,19 @@ def test_answers_are_those_of_generate(loaded: LoadedModel, expected: list[int],
     answers = [runner.answer(QUESTION) for _ in range(2)]
     assert [answer.generation.token_ids for answer in answers] == [expected, expected]
     assert "".join(written) == "".join(answer.text for answer in answers)
+
+
+def test_prompt_n_of_a_call_has_a_seed_of_its_own(loaded: LoadedModel) -> None:
+    """`generate` gives prompt n the seed that a runner gives it, so equal prompts may get different answers."""
+    settings = RunSettings("lookup", max_new_tokens=12, sampling=SamplingParams(1.0, seed=7))
+    engine = Engine(loaded)
+    runner = engine.runner(settings)
+    alone = [next(runner.run(Prompt(str(n), turns=(QUESTION,)))).generation.token_ids for n in range(3)]
+    together = [answer.generation.token_ids for answer in engine.generate([QUESTION] * 3, settings)]
+    assert together == alone
+    assert together[0] != together[1]
+    with pytest.raises(UserError, match=r"compare: .*Engine\.runner"):
+        engine.generate([QUESTION], dataclasses.replace(settings, compare=True))
 
 
 def test_requests_come_and_go(loaded: LoadedModel, expected: list[int]) -> None:
@@ -193,7 +207,7 @@ def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
         Engine(loaded).runner(RunSettings(max_new_tokens=0)).answer(QUESTION)
     with pytest.raises(UserError, match="top_p has no effect"):
         SamplingParams(top_p=0.9)
-    with pytest.raises(UserError, match="below 0"):
+    with pytest.raises(UserError, match="temperature: expected 0"):
         SamplingParams(-1)
 
 
@@ -216,3 +230,23 @@ def test_streams_share_the_exit_heads(loaded: LoadedModel, monkeypatch: pytest.M
     for _ in range(3):
         engine.runner(RunSettings("exit"))
     assert len(made) == 1
+
+
+def test_a_busy_machine_is_said() -> None:
+    plain = [(40, 1.0), (40, 1.4), (3, 0.9), (40, 3.0)]
+    *steady, slow = [Tally(plain_tokens=tokens, plain_seconds=seconds) for tokens, seconds in plain]
+    assert disturbance(steady) is None
+    assert disturbance(steady[:1]) is None
+    said = disturbance([*steady, slow])
+    assert said is not None
+    assert "3.0 times" in said
+
+
+def test_limits_are_set_before_the_first_request(loaded: LoadedModel) -> None:
+    engine = Engine(loaded)
+    engine.max_sequences, engine.cache_bytes = 2, 1 << 20
+    assert engine.scheduler.max_sequences == 2
+    with pytest.raises(UserError, match="max_sequences: requests were added already"):
+        engine.max_sequences = 3
+    with pytest.raises(UserError, match="cache_bytes: requests were added already"):
+        engine.cache_bytes = None

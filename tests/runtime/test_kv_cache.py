@@ -201,7 +201,7 @@ def test_what_was_never_written_is_never_read(variant: str) -> None:
     decoder = Decoder(tiny_model(variant, seed=4))
     expected = generate(Session(decoder), PROMPT[:20], PlainPlanner(), Limits(40)).token_ids
     with small_memory():
-        pool = decoder.new_pool(400 * decoder.kv_layout.bytes_per_slot, 2)
+        pool = decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 2)
         for storage in pool.storage:
             storage.fill_(float("nan"))
         prefixes = PrefixCache(pool)
@@ -274,6 +274,22 @@ def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.Monke
         assert len(prefixes) < 3
         held = pool.cache()
         held.reserve(100)
-        assert not prefixes.make_room(230)
-        assert not len(prefixes)
+        left = len(prefixes)
+        assert left
+        assert not prefixes.make_room(230), "there is no room even without any prefix, so none is dropped"
+        assert len(prefixes) == left
+        while prefixes.forget_oldest():
+            pass
         assert prefixes.bytes == 0
+
+
+def test_a_sequence_larger_than_the_prefixes_share_leaves_them_alone() -> None:
+    decoder = Decoder(tiny_model("llama", seed=4))
+    with small_memory():
+        prefixes = PrefixCache(decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 4))
+        for token, tokens in ((3, 40), (4, 110)):
+            session = Session(decoder, prefixes=prefixes)
+            session.prefill([token] * tokens)
+            session.close()
+            assert [len(each.ids) for each in prefixes._prefixes] == [40]
+            assert prefixes.bytes == prefixes.pool.used_bytes

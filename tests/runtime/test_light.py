@@ -441,7 +441,7 @@ def test_auto_copies_no_weights_that_fit_the_processors_cache(
     engine = Engine(loaded)
     assert engine.light_latency is None
     assert engine.decoder.light.kernels == ""
-    monkeypatch.setattr("ssd_runtime.engine.engine.SMALL_BYTES", 0)
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.SMALL_BYTES", 0)
     larger = Engine(loaded)
     priced = larger.light_latency
     assert priced is not None
@@ -473,3 +473,16 @@ def test_every_forward_of_a_light_draft_is_light() -> None:
     assert len(seen) == 6
     assert [request.mask for request in seen if isinstance(request, Forward)] == [decoder.light.mask] * 3
     assert [request.width for request in seen if isinstance(request, Head)] == [8] * 3
+
+
+def test_the_device_is_measured_before_copies_take_memory(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.SMALL_BYTES", 0)
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.known_latency", lambda decoder, measure, **_: measure())
+    said = list[str]()
+    engine = Engine(
+        loaded,
+        before_measuring=lambda: said.append("measuring"),
+        before_copying=lambda text: said.append("copying"),
+    )
+    engine.planners("auto", read_settings("auto", ["light=1"]))
+    assert said == ["measuring", "copying"]

@@ -92,6 +92,24 @@ def test_a_rows_result_is_the_same_to_the_bit_whatever_stands_beside_it(make: ob
 
 
 @needs_native
+def test_torchs_default_dtype_is_another_threads_business() -> None:
+    """It is the process's, and transformers sets it while it loads a model: our code writes floats all the same."""
+    torch.manual_seed(1)
+    whole, _ = weight8(192, 64)
+    down, _ = weight8(64, 96)
+    x = torch.randn(40, 64)
+    expected = [whole.fused(x, None, None), whole.fused_mlp(down, x, None)]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = [whole.fused(x, None, None), whole.fused_mlp(down, x, None)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(expected, found, strict=True):
+        assert other.dtype == torch.float32
+        assert torch.equal(one, other)
+
+
+@needs_native
 @pytest.mark.parametrize("rows", [1, 5, 11])
 def test_the_norm_and_the_whole_mlp_are_the_modules(rows: int) -> None:
     torch.manual_seed(1)

@@ -138,7 +138,7 @@ def test_memory_bounds_who_decodes_at_once() -> None:
             jobs.append(scarce.add(session, generating(session, ids, PlainPlanner(), Limits(9)), ids))
         while scarce.running or scarce.waiting:
             scarce.step()
-        with pytest.raises(UserError, match="for keys and values are full; give a shorter prompt"):
+        with pytest.raises(UserError, match="for keys and values are full; shorten the prompt"):
             jobs[0].ended()
         assert_as_alone(decoder, GREEDY, [1, 2, 3], Limits(9), jobs[1].ended().token_ids)
 

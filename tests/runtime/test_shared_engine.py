@@ -15,6 +15,7 @@ import pytest
 
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.engine.interrupts import uninterrupted
+from ssd_runtime.engine.request import Request
 from ssd_runtime.model.slot_ranges import SlotRanges
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import tiny_engine
@@ -89,6 +90,45 @@ def test_ctrl_c_at_any_moment_leaves_the_engine_whole(
         assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
     assert outcomes["interrupted"] > INTERRUPTIONS // 4, outcomes
     assert tokens(engine, TEXTS, strategy, 32) == plain
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("strategy", ["auto", "lookup", "plain"])
+def test_a_callback_cancels_a_request(engine: Engine, strategy: str, own: bool) -> None:
+    """It may cancel another request in the middle of a step, or its own; later prompts decode as plainly as before."""
+    settings = RunSettings(strategy, max_new_tokens=40)
+    texts = [f"{text} {text}" for text in TEXTS[:2]]
+    plain = tokens(engine, texts, "plain", 40)
+    seen, requests = list[int](), list[Request]()
+
+    def stop_one(ids: list[int]) -> None:
+        seen.extend(ids)
+        if len(seen) >= 5:
+            engine.cancel(requests[0 if own else 1])
+
+    requests += [engine.add_request(texts[0], settings, on_tokens=stop_one), engine.add_request(texts[1], settings)]
+    while not all(request.done for request in requests):
+        engine.step()
+    cancelled, other = requests if own else reversed(requests)
+    assert cancelled.job.result is None
+    assert cancelled.job.error is None
+    assert other.outcome().generation.token_ids == plain[own]
+    assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
+    assert tokens(engine, texts, strategy, 40) == plain
+
+
+def test_ctrl_c_while_a_request_is_added_leaves_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = engine.scheduler.add
+
+    def interrupted(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return usual(*given)
+
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
+    monkeypatch.setattr(engine.scheduler, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.add_request(TEXTS[0], RunSettings("plain"))
+    assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
 
 
 @pytest.mark.parametrize("within", ["take", "extend", "give_back"])

@@ -15,7 +15,7 @@ from ssd_artifacts.sharing.archive import MAX_SIGNATURE_BYTES, travelling_files
 from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_artifacts.sharing.reference import Reference
 from ssd_artifacts.texts import MAX_TEXT_BYTES
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 
 CARD = "README.md"
 TAG = "ssd-bundle"
@@ -114,7 +114,7 @@ def _hub_errors(reference: Reference) -> Iterator[None]:
         raise
     # The client raises OSErrors, ValueErrors, and KeyErrors where an answer lacks what it expects.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
-            f"{reference.text}: the Hub cannot give or take it ({reason}); check the name, your login and the network"
+            f"{reference.text}: the Hub cannot give or take it ({first_line(error)}); "
+            "check the name, your login and the network"
         ) from None

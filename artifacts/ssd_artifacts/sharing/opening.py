@@ -60,7 +60,7 @@ def open_given(artifact: str | Path | None, key: Path | None = None) -> OpenedBu
     if artifact is not None:
         return open_bundle(artifact, key)
     if key is not None:
-        raise UserError("--require-signature: there is no bundle to be signed; give one with --artifact, or omit it")
+        raise UserError("--require-signature: there is no bundle to be signed; give one, or omit it")
     return None
 
 

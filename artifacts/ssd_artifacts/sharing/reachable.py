@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import socket
 from functools import cache
+from ipaddress import ip_address
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 TIMEOUT_SECONDS = 4.0
+
+
+def is_local(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @cache
@@ -23,8 +32,10 @@ def hub_reachable() -> bool:
 
 def reachable(url: str) -> bool:
     """Whether a connection to the host of a URL can be opened; for https, to the proxy where there is one."""
-    direct = urlsplit(url)
-    address = urlsplit(getproxies().get("https", url)) if direct.scheme == "https" else direct
+    address = urlsplit(url)
+    if address.scheme == "https" and not proxy_bypass(address.hostname or ""):
+        proxy = getproxies().get("https", url)
+        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     port = address.port or (80 if address.scheme == "http" else 443)
     try:
         with socket.create_connection((address.hostname or "", port), TIMEOUT_SECONDS):

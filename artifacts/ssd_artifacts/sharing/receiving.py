@@ -31,10 +31,11 @@ class Origin(BaseModel):
 
 
 def receive(reference: Reference, out: Path | None = None) -> Path:
-    """The folder of a bundle: its own, or one in the cache, else `out`, into which it is fetched.
+    """Return a local folder with the bundle.
 
-    What is fetched is checked by loading it, marked by `origin.yaml`, and never replaces anything but a bundle.
-    Processes that write one folder wait for each other; a killed one leaves what stood there.
+    The folder of a folder reference is returned as it is; anything else is fetched into `out`, or into the cache if
+    `out` is None. What is fetched is checked by loading it, marked by `origin.yaml`, and never replaces anything but a
+    bundle. Processes that write one folder wait for each other; a killed one leaves the former content.
     """
     if reference.kind == "folder":
         return bundle_path(reference.path)
@@ -45,7 +46,7 @@ def receive(reference: Reference, out: Path | None = None) -> Path:
         clear_leftovers(folder)
         if out is None and (folder / MANIFEST).is_file():
             return folder
-        _require_free(folder)
+        _require_free(folder, is_cached=out is None)
         with new_folder(folder) as temporary:
             try:
                 _fetch(reference, revision, temporary)
@@ -84,8 +85,10 @@ def _cached(reference: Reference, revision: str) -> Path:
     return cache_folder() / "bundles" / name
 
 
-def _require_free(folder: Path) -> None:
+def _require_free(folder: Path, is_cached: bool) -> None:
     try:
         require_replaceable(folder)
     except UserError as error:
+        if is_cached:
+            raise UserError(f"{folder}: the cached bundle is damaged; delete this folder") from None
         raise UserError(f"--out: {error}") from None

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +15,9 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ssd_artifacts.manifest import MAX_BUNDLE_BYTES
 from ssd_artifacts.sharing.archive import pack, unpack
-from ssd_artifacts.sharing.reachable import reachable
+from ssd_artifacts.sharing.reachable import is_local, reachable
 from ssd_artifacts.sharing.reference import ARCHIVE_SUFFIX, Reference
-from ssd_profiles.errors import UserError, first_problem
+from ssd_profiles.errors import UserError, first_line, first_problem
 
 MEDIA_TYPE = "application/vnd.ssd.bundle.v1.tar"
 """Media type of the layer that holds a bundle."""
@@ -127,7 +126,7 @@ def _client(reference: Reference) -> Any:
     from oras.client import OrasClient
 
     host = reference.name.partition("/")[0]
-    insecure = _is_local(host.partition(":")[0])
+    insecure = is_local(host.partition(":")[0])
     if not reachable(f"{'http' if insecure else 'https'}://{host}"):
         raise UserError(f"{reference.text}: no connection to {host}; check the name and the network")
     return OrasClient(hostname=host, insecure=insecure)
@@ -136,13 +135,6 @@ def _client(reference: Reference) -> Any:
 def _target(reference: Reference) -> str:
     revision = reference.revision or "latest"
     return f"{reference.name}{'@' if revision.startswith('sha256:') else ':'}{revision}"
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @contextmanager
@@ -154,7 +146,7 @@ def _registry_errors(reference: Reference) -> Iterator[None]:
         raise
     # The client raises errors of requests (which are OSErrors), its own, and ValueErrors with the response's text.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
-            f"{reference.text}: the registry cannot give or take it ({reason}); check the name and your login"
+            f"{reference.text}: the registry cannot give or take it ({first_line(error)}); "
+            "check the name and your login"
         ) from None

@@ -13,7 +13,7 @@ from typing import Any
 from ssd_artifacts.integrity import SIGNATURE, check_files, read_manifest
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.sharing.archive import MAX_SIGNATURE_BYTES
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 
 
 def sign(folder: Path, private_key: Path) -> Path:
@@ -30,7 +30,9 @@ def sign(folder: Path, private_key: Path) -> Path:
             signing.Config().use_elliptic_key_signer(private_key=private_key).sign(folder / MANIFEST, written)
         # The library raises whatever its parsers do.
         except Exception as error:
-            raise UserError(f"--key: {private_key} cannot sign ({_reason(error)}); give a PEM of a P-256 key") from None
+            raise UserError(
+                f"--key: {private_key} cannot sign ({first_line(error)}); give a PEM of a P-256 key"
+            ) from None
         os.replace(written, folder / SIGNATURE)
     return folder / SIGNATURE
 
@@ -44,7 +46,7 @@ def sign_keyless(folder: Path) -> Path:
         try:
             signing.Config().use_sigstore_signer().sign(folder / MANIFEST, written)
         except Exception as error:
-            raise UserError(f"sign: Sigstore cannot be used ({_reason(error)}); give --key PRIVATE.pem") from None
+            raise UserError(f"sign: Sigstore cannot be used ({first_line(error)}); give --key PRIVATE.pem") from None
         os.replace(written, folder / SIGNATURE)
     return folder / SIGNATURE
 
@@ -69,7 +71,7 @@ def require_signature(folder: Path, public_key: Path, where: str) -> None:
             config.set_hashing_config(hashing.Config()).verify(folder / MANIFEST, signature)
     except Exception as error:
         raise UserError(
-            f"{where}: not signed by {public_key} ({_reason(error)}); do not use it, or give its signer's key"
+            f"{where}: not signed by {public_key} ({first_line(error)}); do not use it, or give its signer's key"
         ) from None
 
 
@@ -85,7 +87,3 @@ def _library(module: str, where: str) -> Any:
 def _require_file(key: Path, option: str) -> None:
     if not key.is_file():
         raise UserError(f"{option}: {key} is not there; give a key in a PEM file")
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

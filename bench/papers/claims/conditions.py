@@ -8,6 +8,8 @@ from bench.papers.parts import HALF, SPECBOUND
 from bench.papers.scoreboard import Look, NotMeasuredError
 
 PLANTED, REAL = "planted05", "demo"
+ALONE = "planted05-light"
+"""The planted model with a bundle whose masks have lighter sub-layers: for strategies that use no mask of a bundle."""
 
 
 NUMBERS = {
@@ -19,6 +21,7 @@ NUMBERS = {
     "Self-SD times": ("search-cost", r": (\d+) times our search"),
     "Jaccard at 1": ("clasp", r"1: ([\d.]+)"),
     "Jaccard at 32": ("clasp", r"32: ([\d.]+)"),
+    "last search": ("along-stream", r"(?m)\Aswift\n.*\n(?:.*%.*\n)*? *51- 60 +[\d.]+ +([\d.]+)%"),
     "programme": ("clasp", r"programme ([\d.]+)"),
     "brute force": ("clasp", r"best of all ([\d.]+)"),
     "random": ("clasp", r"random ([\d.]+)"),
@@ -72,9 +75,9 @@ def least(contender: str, speedup: float, *parts: str) -> tuple[Callable[[Look],
     return tuple(lambda look, part=part: look(part, contender) >= speedup for part in parts)  # type: ignore[misc]
 
 
-def both(contender: str) -> Callable[[Look], str]:
+def both(contender: str, planted: str = ALONE) -> Callable[[Look], str]:
     """A contender's speed on the planted and on the real model."""
-    return lambda look: f"{look(PLANTED, contender):.2f} planted, {look(REAL, contender):.2f} real"
+    return lambda look: f"{look(planted, contender):.2f} planted, {look(REAL, contender):.2f} real"
 
 
 def several(part: str, *contenders: str, figure: str = "speedup") -> Callable[[Look], str]:
@@ -82,7 +85,7 @@ def several(part: str, *contenders: str, figure: str = "speedup") -> Callable[[L
 
     def short(name: str) -> str:
         for own in (HALF, SPECBOUND):
-            name = name.replace(f"exit+{own}", "its own").replace("its own+", "")
+            name = name.replace(f"exit+{own}", "the paper's parameters").replace("the paper's parameters+", "")
         return name
 
     def shown(look: Look, name: str) -> str:

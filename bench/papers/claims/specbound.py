@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import PLANTED, REAL, least, over, paired, several
+from bench.papers.claims.conditions import ALONE, REAL, least, over, paired, several
 from bench.papers.parts import HALF
 from bench.papers.parts import SPECBOUND as SPECBOUND_PARAMETERS
 from bench.papers.scoreboard import Claim, not_yet
@@ -17,13 +17,13 @@ SPECBOUND = (
         paper="SpecBound",
         says="1.93 to 2.33 on 7B and 13B, H800; 2.01 on an RTX 3090 (Tables 1 and 4)",
         ours=lambda look: (
-            f"tuned {look(PLANTED, 'exit'):.2f}, with "
-            f"its own parameters {look(PLANTED, PUBLISHED):.2f}; real {look(REAL, 'exit'):.2f}"
+            f"tuned {look(ALONE, 'exit'):.2f}, with "
+            f"its own parameters {look(ALONE, PUBLISHED):.2f}; real {look(REAL, 'exit'):.2f}"
         ),
-        holds=(*least("exit", 1.5, PLANTED), *least("exit", 1.5, REAL)),
+        holds=(*least("exit", 1.5, ALONE), *least("exit", 1.5, REAL)),
         reason="weak layers are spread over the planted model, so its last layers matter; heads have 8,000 tokens of "
         "text, the paper's 68,000 conversations",
-        part="planted05,demo",
+        part="planted05-light,demo",
     ),
     Claim(
         paper="SpecBound",
@@ -49,7 +49,8 @@ SPECBOUND = (
         says="(ours) where the last half of the layers is weak, exits should gain what masks do",
         ours=several(LATE, OWN, "del", "clasp"),
         holds=(*least(OWN, 1.2, LATE), paired(OWN, "del", LATE)),
-        reason="the model, `--exit-depth` and the part are there; nothing has been run on them yet",
+        reason="no heads were fitted: after shallow layers the model's own head is sure of wrong tokens (α 0.04), and "
+        "DEL takes deep exits; masks gain on the same model",
         part=LATE,
     ),
     Claim(
@@ -60,7 +61,7 @@ SPECBOUND = (
             f"slowest of 26 {look(LATE, OWN, 'minimum'):.2f}, {look(LATE, OWN, 'share_below_1'):.0%} below 1"
         ),
         holds=(lambda look: look(LATE, OWN, "minimum") >= 1.0,),
-        reason="on the late-weak model, priced",
+        reason="on the late-weak model without fitted heads, priced",
         part=LATE,
     ),
     Claim(

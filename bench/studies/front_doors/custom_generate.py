@@ -53,7 +53,7 @@ def ways(engine: Engine, artifact: str | None, new: int) -> dict[str, Way]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--artifact", default="demo")
+    parser.add_argument("--artifact", "--bundle", default="demo")
     parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--new-tokens", type=int, default=48)

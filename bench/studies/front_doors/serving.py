@@ -16,21 +16,21 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
+from threading import Thread
 from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 
+from bench.fixtures.ports import unused_port
 from bench.fixtures.prompt_files import SPEC_BENCH, stratified
 from bench.harness.http_client import Reply, ask, server
 from bench.harness.provenance import Watch, commit, disturbance
@@ -161,28 +161,46 @@ def run_clients(
     contender: Contender, part: Slice, pairs: Sequence[dict[str, Any]], seconds: float, key: str | None
 ) -> None:
     """Send the next pair whenever an answer is complete, for `seconds` seconds; answers under way are waited for."""
-    number = count()
     if contender.process is not None:
         contender.process.send_signal(signal.SIGCONT)
     began = perf_counter()
-    extra: dict[str, Any] = {"model": contender.model, "stream": True, "stream_options": {"include_usage": True}}
-    if contender.strategy is not None:
-        extra |= {"return_token_ids": True, "ssd": {"strategy": contender.strategy}}
-
-    def client() -> None:
-        while perf_counter() - began < seconds:
-            place = next(number) % len(pairs)
-            reply = ask(contender.address, {**pairs[place]["body"], **extra}, key)
-            part.replies.append(judged(reply, contender, place, pairs[place]))
-
-    threads = [threading.Thread(target=client) for _ in range(part.clients)]
-    for thread in threads:
-        thread.start()
+    threads = start_clients(
+        contender, pairs, part.clients, lambda: perf_counter() - began < seconds, part.replies.append, key
+    )
     for thread in threads:
         thread.join()
     part.seconds = perf_counter() - began
     if contender.process is not None:
         contender.process.send_signal(signal.SIGSTOP)
+
+
+def start_clients(
+    contender: Contender,
+    pairs: Sequence[dict[str, Any]],
+    clients: int,
+    going: Callable[[], bool],
+    note: Callable[[dict[str, Any]], object],
+    key: str | None = None,
+) -> list[Thread]:
+    """Start clients that share a queue of the pairs, again and again, as long as `going` says so.
+
+    `note` receives every answer's figures (`judged`) when it is complete.
+    """
+    number = count()
+    extra: dict[str, Any] = {"model": contender.model, "stream": True, "stream_options": {"include_usage": True}}
+    if contender.strategy is not None:
+        extra |= {"return_token_ids": True, "ssd": {"strategy": contender.strategy}}
+
+    def client() -> None:
+        while going():
+            place = next(number) % len(pairs)
+            reply = ask(contender.address, {**pairs[place]["body"], **extra}, key)
+            note(judged(reply, contender, place, pairs[place]))
+
+    threads = [Thread(target=client) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def judged(reply: Reply, contender: Contender, place: int, pair: dict[str, Any]) -> dict[str, Any]:
@@ -232,9 +250,28 @@ def describe(slices: Sequence[Slice]) -> None:
             f"{name:18} {tokens / seconds:6.1f} tokens/s{_against_plain(own, by_name.get('plain', []))}, "
             f"{len(own)} slices ({', '.join(f'{_rate(part):.1f}' for part in own)}) of {seconds:.0f} s in all; "
             f"first token {_percentiles(first)} s, per token {_percentiles(per_token)} ms; "
-            f"{len(good)} of {len(replies)} answers, {sum(compared)} of {len(compared)} are their lone decodes",
+            f"{len(good)} of {len(replies)} answers, {sum(compared)} of {len(compared)} are their lone decodes"
+            f"{_asked_again(own)}",
             flush=True,
         )
+
+
+def _asked_again(own: Sequence[Slice]) -> str:
+    """Text with the number of answers to pairs asked before in their slice, and the times per token of both kinds."""
+    new, known = list[float](), list[float]()
+    for part in own:
+        seen = set[int]()
+        for reply in part.replies:
+            if reply["complete"] and reply["tokens"] > 1:
+                times = known if reply["pair"] in seen else new
+                times.append(1e3 * (reply["last"] - reply["first"]) / (reply["tokens"] - 1))
+            seen.add(reply["pair"])
+    if not known:
+        return ""
+    return (
+        f"; {len(known)} to pairs asked before, per token {_percentiles(np.asarray(known))} ms, "
+        f"the others {_percentiles(np.asarray(new))} ms"
+    )
 
 
 def _rate(part: Slice) -> float:
@@ -255,8 +292,7 @@ def _against_plain(own: Sequence[Slice], plain: Sequence[Slice]) -> str:
 @contextmanager
 def transformers_serve(folder: Path) -> Iterator[Contender]:
     """Run `transformers serve` with continuous batching on a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(folder)]
     # By default it takes most of the memory for keys and values, which the other server has a share in.
     options = ["--continuous-batching", "--cb-max-memory-percent", "0.1", "--dtype", "float32", "--device", "cpu"]

@@ -10,16 +10,14 @@ second finds all of that. `pull` alone is timed beside them.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
 from bench.fixtures.registry import running_registry
+from bench.harness.first_byte import seconds_to_first_byte
 from ssd_artifacts.files import cache_folder
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_artifacts.sharing.reference import read_reference
@@ -55,24 +53,10 @@ def main() -> None:
                 "second run": run,
             }
             for name, command in works.items():
-                seconds[name].append(_taken(command, cache))
+                seconds[name].append(seconds_to_first_byte(command, cache))
                 print(f"round {number + 1}, {name}: {seconds[name][-1]:.1f} s", flush=True)
     for name, values in seconds.items():
         print(f"{name:12} {np.median(values):.1f} s ({min(values):.1f}–{max(values):.1f})")
-
-
-def _taken(command: list[str], cache: Path) -> float:
-    """Seconds from the start of a process to the first byte on its standard output."""
-    began = time.perf_counter()
-    environment = os.environ | {"SSD_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.read(1)
-        taken = time.perf_counter() - began
-        _, error = process.communicate()
-    if process.returncode:
-        raise RuntimeError(error.decode())
-    return taken
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def similarities(anchors: AnchorSet, features: Rows) -> Rows:
 
 
 def _threshold(anchors: AnchorSet, out_of_domain: Rows | None) -> float:
-    """The similarity threshold with the highest sensitivity + specificity for known prompts."""
+    """The similarity threshold with the highest sensitivity + specificity for known prompts (Youden's J)."""
     found = similarities(anchors, anchors.others.astype(np.float32))
     known = found.max(1)
     if len(anchors.domains) == 1:

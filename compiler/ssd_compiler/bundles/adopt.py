@@ -136,6 +136,8 @@ def _continued(
         found += continue_prompts(decoder, [ids], NEW_TOKENS, loaded.eos_ids, lambda: None)
         if perf_counter() - began > seconds * 2 / 3:
             break
+    if not found:
+        raise UserError(f"domain {name}: no prompt leaves room in the context of {room + NEW_TOKENS} tokens")
     return samples_of(found, name)
 
 

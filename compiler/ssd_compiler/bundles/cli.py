@@ -41,7 +41,8 @@ CLOSING = closing(
 app = command_app(no_args_is_help=True)
 BundleArgument = Annotated[str, typer.Argument(help="A folder, an archive, hf://…, oci://… or `demo`.")]
 StripOption = Annotated[
-    bool, typer.Option("--strip", help="Leave out token pairs, vectors for later domains, the report and paths.")
+    bool,
+    typer.Option("--strip", help="Leave out token pairs, vectors for later domains, the compile's options and paths."),
 ]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="A private key (PEM, P-256) that signs what leaves.")]
 
@@ -261,7 +262,7 @@ def _receive(reference: Reference, out: Path) -> None:
     folder = receive(reference, out)
     opened = open_bundle(folder)
     write_atomically(folder / REPORT_PAGE, html_report(opened.bundle))
-    print(f"{folder}: bundle for {opened.bundle.model.name}, {len(opened.bundle.domains)} domains")
+    print(f"{folder}: bundle for {opened.bundle.model.name}, domains: {', '.join(opened.bundle.domains)}")
 
 
 def _verify_model(opened: OpenedBundle, model: str) -> None:

@@ -60,7 +60,7 @@ def distance(original: PreTrainedModel, other: PreTrainedModel, where: str) -> D
             )
         a, b = _sampled(tensor), _sampled(found[name])
         differences[name] = float((a - b).norm() / a.norm().clamp_min(1e-12))
-    farthest = max(differences, key=differences.__getitem__)
+    farthest = max(differences, key=lambda name: differences[name])
     median = float(torch.tensor(sorted(differences.values())).median())
     if not median <= FARTHEST:
         raise UserError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.integrity import ORIGIN, SIGNATURE
+from ssd_artifacts.reference_bundle import REFERENCE, bundle_path
 from ssd_artifacts.sharing.archive import travelling_files
 from ssd_artifacts.sharing.privacy import private_parts
 from ssd_artifacts.sharing.receiving import Origin
@@ -49,6 +50,8 @@ def summary_text(bundle: Bundle, folder: Path) -> str:
 
 def origin_text(folder: Path) -> str:
     """Source, revision and time of arrival of a bundle from elsewhere."""
+    if folder == bundle_path(Path(REFERENCE)):
+        return "comes with the package"
     if not (folder / ORIGIN).is_file():
         return "made on this machine, or copied here by hand"
     origin = validated(folder / ORIGIN, read_yaml(folder / ORIGIN), Origin)
@@ -72,7 +75,7 @@ def _cell(mask: SkipMask, index: int) -> str:
 
 def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
     summary = domain_summary(config, layers)
-    yield f"{config.name}: {summary['verdict']}, {len(config.frontier)} masks"
+    yield f"{config.name}: {len(config.frontier)} masks, verdict: {summary['verdict']}"
     if config.choice is None:
         return
     mask = config.frontier[config.choice.entry].skip_mask(layers)

@@ -17,7 +17,7 @@ from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
 from ssd_compiler.crew.board import Event, Kind
 from ssd_compiler.decoder import add_copies, faithful_decoder
-from ssd_compiler.progress import Reporter
+from ssd_compiler.progress import Reporter, Tick
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_profiles.errors import UserError
@@ -134,7 +134,7 @@ class ToldReporter(Reporter):
         self._tell(Event(self._worker, Kind.WARNING, text))
 
     @contextmanager
-    def stage(self, title: str, total: int | None) -> Iterator[Callable[[], None]]:
+    def stage(self, title: str, total: int | None) -> Iterator[Tick]:
         """Tell the beginning, the steps and the end of a stage."""
         self._tell(Event(self._worker, Kind.BEGIN, title, total=total))
         began = told = perf_counter()

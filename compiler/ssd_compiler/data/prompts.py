@@ -146,8 +146,8 @@ def fitting_prompts(
         raise UserError(f"domain {name}: {error}") from None
     if len(fitting) < MIN_PROMPTS:
         raise UserError(
-            f"domain {name}: {len(fitting)} different prompts fit this model's context, "
-            f"at least {MIN_PROMPTS} are needed; add prompts"
+            f"domain {name}: {len(prompts)} different prompts, of which {len(fitting)} fit this model's context; "
+            f"at least {MIN_PROMPTS} are needed, so add some"
         )
     return fitting
 

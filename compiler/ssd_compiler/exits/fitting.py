@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
+from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.sequence.session import PREFILL_CHUNK, Session
 from ssd_runtime.model.decoder import Decoder
@@ -19,14 +20,12 @@ RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 HELD_BACK = 4
 """One sample in this many is held out from fitting; it selects the ridge and tunes how a domain exits."""
 
-Tick = Callable[[], None]
-
 
 def exit_layers(num_layers: int, count: int, depth: int = 0) -> tuple[int, ...]:
     """Choose up to `count` layer numbers evenly over the depth, the last layer excluded.
 
-    With a `depth`, they are spread over the first `depth` layers, that one included: as many heads as layers give each
-    of these one. Raises UserError for a model of one layer.
+    With a `depth`, they are spread over the first `depth` layers, that one included. With `count` equal to `depth`,
+    each of these layers gets a head. Raises UserError for a model of one layer.
     """
     if num_layers < 2:
         raise UserError("--exits: this model has one layer, so no token can exit early; omit --exits")

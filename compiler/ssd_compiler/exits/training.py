@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.exits.fitting import chunked_states
+from ssd_compiler.progress import Tick
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import HEAD_ROWS
 from ssd_runtime.sampling.argmax import argmax
@@ -23,8 +24,6 @@ LEARNING_RATE = 3e-5
 """AdamW's rate in SpecBound §3.1, which trains for 20 epochs."""
 BATCH = 128
 TARGETS = "targets"
-
-Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

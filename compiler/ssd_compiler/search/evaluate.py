@@ -1,11 +1,12 @@
-"""Rates masks by predicted tokens a second."""
+"""Rates masks by predicted tokens/s."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from ssd_compiler.progress import Tick
 from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import FULL, WIDTHS, SkipMask
@@ -37,7 +38,7 @@ class Rated:
 
 @dataclass(slots=True)
 class Evaluator:
-    """Predicted tokens a second of masks, from one parallel pass of each over the calibration rows.
+    """Predicted tokens/s of masks, from one parallel pass of each over the calibration rows.
 
     A mask is evaluated once. `most` bounds the evaluations and `deadline` (of `perf_counter`) the time; `forwards`
     counts work in full forwards of all calibration rows, `progress` the seconds since `began` and the best predicted
@@ -51,7 +52,7 @@ class Evaluator:
     block: int
     most: int
     deadline: float
-    tick: Callable[[], None]
+    tick: Tick
     began: float = field(default_factory=perf_counter)
     rated: dict[SkipMask, Rated] = field(default_factory=dict)
     forwards: float = 0.0
@@ -126,6 +127,6 @@ class Evaluator:
         return found
 
     def best(self) -> Rated:
-        """The mask of most predicted tokens a second so far."""
+        """The mask with the most predicted tokens/s so far."""
         complete = (rated for rated in self.rated.values() if rated.complete)
         return max(complete, key=lambda rated: rated.option.tokens_per_second)

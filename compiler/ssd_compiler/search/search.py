@@ -10,6 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from ssd_artifacts.domain_config import MAX_PROGRESS, FrontierEntry, SearchCost
+from ssd_compiler.progress import Tick
 from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.frontier import select_finalists, select_frontier
@@ -80,7 +81,7 @@ def search(
     latency: LatencyTable,
     context: int,
     bounds: SearchBounds,
-    tick: Callable[[], None],
+    tick: Tick,
     announce: Callable[[float, float, bool], None],
     prompts: Sequence[list[int]] = (),
 ) -> SearchResult:

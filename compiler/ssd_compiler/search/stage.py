@@ -79,8 +79,8 @@ class SearchStage:
                 else "skipping layers will not pay on this model and device; `auto` will guess, or decode plainly"
             )
             self.reporter.note(
-                f"{name}: {oracle_speedup:.2f}x of plain decoding with the first masks if drafts always ended in time, "
-                f"{predicted:.2f}x predicted: {verdict}"
+                f"{name}: the first masks are predicted to bring {predicted:.2f}x of plain decoding, and "
+                f"{oracle_speedup:.2f}x if no token were ever drafted in vain: {verdict}"
             )
 
         def run() -> dict[str, Any]:
@@ -130,7 +130,13 @@ class SearchStage:
                     sampling=self.sampling,
                 )
                 confirmed = validate_under_load(
-                    *(self.decoder, held_back, confirmed, loads, limits, tick), sampling=self.sampling
+                    decoder=self.decoder,
+                    prompts=held_back,
+                    confirmed=confirmed,
+                    concurrency=loads,
+                    limits=limits,
+                    tick=tick,
+                    sampling=self.sampling,
                 )
             return {
                 "choice": confirmed.choice.model_dump(mode="json"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -14,11 +12,12 @@ from typing import Any
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.fingerprint import config_sha256
+from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job
+from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
 from ssd_runtime.engine.offline.result import Outcome
@@ -27,21 +26,14 @@ from ssd_runtime.engine.opening import read_source
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.text_stream import TextStream
+from ssd_runtime.engine.stream_planners import StreamPlanners
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model
 from ssd_runtime.model.bitwise import require_bitwise
-from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.parity import require_faithful
-from ssd_runtime.planning.registry import check_strategy, find_strategy, read_settings
-from ssd_runtime.planning.strategy import MakePlanner, make_strategy
-from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
-from ssd_runtime.profiling.light import with_light
+from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.memory import guard_memory, return_freed
 from ssd_runtime.weights.draft_bits import DraftBits
-from ssd_runtime.weights.draft_copies import make_copies
-from ssd_runtime.weights.kernel_choice import SMALL_BYTES, fitted_decoder
-
-MAX_STREAMS = 64
-"""Number of streams whose statistics are kept; beyond it, the least recently used stream is dropped."""
+from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 
 class IgnoredSettingsWarning(UserWarning):
@@ -97,17 +89,17 @@ class Engine:
             if bitwise:
                 require_bitwise(self.decoder)
         return_freed()
-        self._before_measuring = before_measuring
-        self._draft_bits = draft_bits
-        self._before_copying = before_copying
-        self._copied_for: list[SkipMask] | None = None
-        """The masks that lighter copies were made for; None before there are any."""
-        self.max_sequences = 1 if bitwise else 8
-        """Most requests that are decoded at once; set it before the first request is added."""
-        self.cache_bytes: int | None = None
-        """Bytes for keys and values of all requests, by default half of the free memory; set it likewise."""
-        self._streams: OrderedDict[tuple[str, str, Any], MakePlanner] = OrderedDict()
-        """Makers of planners by (stream, strategy, parameters), the least recently used first."""
+        self._tables = LatencyTables(
+            self.decoder,
+            bundle,
+            model_key=config_sha256(loaded.model.config.to_dict()),
+            draft_bits=draft_bits,
+            before_measuring=before_measuring,
+            before_copying=before_copying,
+        )
+        self._planners = StreamPlanners(self.decoder, bundle, self._tables)
+        self._max_sequences = 1 if bitwise else 8
+        self._cache_bytes: int | None = None
         self._requests: dict[Job[Generation], tuple[Request, TextStream]] = {}
         self._numbers = count(1)
         self._lock = RLock()
@@ -127,49 +119,29 @@ class Engine:
         """Load a bundle (a folder, an archive, `hf://…`, `oci://…` or `demo`) with its model, or a `model` alone.
 
         `model` is an argument of `load_model`; a bundle from elsewhere needs it, or the public `key` that signed it.
-        `weights` is by default what the bundle was compiled with, else dense. Raises UserError if neither is given or
-        one cannot be loaded.
+        `weights` defaults to what the bundle was compiled with if it is your own or signed, else to dense. Raises
+        UserError if there is neither a bundle nor a `model`, or if one of them cannot be loaded.
         """
         source = read_source(artifact, model, Path(key) if key is not None else None)
         loaded = load_model(source.model, device, dtype, source.weights(weights))
         return cls(loaded, source.bundle, source.where, draft_bits=draft_bits)
 
-    @cached_property
+    @property
     def latency(self) -> LatencyTable:
         """This device's latency table: the bundle's, else one measured here, now or on an earlier run.
 
-        Measuring takes well under a minute. A bundle's table is used only if its layer kinds are the model's.
+        Measuring takes well under a minute.
         """
+        return self._tables.table
 
-        def measure() -> LatencyTable:
-            if self._before_measuring is not None:
-                self._before_measuring()
-            with guard_memory("measuring this device", self.decoder.device):
-                return measure_latency(self.decoder)
+    @latency.setter
+    def latency(self, table: LatencyTable) -> None:
+        self._tables.use(table)
 
-        tables = self.bundle.latency if self.bundle is not None else {}
-        model_key = config_sha256(self.loaded.model.config.to_dict())
-        return known_latency(self.decoder, tables=tables, model_key=model_key, measure=measure)
-
-    def lighten(self) -> bool:
-        """Make lighter copies of the weights, unless they exist; returns whether there are any."""
-        masks = self.bundle.light_masks if self.bundle is not None else []
-        if self._copied_for != masks:
-            self._copied_for = masks
-            make_copies(self.decoder, self._draft_bits, masks, self._before_copying)
-        return bool(self.decoder.light.kernels)
-
-    @cached_property
+    @property
     def light_latency(self) -> LatencyTable | None:
-        """The latency table with the costs of lighter copies, measured now or on an earlier run; None without copies.
-
-        Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
-        """
-        if not self.decoder.light.kernels and self.decoder.packed.used <= SMALL_BYTES:
-            return None
-        if not self.lighten():
-            return None
-        return with_light(self.latency, self.decoder, config_sha256(self.loaded.model.config.to_dict()))
+        """The latency table with the costs of lighter copies of the weights; None without copies."""
+        return self._tables.light_table
 
     def require_fitting(self, bundle: Bundle, where: str) -> None:
         """Raise UserError, which calls the bundle `where`, if it belongs to another model or does not fit its sizes."""
@@ -184,22 +156,41 @@ class Engine:
         The bundle must have passed `require_fitting`. New streams begin without statistics.
         """
         with self._lock:
-            if "latency" in self.__dict__:
-                self.latency = bundled_latency(self.decoder, bundle.latency) or self.latency
-            self.__dict__.pop("light_latency", None)
+            self._tables.take_up(bundle)
+            self._planners.take_up(bundle)
             self.bundle = bundle
-            self.__dict__.pop("_exit_heads", None)
-            self._streams.clear()
+
+    @property
+    def max_sequences(self) -> int:
+        """Most requests that are decoded at once. Raises UserError if it is set after the first request was added."""
+        return self._max_sequences
+
+    @max_sequences.setter
+    def max_sequences(self, most: int) -> None:
+        self._require_unused("max_sequences")
+        self._max_sequences = most
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bytes for keys and values of all requests; None, the default, for half of the free memory.
+
+        Raises UserError if it is set after the first request was added.
+        """
+        return self._cache_bytes
+
+    @cache_bytes.setter
+    def cache_bytes(self, most: int | None) -> None:
+        self._require_unused("cache_bytes")
+        self._cache_bytes = most
+
+    def _require_unused(self, setting: str) -> None:
+        if "scheduler" in self.__dict__:
+            raise UserError(f"{setting}: requests were added already; set it before, or make a new engine")
 
     @cached_property
     def scheduler(self) -> Scheduler:
         """The scheduler of all requests."""
         return Scheduler(self.decoder, self.max_sequences, self.cache_bytes)
-
-    @cached_property
-    def _exit_heads(self) -> ExitHeads:
-        """The bundle's exit heads on this device, shared by all streams."""
-        return ExitHeads(self.decoder, self.bundle.exits if self.bundle is not None else None)
 
     def planners(self, strategy: str = "auto", parameters: Any = None) -> MakePlanner:
         """Return a function that makes a planner per request of one stream; `parameters` are those of `RunSettings`.
@@ -207,30 +198,7 @@ class Engine:
         Its planners share the stream's statistics. Raises UserError if the strategy is unknown or needs a bundle.
         """
         with self._lock:
-            check_strategy(strategy, self.bundle is not None)
-            needs = find_strategy(strategy)
-            parameters = read_settings(strategy, []) if parameters is None else parameters
-            allowed = getattr(parameters, "light", None)
-            if needs.needs_light or (allowed and not needs.uses_masks):
-                self.lighten()
-            latency = self.latency if needs.needs_latency else None
-            priced = None
-            if needs.uses_masks and (
-                allowed or (allowed is None and self.bundle is not None and self.bundle.light_masks)
-            ):
-                priced = self.light_latency
-            if latency is not None:
-                # Without its costs no mask is expected to gain by lighter sub-layers.
-                latency = priced or replace(latency, light={})
-            return make_strategy(
-                name=strategy,
-                settings=parameters,
-                decoder=self.decoder,
-                bundle=self.bundle,
-                latency=latency,
-                heads=self._exit_heads,
-                light=self.decoder.light.mask if priced is not None else None,
-            )
+            return self._planners.new(strategy, parameters)
 
     def runner(self, settings: RunSettings | None = None, write: Callable[[str], None] | None = None) -> Runner:
         """Return a runner that decodes prompts one after the other, with statistics shared among them.
@@ -255,13 +223,17 @@ class Engine:
 
         Requests of one `stream`, one strategy and equal parameters share what planners learn. Those of one stream also
         share prefixes. `on_tokens` receives new tokens before `write` receives their text, and `on_cycle` every cycle.
-        `answered` are the first tokens of the answer, where another run of the request, with the same seed, has chosen
-        them: the answer goes on as that run would have, and neither they nor their text are reported again. Raises
-        UserError if the chat template refuses the prompt. Other errors of the prompt are raised by its outcome.
+        `answered` resumes a request: it holds the first tokens of the answer, as another run with the same seed chose
+        them. Decoding continues after them, and neither they nor their text are reported again. Only the first turn of
+        a `Prompt` is decoded. Callbacks may add and cancel requests, their own too. Raises
+        UserError if the chat template refuses the prompt or `settings` ask for a comparison. Other errors of the prompt
+        are raised by its outcome.
         """
         settings = settings or RunSettings()
+        if settings.compare:
+            raise UserError("compare: requests are not compared; use Engine.runner or ssd-run --compare")
         with self._lock:
-            make = self._planners_of(stream, settings)
+            make = self._planners.of_stream(stream, settings.strategy, settings.parameters)
             runner = self._runner(make, settings, write)
             turn = self._turn(prompt, runner)
         text = TextStream(self.loaded.decode, settings.stops, runner.write)
@@ -272,28 +244,25 @@ class Engine:
                 on_tokens(tokens)
             text.feed(tokens)
 
-        with uninterrupted(), self._lock:
-            job = runner.start(
-                turn,
-                scheduler=self.scheduler,
-                on_tokens=receive,
-                make_planner=make if on_cycle is None else lambda: ObservedPlanner(make(), on_cycle),
-                owner=stream,
-                answered=answered,
-            )
-            request = Request(runner, turn, job)
-            self._requests[request.job] = request, text
+        request: Request | None = None
+        try:
+            with uninterrupted(), self._lock:
+                job = runner.start(
+                    turn,
+                    scheduler=self.scheduler,
+                    on_tokens=receive,
+                    make_planner=make if on_cycle is None else lambda: ObservedPlanner(make(), on_cycle),
+                    owner=stream,
+                    answered=answered,
+                )
+                request = Request(runner, turn, job)
+                self._requests[request.job] = request, text
+        except KeyboardInterrupt:
+            # It is raised at the end of the block, and the caller cannot cancel a request that it has not got.
+            if request is not None:
+                self.cancel(request)
+            raise
         return request
-
-    def _planners_of(self, stream: str, settings: RunSettings) -> MakePlanner:
-        """The maker of planners of a stream's requests with these settings."""
-        key = stream, settings.strategy, settings.parameters
-        if key not in self._streams:
-            self._streams[key] = self.planners(settings.strategy, settings.parameters)
-            while len(self._streams) > MAX_STREAMS:
-                self._streams.popitem(last=False)
-        self._streams.move_to_end(key)
-        return self._streams[key]
 
     def _turn(self, prompt: str | Prompt | Sequence[int], runner: Runner) -> Turn:
         """Number a prompt that has no id, and encode one that is not token ids yet."""
@@ -320,17 +289,21 @@ class Engine:
         return ended
 
     def cancel(self, request: Request) -> None:
-        """End a request at once; others are not affected."""
+        """End a request: at once, or when its own callback returns, if that is the caller. Others are not affected."""
         with uninterrupted(), self._lock:
             self.scheduler.cancel(request.job)
             self._requests.pop(request.job, None)
 
     def generate(self, prompts: Sequence[str | Prompt], settings: RunSettings | None = None) -> list[Outcome]:
-        """Decode prompts, up to `max_sequences` at once; returns outcomes in order. Raises the first UserError."""
+        """Decode prompts, up to `max_sequences` at once; returns outcomes in order. Raises the first UserError.
+
+        Prompt n has the seed of `settings` + n - 1. Only the first turn of a `Prompt` is decoded.
+        """
+        settings = settings or RunSettings()
         requests = list[Request]()
         try:
-            for prompt in prompts:
-                requests.append(self.add_request(prompt, settings))
+            for number, prompt in enumerate(prompts):
+                requests.append(self.add_request(prompt, settings.of_prompt(number)))
             while self._advance(requests):
                 pass
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,8 @@ class Job(Generic[T]):
     done: bool = False
     """Whether it has ended, failed or been cancelled."""
     _paused: _Paused | None = None
+    _cancelled: bool = False
+    """Whether its own callback has cancelled it, so that it ends when the callback has returned."""
 
     @property
     def tokens(self) -> int:
@@ -50,7 +53,12 @@ class Job(Generic[T]):
         return self.session.prefilled and self._paused is None
 
     def advance(self, answer: Any) -> None:
-        """Run the work with the answer to the latest request, up to the next request or the end."""
+        """Run the work with the answer to the latest request, up to the next request or the end.
+
+        A job that is done stays so: another job's callback may have cancelled it in this very step.
+        """
+        if self.done:
+            return
         try:
             with guard_memory("decoding", self.session.decoder.device, DECODING_REMEDY):
                 self.request = self._next(answer)
@@ -62,6 +70,9 @@ class Job(Generic[T]):
             self._fail_of_memory()
         except Exception as error:  # raised where the result is asked for, so that other jobs go on
             self.fail(error)
+        else:
+            if self._cancelled:
+                self.fail(None)
 
     def pause(self) -> None:
         """Release the memory for keys and values until `resume`."""
@@ -80,7 +91,8 @@ class Job(Generic[T]):
         """Reserve memory and request the forwards that compute the committed tokens' keys and values again."""
         assert self._paused is not None, "pause() comes first"
         try:
-            self.session.cache.reserve_tokens(self.session.committed + POOL_ROOM)
+            room = max(POOL_ROOM, self._paused.request.size)  # of the rows that are loaded again, at least
+            self.session.cache.reserve_tokens(self.session.committed + room)
         except PoolFull:
             self._fail_of_memory()
         else:
@@ -106,17 +118,26 @@ class Job(Generic[T]):
         return self.result
 
     def fail(self, error: Exception | None) -> None:
-        """End without a result: with an error, or with None for a cancelled job."""
+        """End without a result: with an error, or with None for a cancelled job. One that is done stays as it is."""
+        if self.done:
+            return
         self.work.close()
         self.session.close(keep=False)
         self.error = error
         self.done = True
 
+    def cancel(self) -> None:
+        """End without a result: at once, or when the job's own callback returns, if that is the caller."""
+        if inspect.getgeneratorstate(self.work) == inspect.GEN_RUNNING:
+            self._cancelled = True
+        else:
+            self.fail(None)
+
     def _fail_of_memory(self) -> None:
         """End with the error that the pool is full."""
         room = gib(self.session.cache.pool.bytes)
         self.fail(
-            UserError(f"the {room} for keys and values are full; give a shorter prompt, or fewer prompts at once")
+            UserError(f"the {room} for keys and values are full; shorten the prompt, or decode fewer prompts at once")
         )
 
 

@@ -76,6 +76,9 @@ class PrefixCache:
             size=cache.bytes,
             owner=owner,
         )
+        if new.size > SHARE * self.pool.bytes:
+            cache.release()  # else it would push out all others, and itself in the end
+            return
         for old in self._prefixes[:]:
             # Earlier turns of the same conversation and prefixes of other weights are of no more use.
             alike = old.owner == owner and old.start == new.start
@@ -135,8 +138,10 @@ class PrefixCache:
     def make_room(self, tokens: int, spared: Prefix | None = None) -> bool:
         """Drop prefixes, least recently used first and `spared` last, until a sequence of `tokens` tokens fits.
 
-        Returns whether it fits.
+        Returns whether it fits. If it would not even without any prefix, none is dropped.
         """
+        if not self.pool.would_have_room(tokens, [prefix.cache for prefix in self._prefixes]):
+            return False
         order = sorted(self._prefixes, key=lambda prefix: prefix is spared)
         while not self.pool.has_room(tokens):
             if not order:

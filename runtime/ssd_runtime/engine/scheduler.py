@@ -38,7 +38,7 @@ class Scheduler:
     def __init__(self, decoder: Decoder, max_sequences: int, cache_bytes: int | None = None) -> None:
         """The pool has `pool_bytes` by default. Raises UserError if `max_sequences` is less than 1."""
         if max_sequences < 1:
-            raise UserError(f"concurrency: {max_sequences} is too few; give 1 or more")
+            raise UserError(f"max_sequences: expected 1 or more, got {max_sequences}")
         self.decoder = decoder
         self.max_sequences = max_sequences
         if cache_bytes is None:
@@ -49,7 +49,7 @@ class Scheduler:
         self._runner = ModelRunner(decoder)
         self._waiting: deque[Job[Any]] = deque()
         self._paused: deque[Job[Any]] = deque()
-        """Paused jobs, the oldest first: it was paused last."""
+        """Paused jobs in resume order. The newest job is paused first, so the oldest comes first here."""
         self._running: list[Job[Any]] = []
         """Running jobs, the oldest first."""
         self._steps = 0
@@ -82,11 +82,13 @@ class Scheduler:
         return job
 
     def cancel(self, job: Job[Any]) -> None:
-        """End a job at once, without an effect on the others. The result of a job that is done stays as it is."""
+        """End a job without an effect on the others. The result of a job that is done stays as it is.
+
+        Callbacks of jobs may call this: for another job, which ends at once, or for their own (`Job.cancel`).
+        """
         with uninterrupted():
-            if not job.done:
-                job.fail(None)
-            # Also one that is done: if a step has failed half-way, the next one must not meet its jobs.
+            job.cancel()
+            # A failed step may leave finished jobs in the queues, so this one is removed even if it is done.
             self._running = [each for each in self._running if each is not job]
             for queue in (self._waiting, self._paused):
                 if job in queue:
@@ -151,9 +153,11 @@ class Scheduler:
             if queue is self._waiting and any(self._awaits(job, other) for other in self._running):
                 break
             job.session.chunk = PREFILL_ROWS if self._running else PREFILL_CHUNK
-            fits = self._fits(job)
-            if self._running and not fits:
-                break
+            if not self._fits(job):
+                if self._running:
+                    break
+                while self.prefixes.forget_oldest():
+                    pass  # a job that is alone gets all the memory there is, and may need less than reckoned
             queue.popleft()
             if queue is self._paused:
                 job.resume()
@@ -168,7 +172,7 @@ class Scheduler:
             self._answer(drafting)
 
     def _awaits(self, job: Job[Any], other: Job[Any]) -> bool:
-        """Whether a job waits until another has run the prompt whose beginning they share: it is run once, then."""
+        """Whether to hold `job` back because `other` is prefilling a longer shared prefix than any that is cached."""
         return job.session.awaits(job.prompt, other.session, other.prompt)
 
     def _fits(self, job: Job[Any]) -> bool:

@@ -22,7 +22,7 @@ from ssd_artifacts.fingerprint import (
     tokenizer_sha256,
     weight_hashes,
 )
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.loading.packed import packed_model
 from ssd_runtime.loading.sources import (
@@ -32,7 +32,6 @@ from ssd_runtime.loading.sources import (
     can_be_packed,
     find_model,
     find_packed,
-    first_line,
     source_of,
     weight_files,
 )

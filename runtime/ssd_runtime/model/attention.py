@@ -15,8 +15,8 @@ CAUSAL_TOLERANCE = 1e-2
 """Largest difference between two kernels in half precision; a mask that is off by one key differs by more."""
 
 LEAST_QUERIES = 4
-"""Queries of a product with the keys of one head, so that the order of sums does not depend on anything else. Fewer
-differ in their last bits even between two equal rows; heads with fewer are repeated."""
+"""Fewest query heads per key-value head in `attend_by_row`; smaller groups are repeated. With fewer, the order of sums
+varies, so even two equal rows differ in their last bits."""
 
 
 def attend(
@@ -58,7 +58,7 @@ def attend(
 
 
 def attend_by_row(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """What `attend` returns, where no bit of a row depends on the rows beside it.
+    """Batch-invariant `attend` without a cap: no bit of a row depends on the other rows.
 
     Rows are a dimension of the batch, so that all products have the same sizes in a plain step and in a verification.
     `bias` is [n, 1, 1, length].

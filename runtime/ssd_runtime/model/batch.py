@@ -26,8 +26,8 @@ class LayerView:
 
     `bias` hides the keys among these that a row does not see (`attention.bias_of`); None if every row sees them all.
     It is [rows, 1, 1, keys] if attention runs row by row.
-    `rotation` has a row per head of queries, keys and values, where those of values change nothing. It is None in
-    layers without a rotation.
+    `rotation` has a row per head of queries, keys and values. For value heads it is the identity, so that one operation
+    rotates queries, keys and values. It is None in layers without a rotation.
     """
 
     rotation: Rotation | None
@@ -202,7 +202,7 @@ class BatchBuilder:
 
     def _last_key(self, begin: int, end: int) -> int:
         """The slot after the last that rows see from slot `begin` on, if their own end before slot `end`."""
-        return begin - (begin - end) // self.key_multiple * self.key_multiple
+        return begin - (begin - end) // self.key_multiple * self.key_multiple  # ceiling to a multiple
 
     def _windows(self) -> set[int | None]:
         """The windows of all layer kinds: kinds that differ in rotation alone see the same keys."""

@@ -32,8 +32,9 @@ def require_bitwise(decoder: Decoder) -> None:
 @torch.inference_mode()
 def probe(decoder: Decoder, rows: int) -> Tensor:
     """Logits of `MOST_BY_ROW` tokens [tokens, vocabulary] that run `rows` at a time after a short prompt."""
-    ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(BEFORE + MOST_BY_ROW)]
-    session, parts = Session(decoder), list[Tensor]()
+    ids = decoder.probe_ids(BEFORE + MOST_BY_ROW)
+    session = Session(decoder)
+    parts = list[Tensor]()
     session.prefill(ids[:BEFORE])
     while session.committed < len(ids):
         chunk = ids[session.committed : session.committed + rows]

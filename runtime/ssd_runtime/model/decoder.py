@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ssd_profiles.errors import UserError
 from ssd_profiles.mask import FULL, SkipMask
 from ssd_runtime.model.attention import capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder
@@ -96,9 +97,15 @@ class Decoder:
             }
         shape = self.shape
         self.sublayers = SubLayers(
-            layers=self.layers, family=self.family, shape=shape, cap=self._cap, spread=self._spread, lock=self.lock
+            layers=self.layers,
+            family=self.family,
+            shape=shape,
+            cap=self._cap,
+            spread=self._spread,
+            bitwise=bitwise,
+            rounded=self.rounding != self.dtype,
+            lock=self.lock,
         )
-        self.sublayers.round_keys(bitwise, rounded=self.rounding != self.dtype)
         key_multiple = self.sublayers.key_multiple
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in self.layers],
@@ -144,11 +151,6 @@ class Decoder:
         return self.projections.rounding(self.dtype)
 
     @property
-    def head_projection(self) -> Linear:
-        """The head's projection."""
-        return self._head
-
-    @property
     def is_spread(self) -> bool:
         """Whether layers run on several devices."""
         return self._spread
@@ -180,13 +182,16 @@ class Decoder:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
 
         Weights that were written in place through their `data` are not noticed: build another decoder for these.
-        Raises UserError if a part that is not called as a whole has a new hook.
+        Raises UserError if a part that is not called as a whole has a new hook, or if weights change in bitwise mode,
+        which is proven for the kernels of the weights that there were.
         """
         require_unhooked(self.model)
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
         if any(changed):
+            if self.bitwise:
+                raise UserError("--bitwise: the model has changed since the engine was made; make a new engine")
             self.sublayers.follow(self.light.widths)
         if any(changed) or embedding != self._embedding_stamp:
             self.version += 1
@@ -207,6 +212,10 @@ class Decoder:
     def new_pool(self, max_bytes: int | None = None, sequences: int = 1) -> KVPool:
         """Make memory for the keys and values of sequences (`KVPool`)."""
         return KVPool(self.kv_layout, max_bytes, sequences)
+
+    def probe_ids(self, count: int) -> list[int]:
+        """Fixed, different token ids for measurements and checks: equal rows make softmax and norms too easy."""
+        return [(17 + 31 * i) % self.shape.vocabulary for i in range(count)]
 
     def embed(self, *ids: Sequence[int] | Tensor) -> Tensor:
         """Embeddings [n, hidden] of token ids, some on the host and some on the device, one after the other."""
@@ -251,7 +260,11 @@ class Decoder:
             return self.finished(self._handed(self._on_two_rows(head, normed)))
 
     def _on_two_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply `work` to rows `x`, to a lone one as two equal ones if no bit may depend on their number."""
+        """Apply `work` to rows `x` [n, …].
+
+        In bitwise mode a single row is duplicated and the copy dropped, because kernels round one row differently from
+        two.
+        """
         return work(x.repeat(2, 1))[:1] if self.sublayers.by_row and len(x) == 1 else work(x)
 
     def finished(self, logits: Tensor) -> Tensor:

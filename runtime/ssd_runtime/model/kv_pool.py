@@ -108,12 +108,26 @@ class KVPool:
     def has_room(self, tokens: int) -> bool:
         """Whether another sequence of `tokens` tokens and its spare slots fit; moves the others if necessary."""
         for group in self.groups:
-            needed = min(self.slots_for(group, tokens + SPARE_SLOTS), self.layout.max_slots)
+            needed = self._needed(group, tokens)
             if group.ranges.longest < needed and group.ranges.free >= needed:
                 self._compact(group)
             if group.ranges.longest < needed:
                 return not self.fixed
         return True
+
+    def would_have_room(self, tokens: int, released: Sequence[KVCache]) -> bool:
+        """Whether `has_room` will be true once the caches `released` have given back their slots."""
+        if not self.fixed:
+            return True
+        freed = [sum(cache.leases[number].size for cache in released) for number in range(len(self.groups))]
+        return all(
+            group.ranges.free + more >= self._needed(group, tokens)
+            for group, more in zip(self.groups, freed, strict=True)
+        )
+
+    def _needed(self, group: LayerGroup, tokens: int) -> int:
+        """Slots that a sequence of `tokens` tokens and its spare slots take in a layer group."""
+        return min(self.slots_for(group, tokens + SPARE_SLOTS), self.layout.max_slots)
 
     def slots_for(self, group: LayerGroup, slots: int) -> int:
         """Number of slots that a sequence of `slots` slots has in a layer group."""

@@ -12,7 +12,7 @@ from ssd_runtime.model.batch import Segment
 from ssd_runtime.model.rotary import Rotation
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.vnni import TILE, Vnni, quantised_floats
-from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.native.library import floats, library
 
 QUERIES = 32
 """Most queries of a key-value head that are attended together."""
@@ -104,7 +104,7 @@ class NativeAttention:
             place.bias = None if view.bias is None else view.bias.data_ptr()
         threads = torch.get_num_threads()
         queries = min(QUERIES, n * self._group)
-        memory = torch.empty(n * self._per_row + threads * (n * self._per_row_and_thread + 2 * queries * longest))
+        memory = floats(n * self._per_row + threads * (n * self._per_row_and_thread + 2 * queries * longest))
         cos, sin = (None, None) if rotation is None else rotation
         self._library.attention(
             self._address,

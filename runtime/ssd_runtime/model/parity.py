@@ -34,7 +34,7 @@ def require_parity(decoder: Decoder) -> None:
     A subclass with a forward of its own, a patched class or a newer transformers may differ from the family's layers.
     16 tokens run through both, in forwards of several sizes through the decoder.
     """
-    ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(sum(FORWARDS))]
+    ids = decoder.probe_ids(sum(FORWARDS))
     with decoder.lock:
         inputs = torch.tensor([ids], device=decoder.device)
         expected = decoder.model(input_ids=inputs, use_cache=False).logits[0].float().to(decoder.device)

@@ -37,7 +37,11 @@ class Projections:
 
     @property
     def kernels(self) -> str:
-        """The kernels' names: `module`, `packed`, or packed for some projections or numbers of rows."""
+        """The names of the kernels, and what `packed` copies serve if not everything.
+
+        Examples: `module`, `packed`, `packed 120 of 121 rows 4+`. The formats of a quantised file and foreign modules
+        follow, as in `module vnni4 vnni8`.
+        """
         packed = [linear.packed for linear in self]
         formats = dict.fromkeys(name for linear in self for name in linear.formats)
         beside = "".join(f" {name}" for name in formats) + named(self.foreign)

@@ -158,22 +158,22 @@ class ModelRunner:
         if isinstance(requests[0], Head):
             return self._heads(requests)
         if isinstance(requests[0], Norm):
-            normed = self.decoder.norm(_packed([request.x for request in requests]))
-            return _unpacked(normed, [request.size for request in requests])
+            normed = self.decoder.norm(concatenated([request.x for request in requests]))
+            return _split(normed, [request.size for request in requests])
         if isinstance(requests[0], Read):
-            numbers = iter(_packed([request.x for request in requests]).tolist())
+            numbers = iter(concatenated([request.x for request in requests]).tolist())
             return [list(islice(numbers, request.size)) for request in requests]
         return self._forward(requests)
 
     def _heads(self, requests: Sequence[Head]) -> Sequence[Any]:
         one = requests[0]
-        x = _packed([request.x for request in requests])
+        x = concatenated([request.x for request in requests])
         sizes = [request.size for request in requests]
         logits = self.decoder.head if one.normed else self.decoder.logits
         if not one.best:
-            return _unpacked(logits(x, one.width), sizes)
+            return _split(logits(x, one.width), sizes)
         parts = [_best(logits(rows, one.width)) for rows in x.split(HEAD_ROWS)]
-        tokens, probabilities = (_unpacked(torch.cat(each), sizes) for each in zip(*parts, strict=True))
+        tokens, probabilities = (_split(torch.cat(each), sizes) for each in zip(*parts, strict=True))
         return list(zip(tokens, probabilities, strict=True))
 
     def _forward(self, requests: Sequence[Forward]) -> Sequence[Any]:
@@ -182,15 +182,15 @@ class ModelRunner:
         if one.embeds:
             x = decoder.embed(*_tokens([request.rows for request in requests]))
         else:
-            x = _packed([request.rows for request in requests if isinstance(request.rows, Tensor)])
+            x = concatenated([request.rows for request in requests if isinstance(request.rows, Tensor)])
         batch = Batch.of([segment for request in requests for segment in request.segments])
         sizes = [request.size for request in requests]
         if not one.keep_states:
             ended = decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last)
-            return _unpacked(ended, sizes)
+            return _split(ended, sizes)
         states = [x]
         decoder.run(x, batch, mask=one.mask, first=one.first, last=one.last, states=states)
-        return [list(parts) for parts in zip(*(_unpacked(x, sizes) for x in states), strict=True)]
+        return [list(parts) for parts in zip(*(_split(x, sizes) for x in states), strict=True)]
 
 
 def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,9 +214,10 @@ def _tokens(rows: Sequence[Sequence[int] | Tensor]) -> list[list[int] | Tensor]:
     return joined
 
 
-def _packed(rows: Sequence[Tensor]) -> Tensor:
+def concatenated(rows: Sequence[Tensor]) -> Tensor:
+    """The rows of several tensors in one; a lone tensor is not copied."""
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
-def _unpacked(rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+def _split(rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     return [rows] if len(sizes) == 1 else rows.split(list(sizes))

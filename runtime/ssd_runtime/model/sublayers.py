@@ -64,23 +64,32 @@ class SubLayers:
         shape: Shape,
         cap: float | None,
         spread: bool,
+        bitwise: bool,
+        rounded: bool,
         lock: WaitedLock,
     ) -> None:
-        """Soft-cap scores of attention by `cap`; layers on several devices are `spread`."""
+        """Soft-cap scores of attention by `cap`; layers on several devices are `spread`.
+
+        A row's result depends on how many others run beside it: not at all if `bitwise`, little if rows are `rounded`
+        coarsely, within the last bits otherwise. Our own attention needs no care for either.
+        """
         self.layers = layers
         self._family = family
         self._shape = shape
         self._cap = cap
         self._spread = spread
         self._lock = lock
-        self.by_row = False
-        """Whether attention runs row by row, and a lone row as two equal ones."""
-        self.key_multiple = 1
-        """Numbers of keys are rounded up to a multiple of this."""
         self.follow(())
+        self.by_row = bitwise and not self.are_native
+        """Whether attention runs row by row, and a lone row as two equal ones."""
+        self.key_multiple = self._key_multiple(rounded)
+        """Numbers of keys are rounded up to a multiple of this."""
 
     def follow(self, widths: Sequence[int]) -> None:
-        """Put together what is made of the layers' projections: forms of these widths, and calls of our own code."""
+        """Rebuild what depends on the projections.
+
+        That is a list of layers per copy precision of `widths`, and a `NativeAttention` per layer where it applies.
+        """
         self._forms = {FULL: self.layers}
         self._forms |= {width: [layer.lighter(width) for layer in self.layers] for width in widths}
         self._native = {width: [self._native_attention(each) for each in form] for width, form in self._forms.items()}
@@ -90,19 +99,13 @@ class SubLayers:
         """Whether our own code serves the attention of all layers on the model's own weights."""
         return None not in self._native[FULL]
 
-    def round_keys(self, bitwise: bool, rounded: bool) -> None:
-        """Choose how attention hides the number of rows: all of it if `bitwise`, most if rows are `rounded` coarsely.
-
-        Our own code needs neither.
-        """
-        self.by_row = bitwise and not self.are_native
+    def _key_multiple(self, rounded: bool) -> int:
         if self.by_row:
-            self.key_multiple = KEY_BLOCK
-        elif rounded and not self.are_native:
-            self.key_multiple = KEY_MULTIPLE
+            return KEY_BLOCK
+        return KEY_MULTIPLE if rounded and not self.are_native else 1
 
     def _form(self, width: int) -> int:
-        """The width that stands in for `width`: another one, or the model's own, if there are no copies of it."""
+        """The precision to use for `width`: its copies, else the widest copies, else the model's own weights."""
         return width if width in self._forms else max(self._forms)
 
     def attention(self, layer: int, x: Tensor, batch: Batch, width: int = FULL) -> Tensor:

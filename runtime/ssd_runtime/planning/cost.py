@@ -1,4 +1,4 @@
-"""The cost of forwards on a device, and the rate of cycles: nowhere else are tokens weighed against time."""
+"""Cost of forwards on a device, in seconds and in plain steps, and the rate of drafting options in tokens/s."""
 
 from __future__ import annotations
 

@@ -171,7 +171,10 @@ class BasePlanner:
 
 
 class PlainPlanner(BasePlanner):
-    """Plans a plain step in every cycle."""
+    """Plans a plain step in every cycle; fills `successors`, if given, with what the model ranks high."""
+
+    def __init__(self, successors: Successors | None = None) -> None:
+        self.successors = successors
 
     def plan(self, context: int, pending: int) -> Plan:
         """Plan a plain step."""

@@ -134,13 +134,14 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
         if not separator or name not in types:
             known = ", ".join(types) or "none"
             raise UserError(f"--set {assignment}: {strategy} has no such parameter; it has: {known}")
-        least = next(field.metadata.get("least", 0) for field in fields(kind) if field.name == name) if kind else 0
-        values[name] = _read(assignment, text=text, kind=types[name], least=least)
+        bounds = next(field.metadata for field in fields(kind) if field.name == name) if kind else {}
+        most = bounds.get("most", 1.0 if types[name] is float else math.inf)
+        values[name] = _read(assignment, text=text, kind=types[name], least=bounds.get("least", 0), most=most)
     return kind(**values) if kind else None
 
 
-def _read(assignment: str, text: str, kind: Any, least: int) -> Any:
-    """Convert the text of an assignment's value to `kind`, a number of at least `least` or a literal."""
+def _read(assignment: str, text: str, kind: Any, least: int, most: float) -> Any:
+    """Convert the text of an assignment's value to `kind`, a number from `least` to `most` or a literal."""
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
             raise UserError(f"--set {assignment}: expected one of {', '.join(get_args(kind))}")
@@ -149,6 +150,7 @@ def _read(assignment: str, text: str, kind: Any, least: int) -> Any:
         value = kind(text)
     except ValueError:
         raise UserError(f"--set {assignment}: expected a number ({kind.__name__})") from None
-    if not least <= value < math.inf:
-        raise UserError(f"--set {assignment}: must be a number from {least} on")
+    if not least <= value <= most or value == math.inf:
+        expected = f"from {least} on" if most == math.inf else f"from {least} to {most:g}"
+        raise UserError(f"--set {assignment}: must be a number {expected}")
     return value

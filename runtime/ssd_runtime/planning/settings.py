@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 POSITIVE = {"least": 1}
-"""Metadata of parameters for which 0 makes no sense."""
+"""Metadata of parameters for which 0 makes no sense. Floats are shares and probabilities, up to 1, unless their
+metadata says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class SwiftSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExitSettings:
-    """SpecBound's parameters; -1 for the value that the bundle has tuned, or else the published default."""
+    """SpecBound's parameters. Those that are not set (-1) are what the bundle has tuned, else the published ones."""
 
     depth: float = -1.0
     """Deepest exit, as a share of the layers: 10 of 32 in the paper."""
@@ -110,7 +112,7 @@ class ExitSettings:
     """Most drafted tokens: 8 in the paper."""
     threshold: float = -1.0
     """Annealed confidence at which a token exits: 0.55 in the paper."""
-    annealing: float = -1.0
+    annealing: float = field(default=-1.0, metadata={"most": math.inf})
     """alpha: growth of the softmax's temperature toward shallow layers: 0.2 in the paper."""
 
 

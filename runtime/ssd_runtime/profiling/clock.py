@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+STEADY = 1.5
+"""Largest ratio of slowest to fastest round for which a measurement is kept. Another busy process exceeds it."""
 Mark = Any
 """A point in the work of a device: an event of its module, or on a CPU a time in seconds."""
 

@@ -30,7 +30,7 @@ ENGINE = 5
 """Version of the decoder's speed and of its measurement; tables of older versions are measured again."""
 MAX_ROUNDS = 9
 MIN_ROUNDS = 3
-STEPS_A_ROUND = 3
+STEPS_PER_ROUND = 3
 """Whole steps per round; there are more of them than of their parts, because plans depend on their growth with rows."""
 MAX_CACHE_BYTES = 2 << 30
 LEAST_SLOTS = 256
@@ -74,7 +74,7 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
     )
     contexts = bench.contexts(budget_seconds / 2)
     points = [(name, work) for name, work in bench.works(contexts)]
-    samples: dict[str, list[float]] = {name: [] for name, _ in points}  # some names come several times a round
+    samples: dict[str, list[float]] = {name: [] for name, _ in points}  # some names come several times per round
     longest = 0.0
     for round_number in range(MAX_ROUNDS):
         began = perf_counter()
@@ -175,7 +175,7 @@ class _Bench:
             works += [(f"mlp {n}", self._mlp(n)), (f"head {n}", self._head(n))]
         plain = self._step(base, 1)
         steps = [pair for n in QUERIES for pair in ((f"plain {n}", plain), (f"step {n}", self._step(base, n)))]
-        return works + steps * STEPS_A_ROUND
+        return works + steps * STEPS_PER_ROUND
 
     def table(self, contexts: list[int], samples: dict[str, list[float]], shared: SharedSteps) -> LatencyTable:
         """The latency table of the samples [seconds] of every figure."""
@@ -215,9 +215,8 @@ class _Bench:
         )
 
     def _rows(self, n: int) -> torch.Tensor:
-        """Embeddings [n, hidden] of n different tokens: equal rows would make softmax and norms too easy."""
-        ids = [(17 + 31 * i) % self.decoder.shape.vocabulary for i in range(n)]
-        return self.decoder.embed(ids)
+        """Embeddings [n, hidden] of the decoder's probe ids."""
+        return self.decoder.embed(self.decoder.probe_ids(n))
 
     def _batch(self, context: int, n: int) -> Batch:
         return Batch.of([self.decoder.batches.consecutive(self.cache, context, n)])
@@ -250,7 +249,7 @@ class _Bench:
 
     def _step(self, context: int, n: int) -> Callable[[], object]:
         decoder = self.decoder
-        ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(n)]
+        ids = decoder.probe_ids(n)
 
         def work() -> None:
             x = decoder.run(decoder.embed(ids), self._batch(context, n))

@@ -22,7 +22,7 @@ from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner, Work
-from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.profiling.clock import STEADY, seconds
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sampling.argmax import argmax
 
@@ -31,8 +31,6 @@ CONTEXT = 256
 QUERIES = (1, 4, 16)
 """Numbers of rows that are timed; sequences that share a draft step have one each."""
 ROUNDS = 9
-STEADY = 1.5
-"""Largest ratio of slowest to fastest round for which a measurement is kept for later runs."""
 
 Costs = dict[int, LightCosts]
 _FILE = TypeAdapter(dict[int, LightCostsFile])
@@ -105,7 +103,7 @@ class _Bench:
         self._decoder = decoder
         self._session = Session(decoder)
         self.context = min(CONTEXT, decoder.shape.max_context // 2)
-        self._session.prefill(self._ids(self.context))
+        self._session.prefill(decoder.probe_ids(self.context))
         self.kinds: dict[str, list[int]] = {
             kind: [i for i, each in enumerate(decoder.layer_kinds) if each == kind] for kind in decoder.layer_kinds
         }
@@ -113,7 +111,7 @@ class _Bench:
     def works(self, n: int) -> dict[str, Callable[[int], Callable[[], object]]]:
         """Makers of works on `n` rows, by name: each takes the width of the weights."""
         decoder = self._decoder
-        ids = self._ids(n)
+        ids = decoder.probe_ids(n)
         x = decoder.embed(ids)
         cache = self._session.cache
         cache.reserve(self.context + n)
@@ -141,9 +139,6 @@ class _Bench:
         x = yield self._session.request(ids, mask=mask)
         logits = yield Head(x, width=FULL if mask is None else mask.head_width)
         return argmax(logits).tolist()
-
-    def _ids(self, count: int) -> list[int]:
-        return [(17 + 31 * i) % self._decoder.shape.vocabulary for i in range(count)]
 
 
 def _path(decoder: Decoder, model_key: str) -> Path:

@@ -91,8 +91,7 @@ def _timed(decoder: Decoder, caches: Sequence[KVCache], rows: int) -> float:
     """Seconds of a step with `rows` rows of each cache, from tokens to the choice of the next ones."""
     for cache in caches:
         cache.reserve(CONTEXT + rows)
-    # Every row is a different token: equal rows would make softmax and norms too easy.
-    ids = [(17 + 31 * i) % decoder.shape.vocabulary for i in range(rows * len(caches))]
+    ids = decoder.probe_ids(rows * len(caches))
 
     def step() -> None:
         batch = Batch.of([decoder.batches.consecutive(cache, CONTEXT, rows) for cache in caches])

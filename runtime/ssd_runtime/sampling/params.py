@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class SamplingParams:
     """Sampling parameters under the names of transformers' `generate`; temperature 0 is greedy.
 
-    Raises UserError when another parameter would have no effect at temperature 0.
+    Raises UserError when one is out of its range, or would have no effect at temperature 0.
     """
 
     temperature: float = 0.0
@@ -35,10 +36,17 @@ class SamplingParams:
     themselves, if it is not 0."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0.0:
-            raise UserError(
-                f"sampling: a temperature of {self.temperature} is below 0, which is greedy; give that or more"
-            )
+        penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        ranges = {
+            "temperature": (self.temperature, 0.0 <= self.temperature < math.inf, "0, which is greedy, or more"),
+            "top_k": (self.top_k, self.top_k >= 0, "1 or more, or 0 for all tokens"),
+            "top_p": (self.top_p, 0.0 < self.top_p <= 1.0, "more than 0 and at most 1"),
+            "min_p": (self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
+            "repetition_penalty": (penalty, 0.0 < penalty < math.inf, "more than 0"),
+        }
+        for name, (value, is_valid, expected) in ranges.items():
+            if not is_valid:
+                raise UserError(f"sampling: {name}: expected {expected}, got {value}")
         shaping = {"top_k": self.top_k, "top_p": self.top_p < 1.0, "min_p": self.min_p, "rejection": self.rejection}
         given = [name for name, is_given in shaping.items() if is_given]
         if given and not self.random:

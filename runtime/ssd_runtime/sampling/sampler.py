@@ -140,9 +140,10 @@ class Sampler:
     def _leads(self, plain: Tensor, scores: Tensor, noise: Tensor, choice: int) -> Tensor:
         """Lead of the choice over every token, in logits; all arguments are [vocabulary].
 
-        `plain` are the logits and `scores` the filtered ones ÷ temperature. A filtered-out token first has to reach the
-        last token kept; then it either passes the choice or pushes it out. This is exact for top-k and approximate for
-        other filters.
+        `plain` are the logits and `scores` the filtered ones ÷ temperature. A kept token's lead is choice - token, both
+        with noise. A filtered-out token leads only once it reaches the lowest kept logit. Its lead is the larger of
+        that distance and the smaller of two: its lead with noise, and the distance from the choice to the highest
+        logit that is filtered out. This is exact for top-k and approximate for other filters.
         """
         noisy = plain + noise * self._unit
         before = noisy[choice] - noisy

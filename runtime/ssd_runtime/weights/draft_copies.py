@@ -17,11 +17,10 @@ def make_copies(
 
     `say` receives one sentence before, if any copy can be made.
     """
-    needed = decoder.light.most_bytes(bits, masks)
-    if not needed:
+    most = min(decoder.light.most_bytes(bits, masks), decoder.packed.limit - decoder.packed.used)
+    if most <= 0:
         return
     if say is not None:
-        most = min(needed, decoder.packed.limit - decoder.packed.used)
         say(f"drafts may run on copies of the weights with fewer bits, which take up to {gib(most)}")
     with guard_memory("copying weights for drafts", decoder.device, "give --draft-bits none"):
         decoder.lighten(bits, masks)

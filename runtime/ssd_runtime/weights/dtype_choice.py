@@ -16,7 +16,7 @@ from ssd_artifacts.files import cache_folder, remember
 from ssd_artifacts.fingerprint import config_sha256
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.profiling.clock import STEADY, seconds
 from ssd_runtime.profiling.device import device_identity
 
 CPU = torch.device("cpu")
@@ -30,8 +30,6 @@ TIMED_BYTES = 192 << 20
 """Least bytes of fp32 weights in the timed layers: more than a processor's cache holds."""
 VOCABULARY = 512
 """Vocabulary of the timed model: the head is a projection like others, and embeddings take no time."""
-STEADY = 1.5
-"""Largest ratio of slowest to fastest round for which a choice is kept for later runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,15 +47,15 @@ def levels4(data: NDArray[np.uint8], kind: Type) -> Levels4 | None:
     blocks = torch.from_numpy(np.array(data)).view(len(data), -1, size)
     if kind == Type.Q4_K:
         return _q4_k(blocks)
-    scale = _halves(blocks[..., 0:2])
+    scale = _from_fp16_bytes(blocks[..., 0:2])
     low, high = blocks[..., -16:] & 15, blocks[..., -16:] >> 4
-    zero = torch.zeros_like(scale) if kind == Type.Q4_0 else _halves(blocks[..., 2:4]) + 8 * scale
+    zero = torch.zeros_like(scale) if kind == Type.Q4_0 else _from_fp16_bytes(blocks[..., 2:4]) + 8 * scale
     return Levels4(torch.cat([low, high], -1).flatten(1), scale, zero)
 
 
 def _q4_k(blocks: Tensor) -> Levels4:
     """Blocks [out, n, 144] of 256 columns: scales and minima of eight groups are 6-bit shares of two fp16 numbers."""
-    scale, least = _halves(blocks[..., 0:2])[..., None], _halves(blocks[..., 2:4])[..., None]
+    scale, least = _from_fp16_bytes(blocks[..., 0:2])[..., None], _from_fp16_bytes(blocks[..., 2:4])[..., None]
     first, second, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat([first & 63, (rest & 15) | (first >> 6 << 4)], -1) * scale
     minima = torch.cat([second & 63, (rest >> 4) | (second >> 6 << 4)], -1) * least
@@ -64,7 +64,7 @@ def _q4_k(blocks: Tensor) -> Levels4:
     return Levels4(levels.flatten(1), scales.flatten(1), (8 * scales - minima).flatten(1))
 
 
-def _halves(pairs: Tensor) -> Tensor:
+def _from_fp16_bytes(pairs: Tensor) -> Tensor:
     """Pairs of bytes [..., 2] as the fp16 numbers [...] that they are, in fp32."""
     return pairs.contiguous().view(torch.float16)[..., 0].float()
 
@@ -82,7 +82,7 @@ def groups8(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
     """
     if kind == Type.Q8_0:
         blocks = _q8_0(data)
-        return blocks[..., 2:].view(torch.int8).flatten(1), _halves(blocks[..., :2])
+        return blocks[..., 2:].view(torch.int8).flatten(1), _from_fp16_bytes(blocks[..., :2])
     parts = [
         quantised_groups(dense(data[begin : begin + ROWS_AT_ONCE], kind)) for begin in range(0, len(data), ROWS_AT_ONCE)
     ]
@@ -93,7 +93,7 @@ def dense(data: NDArray[np.uint8], kind: Type) -> Tensor:
     """The tensor of blocks or numbers `data` in fp32."""
     if kind == Type.Q8_0:
         blocks = _q8_0(data)
-        return (blocks[..., 2:].view(torch.int8) * _halves(blocks[..., :2])[..., None]).flatten(1)
+        return (blocks[..., 2:].view(torch.int8) * _from_fp16_bytes(blocks[..., :2])[..., None]).flatten(1)
     return torch.from_numpy(np.array(dequantize(data, kind), dtype=np.float32))
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ssd_artifacts.files import cache_folder, remember
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.profiling.clock import STEADY, seconds
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.profiling.memory import available_bytes
 
@@ -28,8 +28,6 @@ TIMED_BYTES = 128 << 20
 MARGIN = 0.93
 """The modules serve only if they take less than this share of the packed copies' time in every round. Noise must not
 choose them, since they are much slower for several rows on most processors."""
-STEADY = 1.5
-"""Largest ratio of slowest to fastest round for which a choice is cached. Another busy process exceeds it."""
 SMALL_BYTES = 8 << 20
 """Packed weights up to this size fit a processor's cache, where the choice hardly matters and cannot be measured
 well."""

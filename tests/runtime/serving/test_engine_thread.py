@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
+from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.tickets import Block, End
 from tests.folders import TEXTS, save_tiny_model
@@ -253,12 +254,16 @@ def test_a_thread_that_dies_tells_every_order(engine: Engine, monkeypatch: pytes
     assert not thread.alive
 
 
-def test_streams_share_nothing(tmp_path: Path) -> None:
+def test_streams_share_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither prefixes nor what planners have learned."""
     engine = tiny_engine(save_tiny_model(tmp_path))
     made = list[str]()
-    planners = engine.planners
-    engine.planners = lambda *key: (made.append(key[0]), planners(*key))[1]  # type: ignore[method-assign]
+
+    def noted(*, name: str, **others: Any) -> MakePlanner:
+        made.append(name)
+        return make_strategy(name=name, **others)
+
+    monkeypatch.setattr("ssd_runtime.engine.stream_planners.make_strategy", noted)
     inbox = Inbox()
     with running(engine) as thread:
         for number, stream in enumerate(["one", "one", "two", "one"]):

@@ -409,6 +409,8 @@ def test_metrics_count_what_requests_were_told(address: str) -> None:
     accepted_first = metric(
         address, 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="0"}'
     )
+    between = ("vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count")
+    intervals = {name: metric(address, name + label) for name in between}
     status, body = chat(address, max_tokens=60, ssd={"strategy": "clasp", "parameters": {"confidence": 0.0}})
     assert status == 200
     figures = {**body["usage"], **body["usage"]["ssd"]}
@@ -423,6 +425,8 @@ def test_metrics_count_what_requests_were_told(address: str) -> None:
         "vllm:e2e_request_latency_seconds_count",
     ):
         assert metric(address, name + label) > 0
+    for name in between:
+        assert metric(address, name + label) - intervals[name] == figures["completion_tokens"] - 1, name
     assert metric(address, "vllm:num_requests_running" + label) == 0
 
 

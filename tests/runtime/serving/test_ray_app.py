@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import httpx2
 import psutil
 import pytest
 
+from bench.fixtures.ports import unused_port
+from ssd_runtime.engine.engine import Engine
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import lone, order, tiny_engine
 
@@ -38,8 +39,7 @@ def address(folder: Path) -> Iterator[str]:
     from ssd_runtime.serving.ray_app.application import QUIET, application
     from ssd_runtime.serving.ray_app.scale import Scale
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     options = ServiceOptions(
         model=str(folder), name="tiny", strategy="plain", temperature=0.0, load=LoadSettings(device="cpu", threads=1)
     )
@@ -67,7 +67,7 @@ class Asked:
 
     def _run(self) -> None:
         url = f"{self._address}/v1/chat/completions"
-        with httpx2.stream("POST", url, json=self._body, timeout=60) as response:
+        with httpx2.stream("POST", url, json=self._body, timeout=300) as response:
             for line in response.iter_lines():
                 if line:
                     self.events.append(json.loads(line[6:]) if line[6:] != "[DONE]" else None)
@@ -79,7 +79,7 @@ class Asked:
         return [token for choice in choices for token in choice.get("token_ids", [])]
 
     def wait(self) -> None:
-        self._thread.join(60)
+        self._thread.join(300)
         assert self.events[-1] is None, "the stream is complete"
 
 
@@ -105,26 +105,52 @@ def whole(address: str, messages: list[dict[str, str]]) -> Any:
 def test_no_request_is_lost_when_a_replica_is_killed(address: str, folder: Path) -> None:
     """Streams go on elsewhere and are those of plain decoding alone; those of the other replica are left alone."""
     engine = tiny_engine(folder)
+    # Where the machine is slow to look, the answers may have ended before the kill: then more are asked for.
+    for attempt in range(5):
+        kill_under_load(address, engine, [f"{attempt}.{number} {TEXTS[0]}" for number in range(6)])
+        metrics = httpx2.get(f"{address}/metrics", timeout=60).text
+        assert "ssd:router_streams_broken_total 0.0" in metrics
+        resumed = next(line for line in metrics.splitlines() if line.startswith("ssd:router_streams_resumed_total"))
+        if float(resumed.split()[-1]) >= 1:
+            return
+    raise AssertionError("no stream was resumed")
+
+
+def kill_under_load(address: str, engine: Engine, texts: Sequence[str]) -> None:
+    """Ask for one stream a text, kill the replica that works most, and compare every answer with its lone decode."""
     seeds = [None, 1, 2, 3, None, 5]
-    expected = [lone(engine, order(engine, f"{i} {TEXTS[0]}", TOKENS, seed=seed)) for i, seed in enumerate(seeds)]
+    expected = [lone(engine, order(engine, text, TOKENS, seed=seed)) for text, seed in zip(texts, seeds, strict=True)]
+    before = two_replicas()
+    idle = {each.pid: seconds_of(each) for each in before}
     asked = [
         Asked(
             address,
-            [{"role": "user", "content": f"{i} {TEXTS[0]}"}],
+            [{"role": "user", "content": text}],
             **({} if seed is None else {"seed": seed, "temperature": 0.9}),
         )
-        for i, seed in enumerate(seeds)
+        for text, seed in zip(texts, seeds, strict=True)
     ]
     deadline = time.monotonic() + 60
     while not any(len(each.tokens) > 20 for each in asked) and time.monotonic() < deadline:
         time.sleep(0.01)
-    before = replicas()
-    assert len(before) == 2
-    os.kill(before[0].pid, signal.SIGKILL)
+    # By chance all conversations may be one replica's.
+    busiest = max(before, key=lambda each: seconds_of(each) - idle[each.pid])
+    os.kill(busiest.pid, signal.SIGKILL)
     for each in asked:
         each.wait()
     assert [each.tokens for each in asked] == expected
-    metrics = httpx2.get(f"{address}/metrics", timeout=60).text
-    resumed = next(line for line in metrics.splitlines() if line.startswith("ssd:router_streams_resumed_total"))
-    assert float(resumed.split()[-1]) >= 1
-    assert "ssd:router_streams_broken_total 0.0" in metrics
+
+
+def two_replicas() -> list[psutil.Process]:
+    """The processes of both replicas, once both are there."""
+    deadline = time.monotonic() + 60
+    while len(there := replicas()) < 2:
+        assert time.monotonic() < deadline, "a replica that died is replaced"
+        time.sleep(0.1)
+    return there
+
+
+def seconds_of(process: psutil.Process) -> float:
+    """The processor time that a process has had."""
+    times = process.cpu_times()
+    return float(times.user + times.system)

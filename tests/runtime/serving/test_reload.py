@@ -16,7 +16,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.sharing.signature import sign
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.reload import BundleWatch
@@ -50,7 +50,11 @@ def bundle_of(engine: Engine, created: str) -> Bundle:
 
 
 def test_requests_before_and_after_a_new_bundle_all_end(
-    engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    engine: Engine,
+    thread: EngineThread,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
     watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
@@ -59,14 +63,12 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     engine.take_up(Bundle.load(tmp_path / "bundle"))
     inbox = Inbox()
     made = list[tuple[str, str]]()
-    planners = engine.planners
 
-    def noted(strategy: str = "auto", parameters: Any = None) -> MakePlanner:
-        assert engine.bundle is not None
-        made.append((strategy, engine.bundle.created))
-        return planners(strategy, parameters)
+    def noted(*, name: str, bundle: Bundle, **others: Any) -> MakePlanner:
+        made.append((name, bundle.created))
+        return make_strategy(name=name, bundle=bundle, **others)
 
-    engine.planners = noted  # type: ignore[method-assign]
+    monkeypatch.setattr("ssd_runtime.engine.stream_planners.make_strategy", noted)
 
     async def load() -> None:
         """Submit orders all the while, before and after the bundle changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from ssd_runtime.serving.http.app import Service, make_app
@@ -207,6 +209,18 @@ def test_when_all_die_the_stream_ends_with_an_error(services: list[Service]) -> 
     assert done == "data: [DONE]"
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "broken"
     assert whole.status_code == 200 or whole.json()["error"]["code"] == "broken"
+
+
+def test_a_body_that_comes_too_slowly_is_refused() -> None:
+    async def never() -> Message:
+        await asyncio.sleep(30)
+        raise AssertionError
+
+    router = Router(Mortals([], []), 1 << 20, body_seconds=0.05)
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    with pytest.raises(ApiError, match="not complete") as refused:
+        asyncio.run(router.forward(Request(scope, never)))
+    assert refused.value.status == 408
 
 
 def test_bad_requests_and_full_servers_are_answered_as_one_server_does(services: list[Service]) -> None:

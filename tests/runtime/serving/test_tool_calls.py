@@ -52,6 +52,13 @@ def test_pieces_make_no_difference_to_calls_without_tags(text: str, cuts: list[i
         assert words == text
 
 
+def test_blanks_between_words_are_kept_after_a_call_too() -> None:
+    text = f"{CALL}\nIt rains in  Ulm.\n\n{CALL}\n"
+    words, calls = parts_of(text, list(range(len(text))))
+    assert len(calls) == 2
+    assert words == "\nIt rains in  Ulm."
+
+
 def test_an_answer_that_is_a_call_without_tags_is_one_only_where_that_is_the_models_form() -> None:
     call = ("weather", '{"city": "Ulm"}')
     assert parts_of(f" {BARE}\n", [3, 9], bare=("weather",)) == ("", [call])

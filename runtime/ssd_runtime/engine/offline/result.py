@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +13,10 @@ from ssd_runtime.engine.offline.divergence import Divergence, Kind
 
 FEWEST = 3
 """Fewest prompts for which an interval is shown; with two it is absurdly wide."""
+STEADY_SPEEDS = 2.0
+"""Largest ratio of plain decoding's speeds on two prompts of a machine that has nothing else to do."""
+STEADY_TOKENS = 16
+"""Fewest tokens of an answer whose speed is compared so."""
 KINDS = tuple(Kind)
 """Kinds of differences, the worst last."""
 
@@ -151,8 +156,8 @@ class Summary:
     plain_seconds: float = 0.0
     """Wall seconds of decoding them plainly, several at once."""
     strategy: str = "auto"
-    seconds_of_each: list[tuple[float, float]] = field(default_factory=list)
-    """Per compared prompt, the seconds of plain decoding, and of the strategy for as many tokens."""
+    compared: list[Tally] = field(default_factory=list)
+    """The prompts that were decoded plainly too."""
     total: Tally = field(default_factory=Tally)
     categories: dict[str, Tally] = field(default_factory=dict)
 
@@ -161,8 +166,7 @@ class Summary:
         tally = Tally.of(outcome)
         name = outcome.prompt.category
         if tally.plain_seconds and tally.tokens:
-            each = tally.decode_seconds / tally.tokens * tally.plain_tokens
-            self.seconds_of_each.append((tally.plain_seconds, each))
+            self.compared.append(tally)
         self.total += tally
         if name:
             self.categories[name] = self.categories.get(name, Tally()) + tally
@@ -182,8 +186,10 @@ class Summary:
             return "No token was decoded, so there is no speed to compare."
         count = self.total.prompts
         # The interval is over prompts decoded one by one.
-        seconds = zip(*self.seconds_of_each, strict=True) if self.concurrency == 1 else ((), ())
-        interval = speedup_interval(*(list(each) for each in seconds)) if count >= FEWEST else None
+        alone = self.compared if self.concurrency == 1 else []
+        before = [tally.plain_seconds for tally in alone]
+        after = [tally.decode_seconds / tally.tokens * tally.plain_tokens for tally in alone]  # for as many tokens
+        interval = speedup_interval(before, after) if count >= FEWEST else None
         shown = f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval is not None else ""
         where = f"these {count} prompts" if count > 1 else "this prompt"
         same = {True: "every output is plain decoding's", False: "OUTPUTS DIFFER", None: "outputs were not compared"}
@@ -191,6 +197,11 @@ class Summary:
         return (
             f"{self.strategy} is {figures['speedup']:.2f}{shown} times as fast as plain decoding on {where}; {equal}."
         )
+
+    @property
+    def disturbance(self) -> str | None:
+        """`disturbance` of prompts that were compared one by one."""
+        return disturbance(self.compared) if self.concurrency == 1 else None
 
     def to_json(self) -> dict[str, Any]:
         """The summary's JSON object."""
@@ -213,6 +224,17 @@ class Summary:
             figures["plain_throughput"] = plain_rate
             figures["speedup"] = _speedup(rate, plain_rate)
         return figures
+
+
+def disturbance(compared: Sequence[Tally]) -> str | None:
+    """A warning if plain decoding was much faster on one prompt than on another; None if it was steady."""
+    rates = [tally.plain_tokens / tally.plain_seconds for tally in compared if tally.plain_tokens >= STEADY_TOKENS]
+    if len(rates) < 2 or max(rates) <= STEADY_SPEEDS * min(rates):
+        return None
+    return (
+        f"plain decoding was {max(rates) / min(rates):.1f} times as fast on one prompt as on another, so this machine "
+        "is busy; measure again when it is quiet"
+    )
 
 
 def _speedup(rate: float | None, plain_rate: float | None) -> float | None:

@@ -44,6 +44,10 @@ class RunSettings:
     sampling: SamplingParams = GREEDY
     """Sampling of the first prompt. Prompt n has seed + n - 1, so that equal prompts may get different answers."""
 
+    def of_prompt(self, number: int) -> RunSettings:
+        """The settings of one prompt among several, counted from 0: with a seed of its own."""
+        return replace(self, sampling=replace(self.sampling, seed=self.sampling.seed + number))
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -175,10 +179,10 @@ class Runner:
 
     def sampling(self, number: int) -> SamplingParams:
         """The settings' sampling with the seed of turn `number`, and with the model's own penalty by default."""
-        asked = self.settings.sampling
+        asked = self.settings.of_prompt(number).sampling
         own = self.loaded.repetition_penalty
         penalty = own if asked.repetition_penalty is None else asked.repetition_penalty
-        return replace(asked, seed=asked.seed + number, repetition_penalty=penalty)
+        return replace(asked, repetition_penalty=penalty)
 
     def _both(self, turn: Turn) -> tuple[Generation, Generation, Divergence | None]:
         """Decode with the strategy and plainly after one prefill, each first for every other turn.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.runner import Norm, Work
+from ssd_runtime.model.runner import Norm, Work, concatenated
 
 BLOCK = 64
 """Tokens per sum. A prompt that begins like an earlier sequence resumes at a multiple of it."""
@@ -42,7 +40,7 @@ class PromptStates:
 
     def closing(self) -> Work[Tensor]:
         """Norm the states after the last sum and sum their whole blocks; returns these normed states [n, hidden]."""
-        rows = _joined(self._open)
+        rows = concatenated(self._open)
         normed = yield Norm(rows)
         blocks = rows.shape[0] // BLOCK
         if blocks:
@@ -60,7 +58,7 @@ class PromptStates:
             yield from closed.closing()
         beginning = PromptStates()
         beginning._blocks = tokens // BLOCK
-        beginning._sums = [_joined(closed._sums)[: beginning._blocks]]
+        beginning._sums = [concatenated(closed._sums)[: beginning._blocks]]
         return beginning
 
     def mean(self, normed: Tensor, tokens: int) -> Tensor:
@@ -69,7 +67,3 @@ class PromptStates:
         for sums in self._sums:
             total = total + sums.sum(0)
         return total / tokens
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -30,7 +30,10 @@ def verification(session: Session, pending: int, draft: Draft, keep_states: bool
 
 
 def _tree(draft: Draft) -> tuple[list[int], Tensor]:
-    """Each row's distance from the pending token, and whether it sees a row, one of its path [rows, rows]."""
+    """Each row's depth below the pending token [rows], and the tree-attention mask [rows, rows].
+
+    The mask is true where the column's row is on the path from the pending token to the line's row, itself included.
+    """
     assert draft.parents is not None, "a tree that is no chain has parents"
     rows = 1 + len(draft.tokens)
     visible = torch.eye(rows, dtype=torch.bool)

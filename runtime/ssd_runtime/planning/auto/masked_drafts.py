@@ -107,7 +107,7 @@ class MaskedDrafts:
             chain=chain,
             costs=costs,
             most_cost=most_cost,
-            load=f" with others at {share.step_cost:.2f} plain steps a step",
+            load=f" with others at {share.step_cost:.2f} plain steps per step",
         )
         return Offer(source=self, best=chain.speedup, plan=plan, speedup=chain.speedup)
 

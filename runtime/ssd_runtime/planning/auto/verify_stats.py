@@ -20,8 +20,8 @@ DRIFT = 0.2
 OWN = 0.05
 """Least share of a deviation that changes the correction of its number of rows."""
 FIRST = 5
-"""Verifications of a number of rows until it counts half toward the pace; its own correction changes by 1 / `FIRST`
-at first."""
+"""Pseudo-count: after `FIRST` verifications a number of rows has weight 1/2 in the pace. Its own correction starts with
+step size 1 / `FIRST`."""
 
 LAZY = 8
 """Costs are computed again after every `LAZY` verifications of one number of rows, since that takes time."""
@@ -58,9 +58,9 @@ class VerifyStats:
     rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
     """Log correction by number of rows: 0 at one row, linearly interpolated."""
     _factors: NDArray[np.float64] | None = None
-    """Corrections of 1, 2, …, `MOST_ROWS` rows, as factors."""
+    """Corrections of 1, 2, …, `MOST_ROWS` rows, as factors; None once verifications have changed them."""
     _priced: tuple[Sequence[float], list[float]] | None = None
-    """Costs of 1, 2, … rows by the table, and the corrected ones."""
+    """Costs of 1, 2, … rows by the table, and the corrected ones; None if `_factors` has corrected none."""
 
     @property
     def settled(self) -> bool:
@@ -92,13 +92,14 @@ class VerifyStats:
             excess.seen += 1
             self.rows[about] = excess
             if excess.seen <= FIRST or excess.seen % LAZY == 0:
+                self._factors = None
                 self._priced = None
 
     def priced(self, costs: Sequence[float], first: int = 1) -> list[float]:
         """Corrected costs of `first`, `first` + 1, … rows, from the table's `costs`; more rows never cost less."""
         if first == 1 and self._priced is not None and self._priced[0] is costs:
             return self._priced[1]
-        if first == 1 or self._priced is None or self._factors is None:
+        if first == 1 or self._factors is None:
             self._factors = np.exp(self._beyond(np.arange(1, MOST_ROWS + 1)))
         factors = self._factors[min(first, MOST_ROWS) - 1 : first - 1 + len(costs)]
         if len(factors) < len(costs):
@@ -106,8 +107,6 @@ class VerifyStats:
         corrected: list[float] = np.maximum.accumulate(np.asarray(costs) * factors).tolist()
         if first == 1:
             self._priced = costs, corrected
-        elif self._priced is None:
-            self._priced = (), []  # the factors are up to date
         return corrected
 
     def _beyond(self, rows: NDArray[np.int64] | int) -> NDArray[np.float64] | float:

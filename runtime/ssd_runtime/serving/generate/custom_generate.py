@@ -169,9 +169,11 @@ class CustomGenerate:
 
 def _warn(reason: str) -> None:
     """Emit a warning whose location is the user's line that called `generate`."""
-    level, frame = 1, sys._getframe()
+    level = 1
+    frame = sys._getframe()
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in LIBRARIES:
-        level, frame = level + 1, frame.f_back
+        level += 1
+        frame = frame.f_back
     warnings.warn(f"transformers decodes this call, no faster: {reason}", StockDecodingWarning, stacklevel=level)
 
 

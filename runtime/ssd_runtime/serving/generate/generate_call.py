@@ -20,12 +20,14 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+CACHE_NAMES = ("past_key_values", "cache")
+"""Name of the cache's argument: transformers 5.24 has renamed it."""
 SERVED_MODES = ("greedy_search", "sample")
 SERVED_ARGUMENTS = frozenset(
     {
         "attention_mask",
         "position_ids",
-        "past_key_values",
+        *CACHE_NAMES,
         "use_cache",
         "logits_to_keep",
         "cache_position",
@@ -109,9 +111,10 @@ class GenerateCall:
         others = [name for name in given if name not in SERVED_ARGUMENTS]
         if others:
             return f"{others[0]} is given to the model"
-        cache = self.arguments.get("past_key_values")
-        if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-            return "past_key_values are given"
+        for name in CACHE_NAMES:
+            cache = self.arguments.get(name)
+            if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
+                return f"a cache is given ({name})"
         if self.input_ids.shape[1] == 0:
             return "there is no prompt"
         return self._other_positions()

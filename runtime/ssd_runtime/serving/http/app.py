@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +17,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from ssd_runtime.serving.http.bodies import read_body
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.leaving import GONE, until_gone
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers import Answer, Subscription
 from ssd_runtime.serving.http.openai.errors import ApiError
-from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form, Json
+from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form
+from ssd_runtime.serving.http.openai.logprobs import Json
 from ssd_runtime.serving.http.openai.orders import chat_orders, completion_orders
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, text_of
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
@@ -164,21 +165,10 @@ class Service:
         if kind != "application/json":
             raise ApiError(415, "send `Content-Type: application/json`", code="unsupported_media_type")
         limit = self.settings.max_body_bytes
-        seconds = self.settings.body_seconds
-        body = bytearray()
-        try:
-            async with asyncio.timeout(seconds):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > limit:
-                        raise ApiError(
-                            413, f"the body is longer than {limit} bytes; shorten it", code="request_too_large"
-                        )
-        except TimeoutError:
-            raise ApiError(
-                408, f"the body was not complete after {seconds:g} s; send it sooner", code="request_timeout"
-            ) from None
-        return bytes(body)
+        body = await read_body(request, limit, self.settings.body_seconds)
+        if len(body) > limit:
+            raise ApiError(413, f"the body is longer than {limit} bytes; shorten it", code="request_too_large")
+        return body
 
 
 class EventStream(StreamingResponse):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ssd_artifacts.reference_bundle import is_packaged
+from ssd_artifacts.sharing.reachable import is_local
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import closing, command_app, require_packages, run_command
 from ssd_runtime.engine.opening import LoadSettings, read_source
@@ -95,7 +96,7 @@ def serve(
         bool,
         typer.Option(
             "--reload",
-            help="Load the bundle again when its folder changes; SIGHUP always does.",
+            help="Load the bundle again when its folder changes; without --replicas, SIGHUP does so too.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = False,
@@ -207,7 +208,7 @@ def serve(
 
     listener = listen(host, port)
     log.info("loading %s; requests are taken on %s once it is loaded", source.model, url_of(listener))
-    if not keys and not _is_local(host):
+    if not keys and not is_local(host):
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
     from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
@@ -234,10 +235,20 @@ def serve(
         temperature=temperature,
     )
     if scale is not None:
+        from ssd_runtime.loading.sources import DEMOS
         from ssd_runtime.serving.ray_app.serving import serve_replicas
 
-        load = replace(load_settings, threads=scale.cpus)
-        options = replace(options, artifact=_whole(artifact), model=_whole(model), load=load)
+        # Ray shows a replica the cards that it has got, and no others.
+        own = "cuda" if device is not None and device.startswith("cuda:") else device
+        load = replace(load_settings, threads=scale.cpus, device=own)
+        key = require_signature and require_signature.resolve()
+        options = replace(
+            options,
+            artifact=artifact if is_packaged(artifact) else _whole(artifact),
+            model=model if model in DEMOS else _whole(model),
+            require_signature=key,
+            load=load,
+        )
         free = listener.getsockname()[1]
         listener.close()
         serve_replicas(options, scale, ray, host, free)
@@ -274,11 +285,3 @@ def _template(path: Path | None) -> str | None:
 def _whole(path: str | None) -> str | None:
     """A path of this machine from its root, since replicas run in other folders; names of other kinds as they are."""
     return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
-
-
-def _is_local(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

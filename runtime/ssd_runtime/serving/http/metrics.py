@@ -9,6 +9,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ssd_runtime.engine.observed import Observation
+from ssd_runtime.serving.http.openai.forms import FINISH_REASONS
 from ssd_runtime.serving.http.tickets import End, Ticket
 
 log = logging.getLogger("ssd_serve")
@@ -16,8 +17,6 @@ MOST_REASONS = 48
 """Distinct reasons of plans that are counted separately; later ones are counted as `other`."""
 SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-FINISHED = {"stop": "stop", "length": "length", "context": "length"}
-"""vLLM's `finished_reason` by our finish reason."""
 
 
 class Metrics:
@@ -83,10 +82,10 @@ class Metrics:
         self._per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Mean seconds per token after the first.", TOKEN_SECONDS
         )
-        # vLLM's former name of the same metric, on which dashboards still rely.
-        self._between = self._histogram(
-            "vllm:time_per_output_token_seconds", "Seconds between tokens, by token.", TOKEN_SECONDS
-        )
+        between = "Seconds since the token before, for every token after the first; tokens of one step share its time."
+        self._between = self._histogram("vllm:inter_token_latency_seconds", between, TOKEN_SECONDS)
+        # vLLM's former name of `vllm:inter_token_latency_seconds`, which dashboards still use.
+        self._between_by_former_name = self._histogram("vllm:time_per_output_token_seconds", between, TOKEN_SECONDS)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "Seconds of a whole request.", SECONDS)
         self._queue = self._histogram(
             "vllm:request_queue_time_seconds", "Seconds until a request's first step.", SECONDS
@@ -138,6 +137,7 @@ class Metrics:
         """Count the seconds between tokens."""
         for _ in range(tokens):
             self._between.observe(seconds / tokens)
+            self._between_by_former_name.observe(seconds / tokens)
 
     def on_end(self, ticket: Ticket, end: End) -> None:
         """Count a request and its times."""
@@ -149,7 +149,7 @@ class Metrics:
                 log.error("a request failed: %s: %s", type(end.error).__name__, end.error)
             return
         generation = end.outcome.generation
-        self._finished.labels(self._name, FINISHED[generation.finish_reason]).inc()
+        self._finished.labels(self._name, FINISH_REASONS[generation.finish_reason]).inc()
         self._prompt_tokens.inc(generation.prompt_tokens)
         self._prefix_queries.inc(generation.prompt_tokens)
         self._prefix_hits.inc(generation.num_cached_tokens)

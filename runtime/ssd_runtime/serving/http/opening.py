@@ -135,9 +135,9 @@ def watch_gauges(service: Service) -> None:
 def _in_a_thread(work: Callable[[], T]) -> T:
     """The result of work that is done in a thread of its own.
 
-    OpenMP's helpers belong to the thread that needed them first, and end with it. While there are more of them than
-    processors they sleep after every operation instead of waiting awake, and to wake them takes a third of a small
-    model's step. So those that loaded and measured have to be gone before the engine's thread begins.
+    OpenMP keeps a pool of workers per thread that used it, which ends with that thread. With more workers than cores,
+    they block between operations instead of spinning, and waking them costs a third of a small model's step. So the
+    thread that loaded and measured must end before the engine's begins.
     """
     done: Future[T] = Future()
 

@@ -54,6 +54,9 @@ class BundleWatch:
             except (UserError, OSError, Refused) as error:
                 self._refuse(printable(str(error)))
                 return False
+            except Exception as error:  # a defect must not end the watch in silence: the bundle in use stays
+                self._refuse(printable(f"{type(error).__name__}: {error}"))
+                return False
             # A folder that is still being copied is refused, and looked at again: only what was taken up is `seen`.
             self._seen = stamp
             self._complaint = ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+BODY_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -24,7 +26,7 @@ class ServerSettings:
     max_new_tokens: int | None = None
     """Most new tokens that a request may ask for; None for what the context holds."""
     max_body_bytes: int = 4 << 20
-    body_seconds: float = 30.0
+    body_seconds: float = BODY_SECONDS
     """Seconds within which a request's body has to be complete."""
     allowed_origins: tuple[str, ...] = ()
     """Origins, such as `https://chat.example`, whose web pages may use the server; `*` for all."""

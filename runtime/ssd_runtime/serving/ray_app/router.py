@@ -15,9 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ssd_runtime.serving.http.bodies import read_body
 from ssd_runtime.serving.http.leaving import GONE, until_gone
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.events import DONE, event_of
+from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.ray_app.call import Call, Message
 from ssd_runtime.serving.ray_app.merged_metrics import merged
 from ssd_runtime.serving.ray_app.routing import Routed, read_call
@@ -64,9 +66,10 @@ class Router:
     error in OpenAI's form.
     """
 
-    def __init__(self, replicas: Replicas, max_body_bytes: int) -> None:
+    def __init__(self, replicas: Replicas, max_body_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
         self._replicas = replicas
         self._max_body_bytes = max_body_bytes
+        self._body_seconds = body_seconds
         self._registry = CollectorRegistry()
         self._retried = self._counter("ssd:router_requests_retried", "Whole answers begun again on another replica.")
         self._resumed = self._counter("ssd:router_streams_resumed", "Streams that went on on another replica.")
@@ -168,17 +171,13 @@ class Router:
         yield _body(event_of(failure.to_json()) + DONE)
 
     async def _call(self, request: Request) -> Call:
-        """Read a request, up to one part more than replicas take."""
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_body_bytes:
-                break
+        """Read a request, up to one part more than replicas take. Raises ApiError if its body does not come in time."""
+        body = await read_body(request, self._max_body_bytes, self._body_seconds)
         return Call(
             method=request.method,
             path=request.url.path,
             headers=tuple(pair for pair in request.headers.raw if pair[0] not in HOP),
-            body=bytes(body),
+            body=body,
         )
 
     def _counter(self, name: str, text: str) -> Counter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssd_profiles.errors import UserError
 
@@ -53,3 +53,10 @@ class Scale:
             grace=grace,
             reload=reload,
         )
+
+    def on_cards(self, cards: int) -> Scale:
+        """The scale where no device is named: a card for each replica if the cluster has so many, else none.
+
+        Ray hides the cards that a replica has not asked for.
+        """
+        return replace(self, gpus=int(cards >= self.most))

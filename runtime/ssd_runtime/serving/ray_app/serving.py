@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import ray
 from ray import serve
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.ray_cluster import ray_cluster
 from ssd_runtime.serving.http.opening import ServiceOptions
 from ssd_runtime.serving.ray_app.application import QUIET, application
@@ -28,6 +29,8 @@ def serve_replicas(options: ServiceOptions, scale: Scale, address: str, host: st
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with ray_cluster(address), _stopped_by_signals() as stop:
+        if options.load.device is None:
+            scale = scale.on_cards(int(ray.cluster_resources().get("GPU", 0)))
         serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
         try:
             try:
@@ -61,4 +64,4 @@ def _reason(error: RuntimeError) -> str:
     message = serve.status().applications[NAME].deployments
     text = "\n".join([str(error), *(each.message for each in message.values())])
     found = re.findall(r"UserError: (.*)", text)
-    return found[-1] if found else f"--replicas: they do not start ({text.strip().splitlines()[0]})"
+    return found[-1] if found else f"--replicas: they do not start ({first_line(RuntimeError(text))})"

@@ -12,8 +12,9 @@ from torch import Tensor
 class Kernel(Protocol):
     """A weight [out, in] in a layout of its own, with the multiplication that reads it.
 
-    A kernel may compute a row differently, in the last bits, where other rows stand beside it. Kernels that serve one
-    weight differ from each other in rounding only. So one that quantises rows serves any number of them by itself.
+    A row's last bits may depend on the rows beside it, and on which kernel serves this weight for their number. A
+    kernel that quantises activations must therefore serve every number of rows of its weight: mixing it with a dense
+    kernel would change outputs.
     """
 
     name: str

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.native.library import floats, library
 
 GROUP = 32
 """Columns that share a scale, of weights and of rows."""
@@ -77,9 +77,9 @@ class Vnni:
         """W norm(x) + residual, [n, out] in fp32, of fp32 rows `x` [n, in]."""
         x = x.contiguous()
         n = x.shape[0]
-        y = torch.empty(n, self.out_features)
+        y = floats(n, self.out_features)
         threads = torch.get_num_threads()
-        memory = torch.empty(threads * quantised_floats(n, self.in_features))
+        memory = floats(threads * quantised_floats(n, self.in_features))
         if residual is not None:
             residual = residual.contiguous()
         self._library.linear(
@@ -99,10 +99,10 @@ class Vnni:
         """x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)) of fp32 rows `x` [n, in]; this weight is gate, then up."""
         x = x.contiguous()
         n = x.shape[0]
-        y = torch.empty(n, down.out_features)
+        y = floats(n, down.out_features)
         inner = down.in_features
         threads = torch.get_num_threads()
-        memory = torch.empty(n * inner + threads * (quantised_floats(n, self.in_features) + quantised_floats(n, inner)))
+        memory = floats(n * inner + threads * (quantised_floats(n, self.in_features) + quantised_floats(n, inner)))
         self._library.mlp(
             self.address,
             down.address,
@@ -125,12 +125,12 @@ def quantised_floats(n: int, width: int) -> int:
 def _blocks4(levels: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     fours = _tiles(levels)
     pairs = (fours[:, :, 0::2] | (fours[:, :, 1::2] << 4)).flatten(2)
-    return torch.cat([pairs, _halves(scale), _halves(zero - 8 * scale)], -1).contiguous()
+    return torch.cat([pairs, _fp16_bytes(scale), _fp16_bytes(zero - 8 * scale)], -1).contiguous()
 
 
 def _blocks8(levels: Tensor, scale: Tensor) -> Tensor:
     unsigned = (levels.view(torch.uint8) ^ 128).contiguous()
-    return torch.cat([_tiles(unsigned).flatten(2), _halves(scale)], -1).contiguous()
+    return torch.cat([_tiles(unsigned).flatten(2), _fp16_bytes(scale)], -1).contiguous()
 
 
 def _tiles(levels: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def _tiles(levels: Tensor) -> Tensor:
     return parts.permute(0, 2, 3, 1, 4).contiguous()
 
 
-def _halves(numbers: Tensor) -> Tensor:
+def _fp16_bytes(numbers: Tensor) -> Tensor:
     """Numbers [out, groups] as the bytes [tiles, groups, 32] of their fp16 forms."""
     tiles = numbers.to(torch.float16).view(-1, TILE, numbers.shape[1]).transpose(1, 2)
     return tiles.contiguous().view(torch.uint8)

@@ -11,7 +11,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import torch  # noqa: F401  -- its OpenMP library is the one that the code finds
+import torch  # its OpenMP library is the one that the code finds
+from torch import Tensor
 
 from ssd_artifacts.files import cache_folder
 from ssd_runtime.profiling.device import processor_flags
@@ -82,3 +83,8 @@ def _compile(path: Path) -> None:
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
         os.replace(linked, path)
+
+
+def floats(*shape: int) -> Tensor:
+    """Memory that the C code writes floats to, whatever torch's default dtype and device are at the moment."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")

@@ -15,7 +15,8 @@ from ssd_runtime.engine.offline.result import Outcome, Tally
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.events import DONE, event_of
-from ssd_runtime.serving.http.openai.forms import Form, Json
+from ssd_runtime.serving.http.openai.forms import Form
+from ssd_runtime.serving.http.openai.logprobs import Json
 from ssd_runtime.serving.http.openai.resumption import Resumption
 from ssd_runtime.serving.http.tickets import Block, End, Order, Ticket
 

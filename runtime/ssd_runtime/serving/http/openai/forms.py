@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.serving.http.logits import TokenLogprobs
-from ssd_runtime.serving.http.openai.logprobs import Decode, chat_logprobs, completion_logprobs
+from ssd_runtime.serving.http.openai.logprobs import Decode, Json, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.openai.tool_calls import Call, ToolCallReader
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
-"""OpenAI's finish reason by ours."""
-Json = dict[str, Any]
+"""OpenAI's finish reason, which is vLLM's `finished_reason` too, by ours."""
 
 
 class Form(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.requests import Message, Tool, ToolCall
@@ -70,8 +70,9 @@ class PromptEncoder:
                     **(variables or {}),
                 )
         except TEMPLATE_ERRORS as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise invalid("messages", f"the model's chat template refuses them ({reason}); change them") from None
+            raise invalid(
+                "messages", f"the model's chat template refuses them ({first_line(error)}); change them"
+            ) from None
         return list(encoded["input_ids"])
 
     def check_template(self, where: str) -> None:

@@ -38,6 +38,8 @@ class ToolCallReader:
         self._most = most
         self._bare = bare
         self._held = ""
+        self._blank = ""
+        """White space after a call, which is only kept if text follows it."""
         self.calls = 0
         """Number of calls so far."""
 
@@ -82,10 +84,14 @@ class ToolCallReader:
         for part in parts:
             if isinstance(part, Call):
                 self.calls += 1
+                self._blank = ""
                 if self._most is None or self.calls <= self._most:
                     kept.append(part)
-            elif part.strip() or (part and not self.calls):
-                kept.append(part)
+            elif self.calls and not part.strip():
+                self._blank += part
+            elif part:
+                kept.append(self._blank + part)
+                self._blank = ""
         return kept
 
 

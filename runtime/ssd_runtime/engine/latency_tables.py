@@ -1,0 +1,109 @@
+"""The latency tables of a device that planners calculate with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+from ssd_artifacts.bundle import Bundle
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
+from ssd_runtime.profiling.light import with_light
+from ssd_runtime.profiling.memory import guard_memory
+from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.draft_copies import make_copies
+from ssd_runtime.weights.kernel_choice import SMALL_BYTES
+
+
+class LatencyTables:
+    """The latency tables of one decoder: a bundle's, else those that were measured here, now or on an earlier run.
+
+    `model_key` names the model in the cache of measurements. `before_measuring` is called before this device is
+    measured, and `before_copying` before weights are copied for drafts, with a sentence that states the memory.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        bundle: Bundle | None,
+        model_key: str,
+        draft_bits: DraftBits,
+        before_measuring: Callable[[], object] | None = None,
+        before_copying: Callable[[str], object] | None = None,
+    ) -> None:
+        self._decoder = decoder
+        self._bundle = bundle
+        self._model_key = model_key
+        self._draft_bits = draft_bits
+        self._before_measuring = before_measuring
+        self._before_copying = before_copying
+        self._copied_for: list[SkipMask] | None = None
+        """The masks that lighter copies were made for; None before there are any."""
+
+    @cached_property
+    def table(self) -> LatencyTable:
+        """This device's table. A bundle's is used only if its layer kinds are the model's."""
+
+        def measure() -> LatencyTable:
+            if self._before_measuring is not None:
+                self._before_measuring()
+            with guard_memory("measuring this device", self._decoder.device):
+                return measure_latency(self._decoder)
+
+        tables = self._bundle.latency if self._bundle is not None else {}
+        return known_latency(self._decoder, tables=tables, model_key=self._model_key, measure=measure)
+
+    @cached_property
+    def light_table(self) -> LatencyTable | None:
+        """The table with the costs of lighter copies, measured now or on an earlier run; None without copies.
+
+        Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
+        """
+        if not self._decoder.light.kernels and self._decoder.packed.used <= SMALL_BYTES:
+            return None
+        if not self.lighten():
+            return None
+        return with_light(self.table, self._decoder, self._model_key)
+
+    def lighten(self) -> bool:
+        """Make lighter copies of the weights, unless they exist; returns whether there are any."""
+        masks = self._light_masks
+        if self._copied_for != masks:
+            self._copied_for = masks
+            make_copies(self._decoder, self._draft_bits, masks, self._before_copying)
+        return bool(self._decoder.light.kernels)
+
+    def dense_table(self) -> LatencyTable:
+        """The table without lighter copies: without their costs no mask is expected to gain by lighter sub-layers."""
+        return replace(self.table, light={})
+
+    def table_for_masks(self, light: bool | None) -> LatencyTable:
+        """The table of a strategy that drafts with masks, with the costs of lighter copies if its drafts may use them.
+
+        `light` says whether they may; with None they may where the bundle has masks with lighter sub-layers.
+        """
+        # The device is measured before copies take memory.
+        dense = self.dense_table()
+        allowed = bool(self._light_masks) if light is None else light
+        return (self.light_table if allowed else None) or dense
+
+    def take_up(self, bundle: Bundle) -> None:
+        """Use another bundle's tables from now on, where it has this device's."""
+        known = self.__dict__.get("table")
+        self._bundle = bundle
+        self.__dict__.pop("light_table", None)
+        if known is not None:
+            self.use(bundled_latency(self._decoder, bundle.latency) or known)
+
+    def use(self, table: LatencyTable) -> None:
+        """Use a table in place of this device's; the costs of lighter copies follow from it anew."""
+        self.table = table
+        self.__dict__.pop("light_table", None)
+
+    @property
+    def _light_masks(self) -> list[SkipMask]:
+        """The bundle's masks that have lighter sub-layers."""
+        return self._bundle.light_masks if self._bundle is not None else []

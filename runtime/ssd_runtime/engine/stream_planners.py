@@ -1,0 +1,79 @@
+"""Makes the planners of streams: the requests of one stream share what their strategy learns."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any
+
+from ssd_artifacts.bundle import Bundle
+from ssd_runtime.engine.latency_tables import LatencyTables
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.registry import check_strategy, find_strategy, read_settings
+from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+
+MAX_STREAMS = 64
+"""Number of streams whose statistics are kept; beyond it, the least recently used stream is dropped."""
+
+
+class StreamPlanners:
+    """Makers of planners for one decoder, with or without a bundle.
+
+    One bundle's exit heads are shared by all streams.
+    """
+
+    def __init__(self, decoder: Decoder, bundle: Bundle | None, tables: LatencyTables) -> None:
+        self._decoder = decoder
+        self._bundle = bundle
+        self._tables = tables
+        self._known: OrderedDict[tuple[str, str, Any], MakePlanner] = OrderedDict()
+        """Makers by (stream, strategy, parameters), the least recently used first."""
+
+    def of_stream(self, stream: str, strategy: str, parameters: Any) -> MakePlanner:
+        """The maker that all requests of a stream with these settings share. Raises UserError as `new` does."""
+        key = stream, strategy, parameters
+        if key not in self._known:
+            self._known[key] = self.new(strategy, parameters)
+            while len(self._known) > MAX_STREAMS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def new(self, strategy: str, parameters: Any) -> MakePlanner:
+        """A maker for a stream of its own; `parameters` are by default the strategy's defaults.
+
+        Makes lighter copies of the weights and measures this device, where the strategy needs that. Raises UserError if
+        the strategy is unknown or needs a bundle.
+        """
+        check_strategy(strategy, self._bundle is not None)
+        needs = find_strategy(strategy)
+        parameters = read_settings(strategy, []) if parameters is None else parameters
+        light = getattr(parameters, "light", None)
+        if needs.needs_light or (light and not needs.uses_masks):
+            self._tables.lighten()
+        latency = None
+        if needs.uses_masks:
+            latency = self._tables.table_for_masks(light)
+        elif needs.needs_latency:
+            latency = self._tables.dense_table()
+        return make_strategy(
+            name=strategy,
+            settings=parameters,
+            decoder=self._decoder,
+            bundle=self._bundle,
+            latency=latency,
+            heads=self._exit_heads,
+            light=self._decoder.light.mask if latency is not None and latency.light else None,
+        )
+
+    def take_up(self, bundle: Bundle) -> None:
+        """Use another bundle for new streams, and forget the streams that there are."""
+        self._bundle = bundle
+        self.__dict__.pop("_exit_heads", None)
+        self._known.clear()
+
+    @cached_property
+    def _exit_heads(self) -> ExitHeads:
+        """The bundle's exit heads on the decoder's device."""
+        return ExitHeads(self._decoder, self._bundle.exits if self._bundle is not None else None)
