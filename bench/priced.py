@@ -3,7 +3,8 @@
 `python -m bench.priced --artifact build/bundle05 --prompts build/prompts/spec_bench/dev.jsonl --contenders knn,clasp`
 writes rows as `bench.compare` does, and every output is checked against plain decoding. The figures carry no timing
 noise, so a busy machine will do; only the latency table has to come from a quiet one, or with `--latency` from a file.
-Prompts of strategies that keep nothing from one to the next are decoded together, which changes no price.
+Prompts of strategies that keep nothing from one to the next are decoded together, which changes no price. So are
+streams of several strategies that do keep something.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.harness.contenders import Timed
 from bench.harness.latencies import read_latency
 from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.lockstep import run_together
-from bench.harness.priced import priced
+from bench.harness.priced import priced, priced_stream
 from bench.harness.standings import standings
 from bench.harness.tables import show
 from ssd_artifacts.bundle import MANIFEST
@@ -42,7 +43,7 @@ from ssd_runtime.profiling.latency import device_key
 
 T = TypeVar("T")
 STREAMS = ("auto", "swift", "lookup")
-"""Strategies that carry statistics from prompt to prompt, so that their prompts are decoded one after the other."""
+"""Strategies that carry statistics from prompt to prompt, so that they decode prompts one after the other."""
 
 
 def main() -> None:
@@ -92,14 +93,14 @@ def _rows(engine: Engine, prompts: Sequence[Prompt], makers: dict[str, MakePlann
     """Decode the prompts with all contenders, and hold every output against plain decoding."""
     encoded = [engine.loaded.encode(conversation(prompt)) for prompt in prompts]
     judge = Session(engine.decoder)
-    # Every contender goes on from here, so that a long prompt is run once for all.
+    # Contenders go on from here one after the other, so that a long prompt is run once for all of them.
     begun = [
         (session := Session(engine.decoder), session.prefill(ids, new_tokens=limits.max_new_tokens)) for ids in encoded
     ]
-    done: dict[str, list[Timed]] = {}
-    for name, make in makers.items():
-        together = len(prompts) if name.split("+")[0] not in STREAMS else 1
-        done[name] = _decode(engine, begun, make, limits, together)
+    streams = [name for name in makers if len(prompts) > 1 and name.split("+")[0] in STREAMS]
+    works = [priced_stream(engine.decoder, encoded, makers[name], engine.latency, limits) for name in streams]
+    found = dict(zip(streams, run_together(engine.decoder, works), strict=True))
+    done = {name: found.get(name) or _decode(engine, begun, make, limits) for name, make in makers.items()}
     return [
         Row.of(
             prompt=prompt.id,
@@ -114,15 +115,10 @@ def _rows(engine: Engine, prompts: Sequence[Prompt], makers: dict[str, MakePlann
     ]
 
 
-def _decode(
-    engine: Engine, begun: Sequence[tuple[Session, Prefill]], make: MakePlanner, limits: Limits, together: int
-) -> list[Timed]:
-    """Go on after prompts, `together` of them at a time."""
-    found = list[Timed]()
-    for some in _parts(begun, together):
-        works = [priced(session, prompt, make, engine.latency, limits) for session, prompt in some]
-        found += run_together(engine.decoder, works)
-    return found
+def _decode(engine: Engine, begun: Sequence[tuple[Session, Prefill]], make: MakePlanner, limits: Limits) -> list[Timed]:
+    """Go on after all prompts together."""
+    works = [priced(session, prompt, make, engine.latency, limits) for session, prompt in begun]
+    return run_together(engine.decoder, works)
 
 
 def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:

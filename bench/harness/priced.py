@@ -6,23 +6,35 @@ forwards that they request. Whatever is computed beside forwards costs nothing: 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from bench.harness.contenders import Timed, cycle_totals
+from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import Generation, Limits, decoding
 from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.batch import Segment
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, Request, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.strategy import MakePlanner
 
 T = TypeVar("T")
+
+
+class LighterError(UserError):
+    """Raised for a forward whose sub-layers run on lighter copies: the table's prices are those of full weights."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "bench.priced: prices do not know sub-layers on lighter copies; give a bundle of `--draft-bits none`, "
+            "or auto+light=0"
+        )
 
 
 def sublayer_prices(latency: LatencyTable, context: float, rows: int) -> list[float]:
@@ -46,6 +58,8 @@ def price(latency: LatencyTable, request: Request) -> float:
         return head_price(latency, request.size)
     if not isinstance(request, Forward):
         return 0.0
+    if request.mask is not None and request.mask.light:
+        raise LighterError
     context = max(part.slot if isinstance(part, Segment) else part.views[0].end for part in request.segments)
     parts = sublayer_prices(latency, context, request.size)
     last = len(parts) if request.last is None else request.last
@@ -134,3 +148,18 @@ def priced(session: Session, prompt: Prefill, make: MakePlanner, latency: Latenc
         counted=len(done.token_ids) - 1,
         cycles=cycle_totals(planner.cycles),
     )
+
+
+def priced_stream(
+    decoder: Decoder, prompts: Sequence[list[int]], make: MakePlanner, latency: LatencyTable, limits: Limits
+) -> Work[list[Timed]]:
+    """Decode prompts one after the other, for planners that carry statistics from prompt to prompt.
+
+    Each prompt gets a session of its own, so that several streams can run side by side.
+    """
+    found = list[Timed]()
+    for ids in prompts:
+        session = Session(decoder)
+        prompt = session.prefill(ids, new_tokens=limits.max_new_tokens)
+        found.append((yield from priced(session, prompt, make, latency, limits)))
+    return found

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.papers import ground_truths
-from bench.papers.ground_truths import Ground, Searched
+from bench.papers.tools import ground_truths
+from bench.papers.tools.ground_truths import Ground, Searched
 from ssd_compiler.search.search import SearchBounds
 from tests.tables import latency_table
 

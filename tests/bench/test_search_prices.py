@@ -8,7 +8,7 @@ import pytest
 
 from bench.harness.latencies import QUIET, read_latency
 from bench.harness.priced import price, sublayer_prices
-from bench.papers.search_prices import clasp_price, search_price
+from bench.papers.tools.search_prices import clasp_price, search_price
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, ModelRunner

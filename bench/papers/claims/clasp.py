@@ -5,8 +5,7 @@ from __future__ import annotations
 from bench.papers.claims.conditions import ALONE, PLANTED, REAL, both, least, number, over, paired, several
 from bench.papers.scoreboard import Claim
 
-SWEEP = "priced-clasp|ablation-clasp"
-"""26 prompts, priced; else four prompts by the clock."""
+SWEEP = "priced-clasp"
 INTERVALS = "clasp-intervals"
 CLASP = (
     Claim(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
-from bench.papers.parts import HALF, SPECBOUND
+from bench.papers.parts.comparisons import HALF, SPECBOUND, SWIFT
 from bench.papers.scoreboard import Look, NotMeasuredError
 
 PLANTED, REAL = "planted05", "demo"
@@ -22,6 +23,14 @@ NUMBERS = {
     "Jaccard at 1": ("clasp", r"1: ([\d.]+)"),
     "Jaccard at 32": ("clasp", r"32: ([\d.]+)"),
     "last search": ("along-stream", r"(?m)\Aswift\n.*\n(?:.*%.*\n)*? *51- 60 +[\d.]+ +([\d.]+)%"),
+    **{
+        f"{when} {name}": (
+            "along-stream",
+            rf"(?m)^{re.escape(name)}\n.*\n(?:.*%.*\n)*? *{prompts} +[\d.]+ +[\d.]+% +([\d.]+)",
+        )
+        for when, prompts in (("first", "1- 10"), ("last", "51- 60"))
+        for name in ("swift", *(f"swift+{change}" for change in SWIFT))
+    },
     "programme": ("clasp", r"programme ([\d.]+)"),
     "brute force": ("clasp", r"best of all ([\d.]+)"),
     "random": ("clasp", r"random ([\d.]+)"),

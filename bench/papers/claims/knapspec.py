@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.papers.claims.conditions import ALONE, REAL, both, least, number, over, several
-from bench.papers.parts import CONTEXTS
+from bench.papers.parts.comparisons import CONTEXTS
 from bench.papers.scoreboard import Claim, Look, NotMeasuredError
 
 

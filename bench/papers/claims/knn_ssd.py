@@ -65,10 +65,10 @@ KNN = (
     Claim(
         paper="KNN-SSD",
         says="out of domain, nearest masks bring 1.15 to 1.24, one fixed mask 0.92 to 0.99 (Table 4)",
-        ours=several("ablation-knn", "knn", "knn+out_of_domain=mix"),
-        holds=(*least("knn", 1.15, "ablation-knn"), *over("knn", "knn+out_of_domain=mix", "ablation-knn")),
+        ours=several("priced-knn", "knn", "knn+out_of_domain=mix"),
+        holds=(*least("knn", 1.15, "priced-knn"), *over("knn", "knn+out_of_domain=mix", "priced-knn")),
         reason="Spec-Bench prompts, most of them of neither searched domain",
-        part="ablation-knn",
+        part="priced-knn",
     ),
     Claim(
         paper="KNN-SSD",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bench.papers.claims.conditions import ALONE, REAL, least, over, paired, several
-from bench.papers.parts import HALF
-from bench.papers.parts import SPECBOUND as SPECBOUND_PARAMETERS
+from bench.papers.parts.comparisons import HALF
+from bench.papers.parts.comparisons import SPECBOUND as SPECBOUND_PARAMETERS
 from bench.papers.scoreboard import Claim, not_yet
 
 PUBLISHED = f"exit+{SPECBOUND_PARAMETERS}"
-LATE, PART = "late", "ablation-exit"
+LATE, PART = "late-heads", "priced-exit"
 OWN = f"exit+{HALF}"
 CHANGES = ("depth=0.9", "width=25", "annealing=0")
 """What SpecBound's Figure 4 removes: the bounds of depth and width, and annealing."""

@@ -1,6 +1,6 @@
 """The cost of a wrong route: every domain's best plan on every domain's calibration text, in predicted speed.
 
-`python -m bench.papers.transfer --artifact demo`
+`python -m bench.papers.tools.transfer --artifact demo`
 
 Speeds are ÷ plain decoding. They follow from the bundle's masks, the acceptance on the other domain's text, and this
 device's latencies. `auto` takes the better of plain decoding and the routed plan.

@@ -1,6 +1,6 @@
 """Exit heads fitted in closed form, heads trained as SpecBound trains its own, and no heads, compared.
 
-`python -m bench.papers.exit_heads --artifact build/bundle05 --epochs 3`
+`python -m bench.papers.tools.exit_heads --artifact build/bundle05 --epochs 3`
 
 It prints the share of tokens on which each exit agrees with the full model, and the speed that tuning predicts. Both
 are on samples held back from fitting: two of eight per domain, so that predicted speeds are rough.

@@ -1,7 +1,7 @@
 """The states that KnapSpec's search carries and the masks it finds, by its similarity threshold tau.
 
-`python -m bench.papers.pruning --artifact build/bundle05` uses the last tokens of an answer. It counts the states that
-run through sub-layers, over all budgets; the most at once is what memory has to hold.
+`python -m bench.papers.tools.pruning --artifact build/bundle05` uses the last tokens of an answer. It counts the states
+that run through sub-layers, over all budgets; the most at once is what memory has to hold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from bench.papers.planning_cost import behind_an_answer
+from bench.papers.tools.planning_cost import behind_an_answer
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.runner import ModelRunner

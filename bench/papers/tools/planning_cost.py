@@ -1,7 +1,7 @@
 """The cost of planning: searches for masks, comparisons of candidates and routing, in plain steps.
 
-`python -m bench.papers.planning_cost --artifact build/bundle05` prints medians of interleaved rounds, after a prompt
-and 40 tokens.
+`python -m bench.papers.tools.planning_cost --artifact build/bundle05` prints medians of interleaved rounds, after a
+prompt and 40 tokens.
 """
 
 from __future__ import annotations

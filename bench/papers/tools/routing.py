@@ -1,6 +1,6 @@
 """Routing accuracy of every variant, on held-back starter prompts and on real data.
 
-`python -m bench.papers.routing --model demo --data build/prompts --out build/routing`
+`python -m bench.papers.tools.routing --model demo --data build/prompts --out build/routing`
 
 Half of each domain's starter records become anchors: with template and shots, and in all phrasings but the last. The
 other half, in the last phrasing too, and the real prompts are routed. Features are kept in --out, one folder per model,

@@ -1,6 +1,6 @@
 """Bundles with 1, 3, 5 and 7 domains found in unlabelled prompts, on other prompts of the kind (KNN-SSD's Table 5).
 
-`python -m bench.papers.cluster_counts --model build/domain-planted`
+`python -m bench.papers.tools.cluster_counts --model build/domain-planted`
 
 Eighty of GSM8K's test questions and as many of HumanEval's functions, interleaved and unlabelled, go to `ssd-compile
 --domains auto:N`; other prompts are decoded with `knn`. Existing bundles are reused, so other settings need another

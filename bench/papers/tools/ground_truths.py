@@ -1,6 +1,6 @@
 """Searches on random models with three ground truths: what each method finds in 24, 100 and 400 evaluations.
 
-`python -m bench.papers.ground_truths --out build/truths`
+`python -m bench.papers.tools.ground_truths --out build/truths`
 
 The models are small random Llamas, so that hundreds of masks take seconds; a sub-layer is priced at what one of
 SmolLM2's takes on this device. `planted`: layers that are weak one by one. `pairs`: pairs of layers whose MLPs cancel.
@@ -25,7 +25,7 @@ from bench.fixtures.hard_planted import plant_diffuse, plant_pairs
 from bench.fixtures.planted import plant
 from bench.harness.chart import Labels, stairs
 from bench.harness.latencies import measured_latency, read_latency
-from bench.papers.search_cost import METHODS
+from bench.papers.tools.search_cost import METHODS
 from ssd_artifacts.files import write_atomically
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_compiler.search.evaluate import Evaluator

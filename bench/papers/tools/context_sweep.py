@@ -1,6 +1,6 @@
 """KnapSpec's masks and their speed as the context grows (KnapSpec's Figure 3).
 
-`python -m bench.papers.context_sweep --model build/planted --prompts build/prompts/spec_bench/dev.jsonl`
+`python -m bench.papers.tools.context_sweep --model build/planted --prompts build/prompts/spec_bench/dev.jsonl`
 
 Prompts are concatenated texts of the file. At each length the mask is searched on the tokens just generated, with
 attention and MLP weighed by their latency there. The budget is below what could be spared, so that the mask is a real

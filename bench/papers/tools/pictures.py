@@ -1,6 +1,7 @@
 """Pictures of a bundle and of a finished stream, drawn from files alone.
 
-`python -m bench.papers.pictures --artifact build/bundle-domains --stream build/papers/domains-0.3 --out docs/pictures`
+`python -m bench.papers.tools.pictures --artifact build/bundle-domains --stream build/papers/domains-0.3 --out
+docs/pictures`
 
 They show the domains' masks (KNN-SSD's Figure 9), how often frontiers skip each sub-layer, and speed along a mixed
 stream. Features are drawn in two dimensions with the anchors (KNN-SSD's Figure 5).

@@ -1,6 +1,6 @@
 """Predicted against measured speed over good and bad masks, for TPT and its variants.
 
-`python -m bench.papers.tpt --artifact build/bundle05 --domain gsm8k --out build/pictures`
+`python -m bench.papers.tools.tpt --artifact build/bundle05 --domain gsm8k --out build/pictures`
 
 Masks come from the domain's frontier and from random changes of it, each with a short and a long draft. Agreement is
 from the search prompts; speed is from timed decoding of the validation prompts, interleaved with plain decoding. It

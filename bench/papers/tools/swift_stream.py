@@ -1,8 +1,8 @@
 """SWIFT along a stream of prompts: what its search costs, and what it brings, as the stream goes on (its Figure 6).
 
-`python -m bench.papers.swift_stream build/papers/swift-stream` reads what `bench.priced` wrote. Instance speed is that
-of the group's prompts, cumulative speed that of all prompts so far, ÷ plain decoding of the same prompts. Acceptance
-stands for the paper's matchness, which is the same share on the tokens of the search.
+`python -m bench.papers.tools.swift_stream build/papers/swift-stream` reads what `bench.priced` wrote. Instance speed is
+that of the group's prompts, cumulative speed that of all prompts so far, ÷ plain decoding of the same prompts.
+Acceptance stands for the paper's matchness, which is the same share on the tokens of the search.
 """
 
 from __future__ import annotations

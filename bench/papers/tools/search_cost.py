@@ -1,8 +1,8 @@
 """What each search finds by seconds, on a model whose skippable layers are known, and what Self-SD's own would take.
 
-`python -m bench.papers.search_cost --model build/pairs --evaluations 24,100,400 --out build/pictures` also draws the
-best predicted speed-up against seconds. Ground truths: `bench.fixtures.planted` (layers that are weak one by one) and
-`bench.fixtures.hard_planted` (pairs that cancel; diffuse redundancy).
+`python -m bench.papers.tools.search_cost --model build/pairs --evaluations 24,100,400 --out build/pictures` also draws
+the best predicted speed-up against seconds. Ground truths: `bench.fixtures.planted` (layers that are weak one by one)
+and `bench.fixtures.hard_planted` (pairs that cancel; diffuse redundancy).
 
 Self-SD rates a mask by timed generation of 8 prompts × 32 tokens, 1000 times; `--timed` such evaluations are made here
 and extrapolated. Its search is run on our objective too (`--self-sd`), which has no timing noise: more generous to it

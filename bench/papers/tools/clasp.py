@@ -1,6 +1,6 @@
 """CLaSp's two claims on a real model: its programme against brute force, and how long a mask stays good.
 
-`python -m bench.papers.clasp --model demo --prompts build/prompts/spec_bench/dev.jsonl`
+`python -m bench.papers.tools.clasp --model demo --prompts build/prompts/spec_bench/dev.jsonl`
 
 First, half of the middle layers are skipped on tokens of generated answers (CLaSp's Figure 3b). The final state's
 cosine is printed for the programme's choice, the best and random ones. Second, with all layers free, masks of
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bench.fixtures.prompt_files import stratified
-from bench.papers.references import answered, rows_of
+from bench.papers.tools.references import answered, rows_of
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
 from ssd_runtime.loading.models import conversation, load_model

@@ -1,8 +1,8 @@
 """Prices the searches of KnapSpec and CLaSp in plain steps, by the latency table.
 
-`python -m bench.papers.search_prices --layers 60` prices every forward of KnapSpec's search by context, tokens and
-number of states as if each reachable budget were kept, which is the most that it can cost: states whose similarity is
-below tau are dropped besides. CLaSp's search for half of the layers is priced by depth: the states of a layer run as
+`python -m bench.papers.tools.search_prices --layers 60` prices every forward of KnapSpec's search by context, tokens
+and number of states as if each reachable budget were kept, which is the most that it can cost: states whose similarity
+is below tau are dropped besides. CLaSp's search for half of the layers is priced by depth: the states of a layer run as
 one forward, or one after the other.
 """
 

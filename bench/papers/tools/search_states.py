@@ -1,6 +1,6 @@
 """Measures the loss and the saving of a KnapSpec search that carries fewer budgets and looks at fewer tokens.
 
-`python -m bench.papers.search_states --model build/planted --prompts ../shared/data/spec_bench/dev.jsonl`
+`python -m bench.papers.tools.search_states --model build/planted --prompts ../shared/data/spec_bench/dev.jsonl`
 
 After `--answer` tokens of each prompt's plain answer, the search looks at the last tokens. The mask that it chooses is
 then replayed on the `--later` tokens that follow. A line has means over prompts: the search's price in plain steps, the
@@ -18,8 +18,8 @@ import torch
 
 from bench.fixtures.prompt_files import stratified
 from bench.harness.latencies import read_latency
-from bench.papers.references import answered, rows_of
-from bench.papers.search_prices import search_price
+from bench.papers.tools.references import answered, rows_of
+from bench.papers.tools.search_prices import search_price
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable

@@ -1,0 +1,6 @@
+"""The parts of docs/papers.md: comparisons of strategies, and measurements by other tools."""
+
+from bench.papers.parts.comparisons import COMPARISONS
+from bench.papers.parts.measurements import MEASUREMENTS
+
+__all__ = ["COMPARISONS", "MEASUREMENTS"]

@@ -1,0 +1,1 @@
+"""Tools that measure one claim or table each."""
