@@ -6,7 +6,8 @@ import pytest
 
 from bench.harness.contenders import Timed
 from bench.harness.lockstep import run_together
-from bench.harness.priced import PricedPlanner, priced
+from bench.harness.priced import PricedPlanner, priced, priced_stream
+from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, decoding, generate
 from ssd_runtime.engine.sequence.session import Session
@@ -99,3 +100,21 @@ def test_searches_are_priced() -> None:
         assert timed.cycles["plan_seconds"] > TABLE.step_seconds(2) / 2
         parts = ("plan_seconds", "draft_seconds", "verify_seconds", "plain_seconds")
         assert timed.seconds == pytest.approx(sum(timed.cycles[part] for part in parts))
+
+
+def test_streams_side_by_side_are_the_same_as_alone() -> None:
+    makes: list[MakePlanner] = [
+        lambda: ClaspPlanner(ClaspSettings(skip=0.25, refresh=3, confidence=0.0)),
+        lambda: ConstantPlanner(Plan.masked("x", MASK, 4)),
+    ]
+    works = [priced_stream(DECODER, PROMPTS, make, TABLE, LIMITS) for make in makes]
+    for make, stream in zip(makes, run_together(DECODER, works), strict=True):
+        alone = decoded(make, together=False)
+        assert [one.token_ids for one in stream] == [one.token_ids for one in alone]
+        assert [one.seconds for one in stream] == pytest.approx([one.seconds for one in alone])
+
+
+def test_sub_layers_on_lighter_copies_have_no_price() -> None:
+    lighter = SkipMask(MASK.bits, (8,) * (len(MASK.bits) + 1))
+    with pytest.raises(UserError, match="--draft-bits none"):
+        run_together(DECODER, [work(PROMPTS[0], lambda: ConstantPlanner(Plan.masked("x", lighter, 4)))])
