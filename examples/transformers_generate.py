@@ -1,5 +1,7 @@
 """Decodes inside transformers' own `generate`, with its processors, criteria and streamers.
 
+The prompt counts upward, so guesses are nearly always right; try a prompt of your own.
+
 python examples/transformers_generate.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 """
 
@@ -34,4 +36,4 @@ def timed(**how):
 stock, stock_seconds = timed()
 ours, our_seconds = timed(custom_generate=fast)
 print(tokenizer.decode(ours[0], skip_special_tokens=True))
-print(f"{stock_seconds:.2f} s by transformers, {our_seconds:.2f} s so; identical: {stock.equal(ours)}")
+print(f"{stock_seconds:.2f} s by transformers, {our_seconds:.2f} s with CustomGenerate; identical: {stock.equal(ours)}")

@@ -16,6 +16,11 @@ cores, or what is reachable from it, does not allow it. *Command*: an option of 
 figures are from GPUs and models of 1B to 70B parameters; ours from SmolLM2-135M, and from models into which skippable
 layers were planted.
 
+*Real* is SmolLM2-135M-Instruct. *Planted* is the same model with 30 inserted layers that do next to nothing,
+*late-weak* has these at its end, and *diffuse* has sub-layers that are weak by degrees. *KNN*, *Fix* and *Mix* are the
+masks of the nearest domain, of one domain, and of all domains together; *r* is the mix ratio of a stream's domains.
+`swift+tree=0` is a strategy with a parameter that is not its default.
+
 | paper | what it says | what we have | verdict | reason | command |
 |---|---|---|---|---|---|
 """

@@ -96,7 +96,7 @@ def compile_(
         typer.Option(
             min=8,
             max=100_000,
-            help="Masks evaluated per domain, unless --budget is given.",
+            help="Most masks evaluated per domain; --budget bounds the time instead.",
             rich_help_panel=SEARCH_PANEL,
         ),
     ] = 128,

@@ -182,7 +182,12 @@ def run(
         ),
     ] = False,
     explain_steps: Annotated[
-        bool, typer.Option("--explain-steps", help="The same for every step.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option(
+            "--explain-steps",
+            help="Print every step's plan and outcome, on standard error.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False,
     as_json: Annotated[
         bool,

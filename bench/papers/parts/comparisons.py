@@ -36,8 +36,9 @@ ALL = (
     "del",
     "lookup",
 )
-ROUTED = ("auto", "knn", "fixed:{first}", "fixed:mix", "swift")
-RATIOS = (0.0, 0.3, 0.7, 1.0)
+LEARNING = ("auto+light=0", "swift")
+"""Strategies that learn along a stream of prompts."""
+ROUTED = (*LEARNING, "knn", "fixed:{first}", "fixed:mix")
 
 CLASP = (
     "skip=0.3",
@@ -68,6 +69,7 @@ EXIT = ("annealing=0", "depth=0.9", "width=25", "threshold=0.9")
 """SpecBound without annealing or one of its bounds (Figure 4), and with a high threshold (Figure 3)."""
 ALONG = 0.3
 """Mix ratio of the stream along which speed is drawn."""
+RATIOS = (0.0, ALONG, 1.0)
 
 
 def _variants(name: str, changes: tuple[str, ...]) -> tuple[str, ...]:
@@ -131,19 +133,22 @@ COMPARISONS = (
     ),
     Comparison(name="planted02", title="Planted, ε = 0.02", bundle=PLANTED02, contenders=ALL, optional=True),
     Comparison(name="demo", title="SmolLM2-135M-Instruct", bundle=REFERENCE, contenders=ALL, optional=True),
+    # Equal pools give the same prompts at every ratio, and masks keep nothing from one prompt to the next. So the order
+    # matters to nobody but strategies that learn along the stream.
     *(
         Comparison(
             name=f"domains-{ratio:g}",
-            title=f"Domain-planted, mix ratio {ratio:g}",
+            title=f"Domain-planted, mix ratio {ratio:g}, priced",
             bundle=DOMAINS,
-            contenders=ROUTED,
+            contenders=ROUTED if ratio == ALONG else LEARNING,
             ratio=ratio,
             optional=ratio != ALONG,
-            count=12,
+            priced=True,
+            paired=(("knn", "fixed:mix"), ("fixed:mix", "fixed:{first}")) if ratio == ALONG else (),
+            count=32,
         )
         for ratio in RATIOS
     ),
-    # The order of the stream changes no price, because these strategies keep nothing from one prompt to the next.
     Comparison(
         name="five-0",
         title="Five domains, 16 prompts of each, priced",

@@ -141,8 +141,8 @@ def serve(
     kv_memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory for keys and values, prefixes included, e.g. 4G; by default half of what is free, at most "
-            "what max-concurrency whole contexts need twice.",
+            help="Memory for keys and values, prefixes included, e.g. 4G; by default half of the free memory, "
+            "but at most twice what --max-concurrency full contexts need.",
             rich_help_panel=LIMIT_PANEL,
         ),
     ] = None,
