@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.benchmarks.parts import PARTS, Part
+from bench.harness.code_digest import changes_since
 from bench.harness.outcomes import Outcome, slug
 from ssd_profiles.errors import UserError
 
@@ -158,7 +159,8 @@ def _section(part: Part, outcomes: Sequence[Outcome], packages: str) -> str:
 
 def _provenance(outcome: Outcome, packages: str) -> str:
     told = f"{outcome.date}, commit {outcome.commit}" if outcome.commit else outcome.date
-    told += " (the code has changed since)" if outcome.is_stale(packages) else ""
+    since = changes_since(outcome.packages, packages)
+    told += " (the code has changed since)" if since is None else "".join(f"; since then only: {why}" for why in since)
     return f"{told}. {outcome.disturbance}".strip()
 
 

@@ -6,25 +6,22 @@ measured again on that processor, whatever other parts are measured meanwhile.
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bench.harness.code_digest import changes_since
 from bench.harness.ledger import Row
 from bench.harness.provenance import disturbance
 from bench.harness.standings import against, standings
 from ssd_artifacts.files import write_atomically
 
 OUTCOMES = Path("bench/papers/outcomes")
-PACKAGES = ("ssd_profiles", "ssd_artifacts", "ssd_runtime", "ssd_compiler")
 FIGURES = {
     "mean_acceptance_length": "M",
     "draft_acceptance_rate": "alpha",
@@ -35,42 +32,6 @@ FIGURES = {
     "share_planning": "planning",
 }
 """Short names of a contender's figures."""
-
-
-def packages_digest() -> str:
-    """Hash of the packages' code, by which outcomes of equal code are known.
-
-    Comments, docstrings and help texts do not count, because no figure depends on them.
-    """
-    whole = hashlib.sha256()
-    for package in PACKAGES:
-        spec = find_spec(package)
-        assert spec is not None
-        assert spec.origin is not None
-        root = Path(spec.origin).parent
-        for path in sorted(each for each in root.rglob("*") if each.suffix in (".py", ".c", ".h")):
-            whole.update(f"{package}/{path.relative_to(root)}\n".encode())
-            code = path.read_bytes()
-            whole.update(meaning(code) if path.suffix == ".py" else code)
-    return whole.hexdigest()[:12]
-
-
-def meaning(source: bytes) -> bytes:
-    """Serialise the syntax tree of Python code without comments, docstrings and arguments named `help`."""
-    return ast.dump(_WithoutTexts().visit(ast.parse(source))).encode()
-
-
-class _WithoutTexts(ast.NodeTransformer):
-    """Removes the texts that are for readers only."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        """Drop a text that stands by itself."""
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if is_text else self.generic_visit(node)
-
-    def visit_keyword(self, node: ast.keyword) -> ast.AST | None:
-        """Drop a help text."""
-        return None if node.arg == "help" else self.generic_visit(node)
 
 
 def slug(processor: str) -> str:
@@ -126,8 +87,8 @@ class Outcome:
         return disturbance(sum(each * stolen for each, stolen in shares) / seconds) if seconds else ""
 
     def is_stale(self, packages: str) -> bool:
-        """Whether the packages have changed since."""
-        return self.packages != packages
+        """Whether the packages have changed since in a way that figures can depend on."""
+        return changes_since(self.packages, packages) is None
 
     def write(self, folder: Path = OUTCOMES) -> None:
         """Write the file, in place of an earlier outcome of this part on this processor."""

@@ -19,8 +19,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench.harness.code_digest import packages_digest
 from bench.harness.measurement import processor
-from bench.harness.outcomes import outcome_of, packages_digest, read_outcomes
+from bench.harness.outcomes import outcome_of, read_outcomes
 from bench.papers.page import PAGE, page
 from bench.papers.parts import COMPARISONS, MEASUREMENTS
 from ssd_artifacts.files import write_atomically

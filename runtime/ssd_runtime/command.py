@@ -23,6 +23,10 @@ CLOSED_OUTPUT = 141
 EXIT_CODES = "Exit codes: 0 success, 2 bad input, 130 interrupted."
 
 
+class ClosedOutputError(Exception):
+    """Raised when the reader of the output has left, in place of BrokenPipeError, which Typer handles by itself."""
+
+
 def command_app(**settings: Any) -> typer.Typer:
     """Make a typer app with help in panels and shell completion. `settings` are those of `typer.Typer`."""
     return typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
@@ -45,8 +49,22 @@ def require_packages(command: str, extra: str, *modules: str) -> None:
 
 def run_command(app: typer.Typer) -> None:
     """Run a typer app and exit."""
+    command: Any = typer.main.get_command(app)
+    command.invoke = _noticing_closed_output(command.invoke)
     # Outside standalone mode Typer raises usage errors instead of printing them, and turns Ctrl-C into an exit code.
-    run_guarded(partial(typer.main.get_command(app).main, standalone_mode=False))
+    run_guarded(partial(command.main, standalone_mode=False))
+
+
+def _noticing_closed_output(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Keep a BrokenPipeError from Typer, which would exit with 1: the code of an output that differs."""
+
+    def guarded(context: Any) -> Any:
+        try:
+            return invoke(context)
+        except BrokenPipeError:
+            raise ClosedOutputError from None
+
+    return guarded
 
 
 def run_guarded(work: Callable[[], object]) -> None:
@@ -56,13 +74,15 @@ def run_guarded(work: Callable[[], object]) -> None:
     """
     try:
         code = work()
+        # What is still buffered may find that the reader has left.
+        sys.stdout.flush()
     except UserError as error:
         code = complain(str(error))
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except _USAGE_ERROR as error:
         code = complain(f"{error.format_message().rstrip('.')}. See --help.") if _is_mistake(error) else BAD_INPUT
-    except BrokenPipeError:
+    except (BrokenPipeError, ClosedOutputError):
         # Whoever read the output has enough, as `head` has. What is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = CLOSED_OUTPUT

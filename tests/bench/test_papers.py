@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from bench.fixtures.bundles import MadeBundle
+from bench.harness.code_digest import meaning, packages_digest
 from bench.harness.comparison import Comparison
 from bench.harness.ledger import Row
 from bench.harness.measurement import Measurement
-from bench.harness.outcomes import Outcome, meaning, outcome_of, packages_digest, read_outcomes
+from bench.harness.outcomes import Outcome, outcome_of, read_outcomes
 from bench.harness.picture import Picture
 from bench.papers.claims import CLAIMS
 from bench.papers.claims.conditions import NUMBERS

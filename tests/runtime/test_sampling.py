@@ -258,7 +258,13 @@ def test_near_temperature_zero_a_draft_is_as_sure_as_a_greedy_one(rejection: boo
 
 
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(1.0, top_k=1), SamplingParams(0.7, top_p=1e-6), SamplingParams(1.0, min_p=1.0)]
+    "sampling",
+    [
+        SamplingParams(1.0, top_k=1),
+        SamplingParams(0.7, top_p=1e-6),
+        SamplingParams(1.0, top_p=0.0),
+        SamplingParams(1.0, min_p=1.0),
+    ],
 )
 @pytest.mark.parametrize("rejection", [False, True])
 def test_where_a_filter_leaves_one_token_a_draft_is_as_sure_as_a_greedy_one(
@@ -471,7 +477,7 @@ def test_what_shapes_a_distribution_asks_for_sampling() -> None:
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("top_k", -1),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.5),
         ("min_p", 2.0),
         ("repetition_penalty", 0.0),

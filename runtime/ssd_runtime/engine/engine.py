@@ -279,7 +279,9 @@ class Engine:
         ended = []
         with uninterrupted(), self._lock:
             for job in self.scheduler.step():
-                request, text = self._requests.pop(job)
+                if (known := self._requests.pop(job, None)) is None:
+                    continue  # cancelled in this step, by the callback of another request
+                request, text = known
                 if job.error is None:
                     try:
                         text.close()

@@ -165,7 +165,7 @@ def _from_hub(spec: str) -> Source:
     except HFValidationError:
         raise UserError(f"{spec}: neither a folder nor a Hub id; give one, a .gguf file or `demo`") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        offline = constants.is_offline_mode()
+        offline = constants.HF_HUB_OFFLINE
         if offline:
             reason = "HF_HUB_OFFLINE is set"
         elif isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError):

@@ -48,6 +48,7 @@ class Decoder:
         self.version = 0
         """Incremented by `refresh` when the model has changed: states computed before belong to another model."""
         self._embedding_stamp = stamp_of([model.model.embed_tokens])
+        self._changed = False
         config = model.config
         base = model.model
         self.shape = Shape(
@@ -190,12 +191,13 @@ class Decoder:
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
         if any(changed):
-            if self.bitwise:
-                raise UserError("--bitwise: the model has changed since the engine was made; make a new engine")
             self.sublayers.follow(self.light.widths)
+            self._changed = True
         if any(changed) or embedding != self._embedding_stamp:
             self.version += 1
             self._embedding_stamp = embedding
+        if self._changed and self.bitwise:
+            raise UserError("--bitwise: the model has changed since the engine was made; make a new engine")
 
     def synchronize(self) -> None:
         """Wait for the work queued on the model's devices; returns at once on a CPU."""

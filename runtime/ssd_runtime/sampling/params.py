@@ -40,7 +40,7 @@ class SamplingParams:
         ranges = {
             "temperature": (self.temperature, 0.0 <= self.temperature < math.inf, "0, which is greedy, or more"),
             "top_k": (self.top_k, self.top_k >= 0, "1 or more, or 0 for all tokens"),
-            "top_p": (self.top_p, 0.0 < self.top_p <= 1.0, "more than 0 and at most 1"),
+            "top_p": (self.top_p, 0.0 <= self.top_p <= 1.0, "0 to 1"),
             "min_p": (self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
             "repetition_penalty": (penalty, 0.0 < penalty < math.inf, "more than 0"),
         }

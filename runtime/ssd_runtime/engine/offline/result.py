@@ -233,7 +233,7 @@ def disturbance(compared: Sequence[Tally]) -> str | None:
         return None
     return (
         f"plain decoding was {max(rates) / min(rates):.1f} times as fast on one prompt as on another, so this machine "
-        "is busy; measure again when it is quiet"
+        "is busy or the prompts differ much in length; measure again when it is quiet"
     )
 
 
