@@ -21,13 +21,13 @@ from rich.progress import track
 
 from bench.fixtures.bundles import model_title
 from bench.fixtures.prompt_files import read_pool, stratified
-from bench.harness.chart import draw
 from bench.harness.contenders import Decode, Timed, Unavailable, ours
+from bench.harness.drawing.chart import draw
+from bench.harness.drawing.tables import show
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
-from bench.harness.peers import PEERS
+from bench.harness.peers.in_process import PEERS
 from bench.harness.provenance import Watch, disturbance
 from bench.harness.standings import standings
-from bench.harness.tables import show
 from ssd_artifacts.files import sha256_file
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path

@@ -21,12 +21,12 @@ from rich.console import Console
 from bench.compare import BASELINES, PLAIN, digest
 from bench.fixtures.prompt_files import stratified
 from bench.harness.contenders import Timed
-from bench.harness.latencies import read_latency
+from bench.harness.drawing.tables import show
 from bench.harness.ledger import NAME, Ledger, Row
-from bench.harness.lockstep import run_together
-from bench.harness.priced import priced, priced_stream
+from bench.harness.pricing.latencies import read_latency
+from bench.harness.pricing.lockstep import run_together
+from bench.harness.pricing.priced import priced, priced_stream
 from bench.harness.standings import standings
-from bench.harness.tables import show
 from ssd_artifacts.bundle import MANIFEST
 from ssd_artifacts.files import sha256_file
 from ssd_artifacts.reference_bundle import bundle_path

@@ -14,11 +14,11 @@ from bench.fixtures.bundles import MadeBundle
 from bench.fixtures.long_prompts import long_prompts
 from bench.fixtures.prompt_files import POOLS, SPEC_BENCH, read_pool
 from bench.fixtures.streams import mixed_stream, write_stream
-from bench.harness.latencies import QUIET
+from bench.harness.drawing.picture import Picture
+from bench.harness.drawing.tables import interval, sameness, with_interval
 from bench.harness.ledger import NAME, read_rows, write_rows
 from bench.harness.outcomes import Outcome
-from bench.harness.picture import Picture
-from bench.harness.tables import interval, sameness, with_interval
+from bench.harness.pricing.latencies import QUIET
 from ssd_profiles.prompts import Prompt
 
 FULL = "-full"

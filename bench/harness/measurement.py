@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from bench.fixtures.bundles import MadeBundle
+from bench.harness.drawing.picture import Picture
 from bench.harness.outcomes import Outcome
-from bench.harness.picture import Picture
 from bench.harness.provenance import commit
 from ssd_runtime.profiling.device import device_identity
 

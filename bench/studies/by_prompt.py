@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.fixtures.bundles import model_title
-from bench.harness.chart import Labels, histogram
+from bench.harness.drawing.chart import Labels, histogram
+from bench.harness.drawing.tables import with_interval
 from bench.harness.ledger import NAME, Row, read_comparison_settings, read_rows
 from bench.harness.standings import against, paired
-from bench.harness.tables import with_interval
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import run_guarded
 

@@ -1,6 +1,6 @@
 """A strategy has one colour in all pictures."""
 
-from bench.harness.chart import BY_STRATEGY, colours
+from bench.harness.drawing.chart import BY_STRATEGY, colours
 from ssd_runtime.planning.registry import NAMES
 
 

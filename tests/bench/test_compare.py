@@ -11,10 +11,10 @@ import pytest
 
 from bench import compare
 from bench.harness.contenders import Decode, Timed, Unavailable
+from bench.harness.drawing.tables import sameness
 from bench.harness.ledger import NOT_COMPARED, Ledger, Row
-from bench.harness.peers import PEERS
+from bench.harness.peers.in_process import PEERS
 from bench.harness.standings import against, standings
-from bench.harness.tables import sameness
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.loop import Limits
 from ssd_runtime.loading.models import LoadedModel

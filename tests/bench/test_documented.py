@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NAMED = re.compile(r"(?<![\w./])bench\.[a-z_]+(?:\.[a-z_]+)?(?![\w(])")
+NAMED = re.compile(r"(?<![\w./])bench(?:\.[a-z_]+){1,3}(?![\w(])")
 
 
 def named(path: Path) -> set[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.latencies import of_layers, read_latency
+from bench.harness.pricing.latencies import of_layers, read_latency
 from ssd_profiles.errors import UserError
 from tests.tables import latency_table
 

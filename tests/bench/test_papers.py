@@ -13,10 +13,10 @@ import pytest
 from bench.fixtures.bundles import MadeBundle
 from bench.harness.code_digest import meaning, packages_digest
 from bench.harness.comparison import Comparison
+from bench.harness.drawing.picture import Picture
 from bench.harness.ledger import Row
 from bench.harness.measurement import Measurement
 from bench.harness.outcomes import Outcome, outcome_of, read_outcomes
-from bench.harness.picture import Picture
 from bench.papers.claims import CLAIMS
 from bench.papers.claims.conditions import NUMBERS
 from bench.papers.page import page

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.harness.contenders import Timed
-from bench.harness.lockstep import run_together
-from bench.harness.priced import PricedPlanner, priced, priced_stream
+from bench.harness.pricing.lockstep import run_together
+from bench.harness.pricing.priced import PricedPlanner, priced, priced_stream
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import Limits, decoding, generate

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.harness.latencies import QUIET, read_latency
-from bench.harness.priced import price, sublayer_prices
+from bench.harness.pricing.latencies import QUIET, read_latency
+from bench.harness.pricing.priced import price, sublayer_prices
 from bench.papers.tools.search_prices import clasp_price, search_price
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_runtime.model.decoder import Decoder

@@ -268,7 +268,8 @@ def test_a_bundle_compiled_in_fp32_serves_the_same_files_in_bf16(room: Path, str
     done = command(room, RUN, *options, "--compare", "--json")
     record, _ = records(done)
     assert record["divergence"] in ("none", "near_tie")
-    assert record["num_drafts"]
+    # `auto` may decode plainly, by what this machine takes for bf16 steps.
+    assert record["num_drafts"] or strategy == "auto"
 
 
 def test_a_domain_joins_a_bundle(room: Path) -> None:

@@ -65,6 +65,14 @@ def post(address: str, **fields: Any) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
+def open_requests(address: str) -> float:
+    """Requests that the server decodes or that wait."""
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", "/metrics")
+    told = connection.getresponse().read().decode()
+    return sum(float(found) for found in re.findall(r"(?m)^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", told))
+
+
 def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
     """A stream and a whole answer are complete, and nobody new gets in."""
     with server(room) as (process, address):
@@ -76,7 +84,8 @@ def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
         stream = post(address, max_tokens=400, stream=True)
         whole.start()
         first = stream.readline()
-        time.sleep(0.05)
+        while open_requests(address) < 2:
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         text = (first + stream.read()).decode()
         whole.join()
@@ -113,13 +122,18 @@ def test_nobody_gets_in_before_the_model_is_there(room: Path) -> None:
     process = subprocess.Popen(command, cwd=room, env=environment(room), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
+        refused = False
         for line in process.stderr:
             if "loading model; requests are taken on" in line:
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection(("127.0.0.1", port), timeout=5)
+                refused = True
             elif "serving model on" in line:
                 assert post(f"127.0.0.1:{port}", max_tokens=2).status == 200
                 break
+        else:
+            raise AssertionError("the server ended before it served")
+        assert refused
     finally:
         process.kill()
         process.wait()

@@ -15,7 +15,8 @@ from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.clock import Stopwatch, WaitedLock
 from tests.models import tiny_model
 
-HELD = 0.4
+HELD = 2.0
+"""Seconds; a busy machine may hold a thread back for a large part of one."""
 
 
 def run_while_held(work: Callable[[], None], lock: WaitedLock, held: Event, ready: Event | None = None) -> None:

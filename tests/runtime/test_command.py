@@ -44,13 +44,35 @@ def test_what_is_wrong_is_said_in_one_line(end: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_reader_that_has_enough_is_no_mistake() -> None:
-    """As `ssd-run … | head`."""
-    work = "from ssd_runtime.command import run_guarded; run_guarded(lambda: [print('x' * 9999) for _ in range(999)])"
+    """As `ssd-run … | head`, where Typer would exit with 1: the code of an output that differs."""
+    work = (
+        "import typer; from ssd_runtime.command import run_command; app = typer.Typer()\n"
+        "app.command()(lambda: [print('x' * 9999) for _ in range(999)] and None)\n"
+        "run_command(app)"
+    )
     process = subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == CLOSED_OUTPUT
+
+
+def test_a_reader_that_reads_nothing_is_no_mistake() -> None:
+    """As `ssd-bundle inspect … | true`: what is buffered finds out at the end that nobody reads."""
+    work = (
+        "import time; from ssd_runtime.command import run_guarded; run_guarded(lambda: [input(), print('x')] and None)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stdin.write(b"\n")
+    process.stdin.close()
     assert process.stderr.read() == b""
     assert process.wait() == CLOSED_OUTPUT
 

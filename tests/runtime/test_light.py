@@ -26,7 +26,6 @@ from ssd_runtime.model.runner import Forward, Head, ModelRunner
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS, DraftStats
 from ssd_runtime.planning.auto.light_drafts import AGREEMENT, LONGEST, LightDrafts
-from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.settings import AutoSettings
@@ -40,6 +39,7 @@ from ssd_runtime.weights.kernels.vnni import Vnni
 from ssd_runtime.weights.light import light_kernels, most_bytes
 from tests.folders import save_tiny_model
 from tests.models import VARIANTS, tiny_model
+from tests.streams import stream_by_the_table
 from tests.tables import latency_table, with_light_costs
 
 LAYERS = 4
@@ -373,7 +373,7 @@ def test_the_budget_bounds_the_length() -> None:
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
 def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -> None:
     decoder = lightened("llama", max_position_embeddings=512)
-    stream, reasons = Stream(), set[str]()
+    stream, reasons = stream_by_the_table(), set[str]()
     for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
         planner = AutoPlanner(
             frontiers={},

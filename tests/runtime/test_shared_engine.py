@@ -117,6 +117,29 @@ def test_a_callback_cancels_a_request(engine: Engine, strategy: str, own: bool) 
     assert tokens(engine, texts, strategy, 40) == plain
 
 
+def test_a_callback_cancels_a_request_that_has_failed_in_this_step(engine: Engine) -> None:
+    """The step goes on: the other request ends as if nothing had been there."""
+    plain = tokens(engine, TEXTS[:1], "plain", 6)[0]
+    settings = RunSettings("plain", max_new_tokens=6)
+    requests = list[Request]()
+
+    def cancel_other(ids: list[int]) -> None:
+        requests[1].job.error = RuntimeError("as an admission fails")
+        engine.cancel(requests[1])
+
+    requests += [engine.add_request(TEXTS[0], settings, on_tokens=cancel_other), engine.add_request(TEXTS[1], settings)]
+    failed = requests[1].job
+    usual = engine.scheduler.step
+    engine.scheduler.step = lambda: [*usual(), failed]  # type: ignore[method-assign]
+    try:
+        while not requests[0].done:
+            engine.step()
+    finally:
+        engine.scheduler.step = usual  # type: ignore[method-assign]
+    assert requests[0].outcome().generation.token_ids == plain
+    assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
+
+
 def test_ctrl_c_while_a_request_is_added_leaves_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = engine.scheduler.add
 

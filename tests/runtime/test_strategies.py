@@ -32,7 +32,6 @@ from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
-from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.papers.del_exit import DelPlanner
 from ssd_runtime.planning.papers.knapsack import FEWEST_ROWS
@@ -49,6 +48,7 @@ from ssd_runtime.search.gaussian import most_promising
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack, searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from tests.models import tiny_model
+from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
 
 MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.02, 4)
@@ -103,7 +103,7 @@ def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: SamplingP
 def test_auto_with_masks_and_guesses_behind_them_gives_plain_decoding(sampling: SamplingParams) -> None:
     table = latency_table(DECODER.shape.num_layers, per_token=1e-6)
     masks = {"mix": Frontier((Entry("weak", WEAK, profile(0.95)),))}
-    stream, reasons = Stream(), set[str]()
+    stream, reasons = stream_by_the_table(), set[str]()
     for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
         got = generate(Session(DECODER, sampling), ids, AutoPlanner(masks, {}, HEADS, None, table, stream), Limits(90))
         assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
@@ -116,7 +116,7 @@ def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) ->
     table = latency_table(DECODER.shape.num_layers, per_token=1e-6)
     for stop in (1, DECODER.shape.num_layers - 1):
         choice = ExitChoice(stops=[stop], width=4, threshold=0.0, annealing=0.0, predicted_speedup=1.5)
-        stream, begun = Stream(), 0
+        stream, begun = stream_by_the_table(), 0
         for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
             planner = AutoPlanner({}, {"mix": choice}, HEADS, None, table, stream)
             got = generate(Session(DECODER, sampling), ids, planner, Limits(90))

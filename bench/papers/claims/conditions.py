@@ -9,9 +9,6 @@ from bench.papers.parts.comparisons import HALF, SPECBOUND, SWIFT
 from bench.papers.scoreboard import Look, NotMeasuredError
 
 PLANTED, REAL = "planted05", "demo"
-ALONE = "planted05-light"
-"""The planted model with a bundle whose masks have lighter sub-layers: for strategies that use no mask of a bundle."""
-
 
 NUMBERS = {
     "TPT": ("tpt", r"KnapSpec\)\s+Pearson ([\d.]+)"),
@@ -84,9 +81,9 @@ def least(contender: str, speedup: float, *parts: str) -> tuple[Callable[[Look],
     return tuple(lambda look, part=part: look(part, contender) >= speedup for part in parts)  # type: ignore[misc]
 
 
-def both(contender: str, planted: str = ALONE) -> Callable[[Look], str]:
+def both(contender: str) -> Callable[[Look], str]:
     """A contender's speed on the planted and on the real model."""
-    return lambda look: f"{look(planted, contender):.2f} planted, {look(REAL, contender):.2f} real"
+    return lambda look: f"{look(PLANTED, contender):.2f} planted, {look(REAL, contender):.2f} real"
 
 
 def several(part: str, *contenders: str, figure: str = "speedup") -> Callable[[Look], str]:

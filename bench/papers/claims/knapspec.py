@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import ALONE, REAL, both, least, number, over, several
+from bench.papers.claims.conditions import PLANTED, REAL, both, least, number, over, several
 from bench.papers.parts.comparisons import CONTEXTS
 from bench.papers.scoreboard import Claim, Look, NotMeasuredError
 
@@ -49,22 +49,22 @@ KNAPSPEC = (
     Claim(
         paper="KnapSpec",
         says="KnapSpec > CLaSp > SWIFT > DEL on most data (Table 2)",
-        ours=several(ALONE, "knapsack+warm_start=0", "clasp", "swift", "del"),
+        ours=several(PLANTED, "knapsack+warm_start=0", "clasp", "swift", "del"),
         holds=(
-            *over("knapsack+warm_start=0", "clasp", ALONE),
-            *over("clasp", "swift", ALONE),
-            *over("swift", "del", ALONE),
+            *over("knapsack+warm_start=0", "clasp", PLANTED),
+            *over("clasp", "swift", PLANTED),
+            *over("swift", "del", PLANTED),
         ),
         reason="48 tokens are short for KnapSpec's search; DEL is ahead of SWIFT, because it drafts seldom",
-        part=ALONE,
+        part=PLANTED,
     ),
     Claim(
         paper="KnapSpec",
         says="DEL slows down models that were not trained for exits: 0.68 to 0.99 (Table 2)",
         ours=both("del"),
-        holds=tuple(lambda look, part=part: look(part, "del") < 1.0 for part in (ALONE, REAL)),  # type: ignore[misc]
+        holds=tuple(lambda look, part=part: look(part, "del") < 1.0 for part in (PLANTED, REAL)),  # type: ignore[misc]
         reason="neither model was trained for exits",
-        part="planted05-light,demo",
+        part="planted05,demo",
     ),
     Claim(
         paper="KnapSpec",

@@ -11,7 +11,7 @@ KNN = (
     Claim(
         paper="KNN-SSD",
         says="1.35 to 1.62 on models of 13B and 14B, expected speed (Table 1); 1.28 and 1.34 measured (Table 2)",
-        ours=both("knn", PLANTED),
+        ours=both("knn"),
         holds=(*least("knn", 1.28, PLANTED), *least("knn", 1.28, REAL)),
         reason="where layers can be spared it does; SmolLM2-135M has none to spare",
         part="planted05,demo",

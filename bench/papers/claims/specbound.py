@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import ALONE, REAL, least, over, paired, several
+from bench.papers.claims.conditions import PLANTED, REAL, least, over, paired, several
 from bench.papers.parts.comparisons import HALF
 from bench.papers.parts.comparisons import SPECBOUND as SPECBOUND_PARAMETERS
 from bench.papers.scoreboard import Claim, not_yet
@@ -17,13 +17,13 @@ SPECBOUND = (
         paper="SpecBound",
         says="1.93 to 2.33 on 7B and 13B, H800; 2.01 on an RTX 3090 (Tables 1 and 4)",
         ours=lambda look: (
-            f"tuned {look(ALONE, 'exit'):.2f}, with "
-            f"its own parameters {look(ALONE, PUBLISHED):.2f}; real {look(REAL, 'exit'):.2f}"
+            f"tuned {look(PLANTED, 'exit'):.2f}, with "
+            f"its own parameters {look(PLANTED, PUBLISHED):.2f}; real {look(REAL, 'exit'):.2f}"
         ),
-        holds=(*least("exit", 1.5, ALONE), *least("exit", 1.5, REAL)),
+        holds=(*least("exit", 1.5, PLANTED), *least("exit", 1.5, REAL)),
         reason="weak layers are spread over the planted model, so its last layers matter; heads have 8,000 tokens of "
         "text, the paper's 68,000 conversations",
-        part="planted05-light,demo",
+        part="planted05,demo",
     ),
     Claim(
         paper="SpecBound",

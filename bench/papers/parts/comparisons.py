@@ -16,7 +16,7 @@ from bench.fixtures.bundles import (
     MadeBundle,
 )
 from bench.harness.comparison import Comparison
-from bench.harness.picture import Picture
+from bench.harness.drawing.picture import Picture
 
 SPECBOUND = "depth=0.3125+width=8+threshold=0.55+annealing=0.2"
 """The paper's own parameters, in place of those that the compiler tuned."""
@@ -164,7 +164,7 @@ COMPARISONS = (
         "priced05",
         "Planted, ε = 0.05",
         PLANTED05,
-        ("knn", "fixed:{first}", "fixed:mix", "knapsack", "knapsack+warm_start=0", "clasp", "swift", "exit", "del"),
+        ("auto+light=0", "knn", "fixed:{first}", "fixed:mix", "knapsack+warm_start=0", "clasp", "swift", "exit", "del"),
     ),
     _priced(
         "priced-knn",

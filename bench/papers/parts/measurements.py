@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bench.fixtures.bundles import DIFFUSE, DOMAINS, LATE_HEADS, PAIRS, PLANTED05, REFERENCE
 from bench.fixtures.prompt_files import SPEC_BENCH
-from bench.harness.latencies import QUIET
+from bench.harness.drawing.picture import Picture
 from bench.harness.measurement import Measurement
-from bench.harness.picture import Picture
+from bench.harness.pricing.latencies import QUIET
 from bench.papers.parts.comparisons import ALONG
 
 PROMPTS = ("--prompts", str(SPEC_BENCH))

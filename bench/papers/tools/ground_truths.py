@@ -23,8 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from bench.fixtures.hard_planted import plant_diffuse, plant_pairs
 from bench.fixtures.planted import plant
-from bench.harness.chart import Labels, stairs
-from bench.harness.latencies import measured_latency, read_latency
+from bench.harness.drawing.chart import Labels, stairs
+from bench.harness.pricing.latencies import measured_latency, read_latency
 from bench.papers.tools.search_cost import METHODS
 from ssd_artifacts.files import write_atomically
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.fixtures.bundles import model_title
-from bench.harness.chart import COLOURS, colours, saved
+from bench.harness.drawing.chart import COLOURS, colours, saved
 from bench.harness.ledger import NAME, Row, read_rows
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.harness.latencies import measured_latency, of_layers, read_latency
-from bench.harness.priced import head_price, sublayer_prices
+from bench.harness.pricing.latencies import measured_latency, of_layers, read_latency
+from bench.harness.pricing.priced import head_price, sublayer_prices
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
 from ssd_runtime.search.knapsack import Weights

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bench.fixtures.prompt_files import stratified
-from bench.harness.latencies import read_latency
+from bench.harness.pricing.latencies import read_latency
 from bench.papers.tools.references import answered, rows_of
 from bench.papers.tools.search_prices import search_price
 from ssd_profiles.acceptance import AcceptanceProfile

@@ -21,7 +21,7 @@ import torch
 
 from bench.fixtures.bundles import model_title
 from bench.fixtures.calibration import calibration
-from bench.harness.chart import Labels, points
+from bench.harness.drawing.chart import Labels, points
 from ssd_compiler.calibrate import middle_context, reference_states
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import DRAFT_LENGTHS, AcceptanceProfile

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from bench.harness.first_byte import seconds_to_first_byte
+from bench.harness.clients.first_byte import seconds_to_first_byte
 from bench.harness.provenance import commit
 from ssd_artifacts.files import cache_folder
 from ssd_runtime.command import run_guarded

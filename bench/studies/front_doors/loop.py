@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.http_client import server
+from bench.harness.clients.http_client import server
 from bench.harness.provenance import commit
 from bench.studies.front_doors.serving import Contender, start_clients
 from ssd_artifacts.bundle import Bundle

@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.harness.http_client import Reply, ask, server
+from bench.harness.clients.http_client import Reply, ask, server
 from bench.harness.provenance import commit
 from ssd_runtime.command import run_guarded
 

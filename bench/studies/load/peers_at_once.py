@@ -19,10 +19,10 @@ import torch
 from rich.console import Console
 
 from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.harness.drawing.tables import show
 from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.provenance import Watch
 from bench.harness.standings import standings
-from bench.harness.tables import show
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.loop import Limits, generating

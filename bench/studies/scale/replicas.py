@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from bench.harness.http_client import Reply, ask, server
+from bench.harness.clients.http_client import Reply, ask, server
 from ssd_profiles.prompts import read_prompts
 
 MOST_CHARACTERS = 600

@@ -21,11 +21,11 @@ import torch
 from rich.console import Console
 
 from bench.fixtures.prompt_files import SPEC_BENCH, stratified
-from bench.harness import llama_cpp_peer
+from bench.harness.drawing.tables import show
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
+from bench.harness.peers import llama_cpp_peer
 from bench.harness.provenance import Watch
 from bench.harness.standings import standings
-from bench.harness.tables import show
 from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded

@@ -52,7 +52,15 @@ def address(folder: Path) -> Iterator[str]:
 
 def replicas() -> list[psutil.Process]:
     """The processes of the replicas."""
-    return [each for each in psutil.Process().children(recursive=True) if "ServeReplica:ssd:replica" in each.name()]
+    return [each for each in psutil.Process().children(recursive=True) if "ServeReplica:ssd:replica" in name_of(each)]
+
+
+def name_of(process: psutil.Process) -> str:
+    """The name of a process; empty if it has ended meanwhile."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
 
 
 class Asked:
@@ -142,9 +150,11 @@ def kill_under_load(address: str, engine: Engine, texts: Sequence[str]) -> None:
 
 
 def two_replicas() -> list[psutil.Process]:
-    """The processes of both replicas, once both are there."""
-    deadline = time.monotonic() + 60
-    while len(there := replicas()) < 2:
+    """The processes of both replicas, once both serve."""
+    from ray import serve
+
+    deadline = time.monotonic() + 120
+    while len(there := replicas()) != 2 or serve.status().applications["ssd"].status != "RUNNING":
         assert time.monotonic() < deadline, "a replica that died is replaced"
         time.sleep(0.1)
     return there

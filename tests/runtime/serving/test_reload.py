@@ -76,8 +76,8 @@ def test_requests_before_and_after_a_new_bundle_all_end(
             wanted = order(engine, TEXTS[number % 3], 60, strategies[number % 4])
             thread.submit([wanted], lambda _, event, number=number: inbox.listen(number, event))
             if number == 20:
-                bundle_of(engine, "today").save(tmp_path / "bundle")
                 assert thread.open > 0
+                bundle_of(engine, "today").save(tmp_path / "bundle")
                 assert await watch.reload()
             await asyncio.sleep(0.005)
 

@@ -1,0 +1,1 @@
+"""Charts, pictures and tables of the pages."""

@@ -1,0 +1,1 @@
+"""Other tools that decode the same prompts with the same weights."""

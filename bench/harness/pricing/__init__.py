@@ -1,0 +1,1 @@
+"""Decoding whose time is priced by a latency table."""
