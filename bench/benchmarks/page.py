@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.benchmarks.parts import PARTS, Part
-from bench.harness.code_digest import changes_since
+from bench.harness.code_digest import changes_section, changes_since
 from bench.harness.outcomes import Outcome, slug
 from ssd_profiles.errors import UserError
 
@@ -83,7 +83,8 @@ def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
         sections.append(
             "## Not measured yet\n\n" + "\n".join(f"- {part.title}: `{part.shown()}`" for part in left) + "\n"
         )
-    return "\n".join([*sections, PAPERS])
+    sections.append(changes_section((each.packages for part in measured for each in outcomes[part.name]), packages))
+    return "\n".join([*filter(None, sections), PAPERS])
 
 
 def today(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[Outcome]]:
@@ -160,7 +161,7 @@ def _section(part: Part, outcomes: Sequence[Outcome], packages: str) -> str:
 def _provenance(outcome: Outcome, packages: str) -> str:
     told = f"{outcome.date}, commit {outcome.commit}" if outcome.commit else outcome.date
     since = changes_since(outcome.packages, packages)
-    told += " (the code has changed since)" if since is None else "".join(f"; since then only: {why}" for why in since)
+    told += " (the code has changed since)" if since is None else " ([changed since](#changes-since))" if since else ""
     return f"{told}. {outcome.disturbance}".strip()
 
 

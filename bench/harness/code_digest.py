@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,3 +65,14 @@ def changes_since(measured: str | None, packages: str, declared: Path = SAME_SPE
         measured, why = steps.pop(measured)
         reasons.append(why)
     return reasons
+
+
+def changes_section(measured: Iterable[str | None], packages: str, declared: Path = SAME_SPEED) -> str:
+    """A section of a page about the declared changes since the code of some outcomes; empty without any."""
+    found = [why for digest in measured for why in changes_since(digest, packages, declared) or ()]
+    if not found:
+        return ""
+    lines = [f"- {why}" for why in dict.fromkeys(found)]
+    return "\n".join(
+        ["## Changes since", "", "No figure depends on what has changed since some were measured:", "", *lines, ""]
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.harness.code_digest import changes_section
 from bench.harness.comparison import FULL
 from bench.harness.outcomes import Outcome
 from bench.papers.claims import CLAIMS
@@ -38,13 +39,16 @@ decoding's. *TPT*: expected tokens per second of a mask and a draft length.
 def page(outcomes: Mapping[str, list[Outcome]], packages: str) -> str:
     """Render the page in Markdown from all outcomes; those of other code than `packages` are marked as stale."""
     sections = [HEAD, WORDS, scoreboard(CLAIMS, outcomes, packages)]
+    measured: list[str | None] = []
     for part in (*COMPARISONS, *MEASUREMENTS):
         found = [each for name in (part.name, part.name + FULL) for each in outcomes.get(name, [])]
         for outcome in found:
             sections.append(f"## {part.title}\n\n{outcome.origin}{_provenance(outcome, packages)}\n")
             sections.append(part.section(outcome))
         if found:
+            measured += [outcome.packages for outcome in found]
             sections += [shown for picture in part.pictures if (shown := picture.markdown(PAGE))]
+    sections.append(changes_section(measured, packages))
     return "\n".join(section for section in sections if section)
 
 

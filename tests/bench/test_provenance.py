@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from bench.harness.code_digest import changes_section, changes_since
 from bench.harness.provenance import Watch, commit, stolen_seconds
 
 
@@ -47,3 +49,16 @@ def test_stolen_time_is_the_eighth_figure_of_all_processors(tmp_path: Path, monk
     monkeypatch.setattr("bench.harness.provenance.monotonic", lambda: 110.0)
     watch = Watch(began=100.0, before=1.0)
     assert watch.stolen() == pytest.approx(0.2 / (os.cpu_count() or 1))
+
+
+def test_outcomes_of_earlier_code_hold_where_only_declared_changes_lie_between(tmp_path: Path) -> None:
+    declared = tmp_path / "same_speed.json"
+    steps = [{"before": "a", "after": "b", "why": "One."}, {"before": "b", "after": "c", "why": "Two."}]
+    declared.write_text(json.dumps(steps))
+    assert changes_since("c", "c", declared) == []
+    assert changes_since("a", "c", declared) == ["One.", "Two."]
+    assert changes_since("b", "c", declared) == ["Two."]
+    for measured, packages in (("c", "a"), ("x", "c"), (None, "c"), ("a", "x")):
+        assert changes_since(measured, packages, declared) is None
+    assert changes_section(["a", "b", "c", None], "c", declared).splitlines()[-2:] == ["- One.", "- Two."]
+    assert changes_section(["c", "x"], "c", declared) == ""
