@@ -2,7 +2,7 @@
 
 `python -m bench.papers` is the quick mode, an hour on two cores. It decodes 48 new tokens for 26 prompts of Spec-Bench,
 two per category, on one planted model and one mixed stream, and derives what follows from these. `--only` selects
-parts; `all` of them take some four hours. `--full` runs all parts with all prompts and 128 tokens, and in streams 40
+parts; `all` of them take many hours. `--full` runs all parts with all prompts and 128 tokens, and in streams 40
 prompts per domain and 64 tokens.
 
 Every part's outcome is kept in bench/papers/outcomes, by processor, and the page shows all of them. A part whose
