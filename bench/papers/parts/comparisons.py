@@ -263,7 +263,7 @@ COMPARISONS = (
         "late-heads",
         "Weak layers at the end, exit heads fitted after every layer of the first half",
         LATE_HEADS,
-        ("exit", *_variants(f"exit+{HALF}", EXIT), "del", "clasp", "knn"),
+        (*_variants(f"exit+{HALF}", EXIT), "del", "clasp", "knn"),
         _pairs(f"exit+{HALF}", EXIT),
     ),
 )
