@@ -73,8 +73,8 @@ KNN = (
             paired("knn", "fixed:mix", FIVE),
             paired("fixed:mix", "fixed:gsm8k", FIVE),
         ),
-        reason="M and α rise as in the paper, and KNN is 1.23 times as fast as Mix; but Mix is no faster than Fix, because "
-        "it skips fewer MLP blocks (23 of 70, Fix 32); 80 prompts, 16 of each domain",
+        reason="M and α rise as in the paper, and KNN is 1.23 times as fast as Mix; but Mix is no faster than Fix, "
+        "because it skips fewer MLP blocks (23 of 70, Fix 32); 80 prompts, 16 of each domain",
         part=FIVE,
     ),
     Claim(
