@@ -8,7 +8,8 @@ from bench.papers.parts.comparisons import SPECBOUND as SPECBOUND_PARAMETERS
 from bench.papers.scoreboard import Claim, not_yet
 
 PUBLISHED = f"exit+{SPECBOUND_PARAMETERS}"
-LATE, PART = "late-heads", "priced-exit"
+LATE, PART = "late-heads|late", "priced-exit"
+"""The late-weak model with fitted heads, else by the model's own head; and the planted one."""
 OWN = f"exit+{HALF}"
 CHANGES = ("depth=0.9", "width=25", "annealing=0")
 """What SpecBound's Figure 4 removes: the bounds of depth and width, and annealing."""
@@ -52,7 +53,7 @@ SPECBOUND = (
         holds=(*least(OWN, 1.2, LATE), paired(OWN, "del", LATE)),
         reason="no heads were fitted: after shallow layers the model's own head is sure of wrong tokens (α 0.04), and "
         "DEL takes deep exits; masks gain on the same model",
-        part=LATE,
+        part="late-heads",
     ),
     Claim(
         paper="SpecBound",
@@ -63,7 +64,7 @@ SPECBOUND = (
         ),
         holds=(lambda look: look(LATE, OWN, "minimum") >= 1.0,),
         reason="on the late-weak model without fitted heads, priced",
-        part=LATE,
+        part="late-heads",
     ),
     Claim(
         paper="SpecBound",
