@@ -53,7 +53,7 @@ class _WithoutTexts(ast.NodeTransformer):
 
 
 def changes_since(measured: str | None, packages: str, declared: Path = SAME_SPEED) -> list[str] | None:
-    """What has changed from the code of the digest `measured` to that of `packages`, by the declared changes.
+    """List the reasons of the declared changes from the code of the digest `measured` to that of `packages`.
 
     Empty for the same code; None if the digests are not linked by declared changes.
     """

@@ -27,16 +27,6 @@ from ssd_runtime.planning.strategy import MakePlanner
 T = TypeVar("T")
 
 
-class LighterError(UserError):
-    """Raised for a forward whose sub-layers run on lighter copies: the table's prices are those of full weights."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "bench.priced: prices do not know sub-layers on lighter copies; give a bundle of `--draft-bits none`, "
-            "or auto+light=0"
-        )
-
-
 def sublayer_prices(latency: LatencyTable, context: float, rows: int) -> list[float]:
     """Seconds of each sub-layer; of more rows than the table has, in proportion: multiplications bound these."""
     known = min(rows, int(latency.queries[-1]))
@@ -52,14 +42,18 @@ def head_price(latency: LatencyTable, rows: int) -> float:
 def price(latency: LatencyTable, request: Request) -> float:
     """Seconds of a request that runs alone, by the table.
 
-    A step's overhead belongs to the forward that begins at the first sub-layer.
+    A step's overhead belongs to the forward that begins at the first sub-layer. Raises UserError for a mask with
+    sub-layers on lighter copies, because the table's prices are those of full weights.
     """
     if isinstance(request, Head):
         return head_price(latency, request.size)
     if not isinstance(request, Forward):
         return 0.0
     if request.mask is not None and request.mask.light:
-        raise LighterError
+        raise UserError(
+            "bench.priced: prices do not know sub-layers on lighter copies; give a bundle of `--draft-bits none`, "
+            "or auto+light=0"
+        )
     context = max(part.slot if isinstance(part, Segment) else part.views[0].end for part in request.segments)
     parts = sublayer_prices(latency, context, request.size)
     last = len(parts) if request.last is None else request.last

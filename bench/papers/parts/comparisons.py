@@ -21,7 +21,7 @@ from bench.harness.drawing.picture import Picture
 SPECBOUND = "depth=0.3125+width=8+threshold=0.55+annealing=0.2"
 """The paper's own parameters, in place of those that the compiler tuned."""
 HALF = "depth=0.5+width=8+threshold=0.55+annealing=0.2"
-"""The same with the depth bound where the late-weak model's real layers end."""
+"""SpecBound's parameters with the depth bound at half of the layers, where the late-weak model's real layers end."""
 ALL = (
     "auto",
     "knn",
