@@ -40,6 +40,7 @@ from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.sampling.params import SamplingParams
 
 T = TypeVar("T")
 STREAMS = ("auto", "swift", "lookup")
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--contenders", required=True, help="strategies, such as knn or clasp+skip=0.6")
     parser.add_argument("--count", type=int, help="prompts, spread over the categories; all without it")
     parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0, sample with one seed")
     parser.add_argument("--batch", type=int, default=16, help="prompts decoded together")
     parser.add_argument("--latency", type=Path, help="a latency table, in place of this device's")
     parser.add_argument("--out", type=Path, default=Path("build/priced"))
@@ -69,6 +71,7 @@ def main() -> None:
     path = arguments.prompts
     prompts = stratified(path, arguments.count) if arguments.count else read_prompts(path)
     limits = Limits(arguments.max_new_tokens, engine.loaded.eos_ids)
+    sampling = SamplingParams(arguments.temperature)
     settings = {
         "time": "priced",
         "prompts": [path.name, len(prompts), digest(prompts)],
@@ -78,10 +81,14 @@ def main() -> None:
         "device": dataclasses.asdict(device_key(engine.decoder)),
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "batch": arguments.batch,
-    } | ({"latency": engine.latency.device.device} if arguments.latency else {})
+    }
+    if arguments.latency:
+        settings["latency"] = engine.latency.device.device
+    if sampling.random:
+        settings["temperature"] = sampling.temperature
     ledger = Ledger(arguments.out / NAME, settings)
     for some in _parts([prompt for prompt in prompts if not ledger.has(prompt.id, 0)], arguments.batch):
-        ledger.add(_rows(engine, some, makers, limits))
+        ledger.add(_rows(engine, some, makers, limits, sampling))
         console.print(f"{len({row.prompt for row in ledger.rows})} of {len(prompts)} prompts")
     found = standings(ledger.rows, [base for base in BASELINES if base in makers])
     summary = {"settings": settings, "commit": ledger.commits, "standings": found}
@@ -89,16 +96,19 @@ def main() -> None:
     show(found, PLAIN, [PLAIN], console)
 
 
-def _rows(engine: Engine, prompts: Sequence[Prompt], makers: dict[str, MakePlanner], limits: Limits) -> list[Row]:
+def _rows(
+    engine: Engine, prompts: Sequence[Prompt], makers: dict[str, MakePlanner], limits: Limits, sampling: SamplingParams
+) -> list[Row]:
     """Decode the prompts with all contenders, and hold every output against plain decoding."""
     encoded = [engine.loaded.encode(conversation(prompt)) for prompt in prompts]
-    judge = Session(engine.decoder)
+    judge = Session(engine.decoder, sampling)
     # Contenders go on from here one after the other, so that a long prompt is run once for all of them.
     begun = [
-        (session := Session(engine.decoder), session.prefill(ids, new_tokens=limits.max_new_tokens)) for ids in encoded
+        (session := Session(engine.decoder, sampling), session.prefill(ids, new_tokens=limits.max_new_tokens))
+        for ids in encoded
     ]
     streams = [name for name in makers if len(prompts) > 1 and name.split("+")[0] in STREAMS]
-    works = [priced_stream(engine.decoder, encoded, makers[name], engine.latency, limits) for name in streams]
+    works = [priced_stream(engine.decoder, encoded, makers[name], engine.latency, limits, sampling) for name in streams]
     found = dict(zip(streams, run_together(engine.decoder, works), strict=True))
     done = {name: found.get(name) or _decode(engine, begun, make, limits) for name, make in makers.items()}
     return [

@@ -45,6 +45,8 @@ class Comparison:
     """Whether there are enough prompts for a table by category."""
     priced: bool = False
     """Whether time is priced by the latency table `QUIET` (`bench.priced`) in place of the clock."""
+    temperature: float = 0.0
+    """Temperature at which a priced comparison samples."""
     stream: str | None = None
     """A file of prompts to decode in its order, in place of Spec-Bench's or a mixed stream."""
     context: int | None = None
@@ -79,6 +81,7 @@ class Comparison:
             options += ["--prompts", str(stream)] + ([] if self.priced else ["--full"])
             options += ["--max-new-tokens", "64" if full else str(self.tokens)]
         options += ["--latency", str(QUIET)] if self.priced else []
+        options += ["--temperature", str(self.temperature)] if self.temperature else []
         tool = "bench.priced" if self.priced else "bench.compare"
         if code := subprocess.run([sys.executable, "-m", tool, *options], check=False).returncode:
             sys.exit(code)
@@ -94,6 +97,7 @@ class Comparison:
             processor=device["device"],
             origin=f"{device['device']}, {device['threads']} threads, torch {device['torch']}, {device['dtype']}; "
             f"{settings['prompts'][1]} prompts of {settings['prompts'][0]}, {settings['max_new_tokens']} new tokens"
+            + (f", temperature {self.temperature:g}" if self.temperature else "")
             + (f", priced by the latency table of {settings['latency']}" if self.priced else "")
             + (
                 f". Model {self.bundle.model}."

@@ -105,11 +105,6 @@ def _held(condition: Callable[[Look], bool], look: Look) -> bool | None:
         return None
 
 
-def not_yet(look: Look) -> bool:
-    """The condition of a claim that nobody has tried. Raises NotMeasuredError."""
-    raise NotMeasuredError("not measured yet")
-
-
 def scoreboard(claims: Sequence[Claim], outcomes: Mapping[str, list[Outcome]], packages: str) -> str:
     """Render the table in Markdown."""
     lines = []

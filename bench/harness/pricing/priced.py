@@ -23,6 +23,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, Request, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 
 T = TypeVar("T")
 
@@ -145,7 +146,12 @@ def priced(session: Session, prompt: Prefill, make: MakePlanner, latency: Latenc
 
 
 def priced_stream(
-    decoder: Decoder, prompts: Sequence[list[int]], make: MakePlanner, latency: LatencyTable, limits: Limits
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    make: MakePlanner,
+    latency: LatencyTable,
+    limits: Limits,
+    sampling: SamplingParams = GREEDY,
 ) -> Work[list[Timed]]:
     """Decode prompts one after the other, for planners that carry statistics from prompt to prompt.
 
@@ -153,7 +159,7 @@ def priced_stream(
     """
     found = list[Timed]()
     for ids in prompts:
-        session = Session(decoder)
+        session = Session(decoder, sampling)
         prompt = session.prefill(ids, new_tokens=limits.max_new_tokens)
         found.append((yield from priced(session, prompt, make, latency, limits)))
     return found

@@ -9,6 +9,8 @@ from bench.papers.parts.comparisons import HALF, SPECBOUND
 from bench.papers.scoreboard import Look, NotMeasuredError
 
 PLANTED, REAL = "planted05", "demo"
+PRICED, SAMPLED = "priced05", "sampled"
+"""All strategies by price, greedily; and some at temperature 1."""
 
 NUMBERS = {
     "TPT": ("tpt", r"KnapSpec\)\s+Pearson ([\d.]+)"),
@@ -32,13 +34,13 @@ NUMBERS = {
     "price of 8": ("search-prices", r"(?m)^ +128 +\S+ +4 +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)"),
     "CLaSp in parallel": ("search-prices", r"(?m)^ +90 +([\d.]+) +[\d.]+$"),
     "CLaSp one by one": ("search-prices", r"(?m)^ +90 +[\d.]+ +([\d.]+)$"),
-    "1 cluster": ("cluster-counts", r"(?m)^\| 1 \| ([\d.]+)"),
-    "3 clusters": ("cluster-counts", r"(?m)^\| 3 \| ([\d.]+)"),
-    "5 clusters": ("cluster-counts", r"(?m)^\| 5 \| ([\d.]+)"),
-    "7 clusters": ("cluster-counts", r"(?m)^\| 7 \| ([\d.]+)"),
-    "attention at 256": ("context-sweep", r"(?m)^\| 256 .* \| (\d+)% \|"),
-    "attention at 2048": ("context-sweep", r"(?m)^\| 2048 .* \| (\d+)% \|"),
-    "attention at 8000": ("context-sweep", r"(?m)^\| 8000 .* \| (\d+)% \|"),
+    "1 cluster": ("cluster-counts", r"(?m)^ +1 +([\d.]+)"),
+    "3 clusters": ("cluster-counts", r"(?m)^ +3 +([\d.]+)"),
+    "5 clusters": ("cluster-counts", r"(?m)^ +5 +([\d.]+)"),
+    "7 clusters": ("cluster-counts", r"(?m)^ +7 +([\d.]+)"),
+    "attention at 256": ("context-sweep", r"(?m)^ +256 .*% +(\d+)%"),
+    "attention at 2048": ("context-sweep", r"(?m)^ +2048 .*% +(\d+)%"),
+    "attention at 8000": ("context-sweep", r"(?m)^ +8000 .*% +(\d+)%"),
 }
 """Numbers that tools print, as part and pattern."""
 

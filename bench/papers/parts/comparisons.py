@@ -182,6 +182,16 @@ COMPARISONS = (
         ("exit", *_variants(f"exit+{SPECBOUND}", EXIT)),
         _pairs(f"exit+{SPECBOUND}", EXIT),
     ),
+    Comparison(
+        name="sampled",
+        title="Planted, ε = 0.05, sampling at temperature 1, priced",
+        bundle=PLANTED05,
+        contenders=("knn", "fixed:mix", "clasp", "exit", f"exit+{SPECBOUND}"),
+        optional=True,
+        priced=True,
+        temperature=1.0,
+        count=26,
+    ),
     _priced(
         "demo-heads", "SmolLM2-135M-Instruct with fitted exit heads", DEMO_HEADS, ("exit", f"exit+{SPECBOUND}", "del")
     ),

@@ -130,17 +130,19 @@ MEASUREMENTS = (
         name="context-sweep",
         title="What KnapSpec skips as the context grows",
         tool="bench.papers.tools.context_sweep",
-        arguments=("--model", PLANTED05.model, *PROMPTS),
+        arguments=("--model", PLANTED05.model, "--contexts", "256,2048,8000", *PROMPTS, *LATENCY),
         bundle=PLANTED05,
         optional=True,
+        without_bundle=True,
     ),
     Measurement(
         name="search-cost",
         title="Speed against seconds of search",
         tool="bench.papers.tools.search_cost",
-        arguments=("--model", PLANTED05.model, "--out", "{out}"),
+        arguments=("--model", PLANTED05.model, "--evaluations", "24,100", "--out", "{out}"),
         bundle=PLANTED05,
         optional=True,
+        without_bundle=True,
         pictures=(
             Picture(
                 "search",
@@ -217,5 +219,6 @@ MEASUREMENTS = (
         arguments=("--model", DOMAINS.model),
         bundle=DOMAINS,
         optional=True,
+        without_bundle=True,
     ),
 )
