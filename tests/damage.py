@@ -21,7 +21,7 @@ Tensors = dict[str, NDArray[Any]]
 
 
 def load(text: str) -> Any:
-    """What YAML says."""
+    """Parse YAML."""
     return yaml.load(text, Loader=_LOADER)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 VOCABULARY = 97
 WINDOW = 16
 SWITCH = 32
-"""Where longrope changes its angles."""
+"""Position at which longrope changes its angles."""
 SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

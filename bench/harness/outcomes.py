@@ -41,7 +41,7 @@ def slug(processor: str) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one part gave on one processor: rows of a comparison, or what a tool printed."""
+    """The result of one part on one processor: rows of a comparison, or the output of a tool."""
 
     part: str
     processor: str

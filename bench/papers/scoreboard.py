@@ -80,7 +80,7 @@ class Claim:
     part: str = ""
     """The parts of `bench.papers` that measure it, comma-separated."""
     ours: Callable[[Look], str] | str = "–"
-    """What we have."""
+    """Our own figures."""
     holds: tuple[Callable[[Look], bool], ...] = ()
     """Conditions of the verdict; none where it cannot be tried."""
 

@@ -1,4 +1,4 @@
-"""What tools print about contexts and clusters is found by the patterns of the claims."""
+"""The patterns of the claims find the numbers that tools print about contexts and clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calibration keeps of the model's own continuations."""
+"""Calibration keeps the right parts of the model's own continuations."""
 
 from __future__ import annotations
 

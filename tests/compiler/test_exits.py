@@ -174,7 +174,7 @@ def test_a_promise_is_of_text_that_the_choice_was_not_made_on() -> None:
 
 
 def test_tokens_that_come_along_deeper_are_paid_for() -> None:
-    """Of two drafted tokens the second goes deeper than the first, which comes along from where it left."""
+    """Two tokens are drafted, the second deeper than the first; the first catches up from its exit."""
     table = latency_table(8, per_token=1e-4)
     sure = np.asarray([[True, True], [False, True], [True, True]] * 20)
     confidence = {annealing: np.where(sure, 0.99, 0.0) for annealing in (0.0, 0.2, 0.5)}

@@ -1,4 +1,4 @@
-"""What the stages hand on to each other."""
+"""The stages hand on to each other what they should."""
 
 from __future__ import annotations
 

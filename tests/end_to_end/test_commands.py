@@ -76,7 +76,7 @@ def within(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> subprocess.CompletedProcess[str]:
-    """The same inside this process, which saves the seconds that the imports take."""
+    """Run the command inside this process, which saves the seconds that its imports take."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("SSD_CACHE", str(folder / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

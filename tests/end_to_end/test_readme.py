@@ -1,4 +1,4 @@
-"""What the README shows must work, and what the guide lists must be there."""
+"""The README's commands must work, and all that the guide lists must be there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session waits for another one does not count as the time of its own work."""
+"""Time that a session waits for another one is not counted as its own work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands and tools end."""
+"""Commands and tools end with the right exit code and message."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ def test_masks_that_fail_are_left_and_taken_up_again_when_they_hold() -> None:
 
 @pytest.mark.parametrize("holds", ["half", None])
 def test_of_masks_and_exits_those_are_used_that_hold(holds: str | None) -> None:
-    """What fails promises more at first: the budget must not be spent on it alone."""
+    """A source that fails promises more at first, and must not get the whole budget."""
     stream, trace = Stream(), story("random", 7, 1500)
     exits = EXITS[1].model_copy(update={"stops": [1], "predicted_speedup": 1.5 if holds else 1.15})
     planner = controller(TABLE, stream, trace, HALF, {DOMAIN: exits})
@@ -400,7 +400,7 @@ def test_an_empty_purse_says_nothing_against_a_mask() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.2, 2.0])
 def test_no_draft_is_promised_more_than_its_tokens_and_one(factor: float) -> None:
-    """Where draft steps and rows are free, a speed-up is tokens a cycle."""
+    """With free draft steps and rows, the speed-up is the number of tokens per cycle."""
     for agreement in (0.5, 0.8, 0.95):
         record = DraftStats(got=factor, predicted=1.0, pace=0.0)
         source = MaskedDrafts(masks("half", range(2, 10), agreement), TABLE, record, Lookup(LookupStats()))

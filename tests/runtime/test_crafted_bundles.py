@@ -128,7 +128,7 @@ def test_an_absurd_table_changes_no_output(
 
 
 def test_a_mask_that_promises_nothing_can_be_judged_for_ever() -> None:
-    """What was predicted fades to 0 in a long stream."""
+    """Predictions fade to 0 in a long stream."""
     stats = DraftStats()
     for _ in range(40_000):
         stats.update(1, 0.0, 1.0)

@@ -39,7 +39,7 @@ def loaded(folder: Path) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def expected(loaded: LoadedModel) -> list[int]:
-    """What transformers' `generate` answers."""
+    """The output of transformers' `generate`."""
     ids = torch.tensor([loaded.encode([("user", QUESTION)])])
     answer = loaded.model.generate(ids, max_new_tokens=24, do_sample=False)
     return list(answer[0, ids.shape[1] :].tolist())

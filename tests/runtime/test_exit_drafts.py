@@ -24,7 +24,7 @@ def drafts(stop: int = 4, width: int = 4, promised: float = 1.5) -> ExitDrafts:
 
 
 def cycle(source: ExitDrafts, accepted: int, slowness: float = 1.0) -> Cycle | None:
-    """What comes of the next offer when so many of its drafts stand, in so many times what the table says."""
+    """The cycle of the next offer, of whose drafts `accepted` stand, in `slowness` times the table's seconds."""
     offer = source.offer(CONTEXT, COSTS, 9.0)
     if offer is None or offer.plan is None:
         return None

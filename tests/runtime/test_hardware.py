@@ -1,4 +1,4 @@
-"""What tells one processor from another."""
+"""Processors are told apart by their names and features."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_ranges_never_overlap_and_come_back(asked: list[tuple[bool, int]]) -> No
 
 
 class Copy:
-    """What one sequence's cache is to hold: a number for every position, in every layer."""
+    """Expected contents of one sequence's cache: a number for every position, in every layer."""
 
     def __init__(self, pool: KVPool) -> None:
         self.cache, self.values = pool.cache(), list[float]()

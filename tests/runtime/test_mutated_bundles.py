@@ -79,7 +79,7 @@ def test_a_mutated_bundle_is_refused_in_one_line_or_changes_no_output(
 
 
 def _outcome(loaded: LoadedModel, folder: Path, plainly: list[int]) -> str:
-    """How far a mutated bundle came; whatever is refused is refused in one printable line."""
+    """The outcome of a mutated bundle; every refusal is one printable line."""
     reached = "refused by manifest"
     try:
         check_files(folder, read_manifest(folder))

@@ -48,7 +48,7 @@ def test_a_patched_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _scaled_embedding(model: PreTrainedModel) -> None:
-    """What a later transformers might add to a family: here, to its base model's own code."""
+    """An addition that a later transformers might make to a family, here to its base model's own code."""
     own = type(model.model).forward
 
     def forward(self: object, input_ids: torch.Tensor, **kwargs: object) -> object:

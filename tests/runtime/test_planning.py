@@ -272,7 +272,7 @@ def test_a_row_under_load_pays_where_all_together_get_faster(
 
 
 def reference_rows(table: LatencyTable, context: int) -> list[float]:
-    """What verifications of 1, 2, … rows cost by the table: linear between its points, never falling."""
+    """Costs of verifying 1, 2, … rows by the table: linear between its points, never falling."""
     at_points = [table.step_seconds(context, n) for n in table.queries]
     rows = np.interp(np.arange(1, table.queries[-1] + 1), table.queries, at_points)
     return list(accumulate((rows / at_points[0]).tolist(), max))
@@ -318,7 +318,7 @@ def test_alone_a_curve_changes_no_choice(
 def test_the_price_of_a_row_never_falls_as_sequences_grow(
     per_token: float, row: float, sequence: float, counts: list[int]
 ) -> None:
-    """Where rows take as long each, and sequences too; on a curve in steps, rows up to the next step are cheap for all.
+    """Rows and sequences cost the same each; on a curve in steps, rows up to the next step are cheap for all.
 
     Beyond the table's grid a step grows in proportion to its rows, or faster.
     """

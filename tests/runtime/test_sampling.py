@@ -179,7 +179,7 @@ def test_a_seed_draws_the_same_on_mps_as_on_a_cpu(rejection: bool) -> None:
 
 
 def far(counts: np.ndarray, expected: np.ndarray) -> float:
-    """How improbable such counts are under the expected ones: the p-value of Pearson's χ², rare outcomes as one."""
+    """p-value of Pearson's χ² for counts under the expected ones; rare outcomes are merged into one."""
     rare = expected < 5.0
     if rare.any():
         counts = np.append(counts[~rare], counts[rare].sum())
@@ -339,7 +339,7 @@ TINY_PLANS |= {
     ),
 }
 RUNS = int(os.environ.get("SSD_SAMPLES", "2000"))
-"""Of each plan; more by the environment, for whoever changes how tokens are chosen."""
+"""Samples per plan. Raise it by the environment after a change of how tokens are chosen."""
 SHARP = SamplingParams(1.4, top_k=3, repetition_penalty=0.6, rejection=True)
 
 
@@ -357,7 +357,7 @@ def joint(sampling: SamplingParams) -> np.ndarray:
 
 
 def sampled(make_planner: MakePlanner, sampling: SamplingParams, runs: int = RUNS) -> np.ndarray:
-    """How often each three tokens came out first, seed after seed.
+    """Count the first three tokens of each output, seed after seed.
 
     Every other time the answer goes on, so that drafts have room; else the third token stands behind all drafts.
     """
@@ -383,9 +383,9 @@ def test_the_first_three_tokens_have_the_targets_joint_distribution(name: str) -
 @pytest.mark.statistics
 @pytest.mark.parametrize("name", ["auto", "clasp", "exit", "lookup"])
 def test_so_they_have_whatever_a_strategy_plans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a stream has learned comes from other seeds.
+    """A stream has learned from other seeds.
 
-    Of the other strategies those with a bundle's masks draft as the plans above, the rest nothing in so few tokens.
+    Strategies with a bundle's masks draft as the plans above do; the others draft nothing in so few tokens.
     """
     drafts = 0
     # A step of so small a model takes less than planning it: `auto` would leave most of them unplanned.
@@ -412,7 +412,7 @@ def test_so_they_have_whatever_a_strategy_plans(name: str, monkeypatch: pytest.M
 
 @pytest.mark.statistics
 def test_with_the_targets_noise_it_does_too() -> None:
-    """Of plain decoding: every plan's output is the same."""
+    """Sample plain decoding, whose output every plan reproduces."""
     coupled = replace(SHARP, rejection=False)
     assert far(sampled(of_plan("plain"), coupled), joint(coupled) * RUNS) > 1e-4
 

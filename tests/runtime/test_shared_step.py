@@ -1,4 +1,4 @@
-"""What requests that share their steps decide together."""
+"""Requests that share their steps decide together."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_of_guesses_and_second_candidates_the_likelier_is_verified(agreement: fl
 
 
 def test_auto_verifies_second_candidates_of_unsure_drafts() -> None:
-    """What it would plan where rows cost nothing, whatever this machine takes for them."""
+    """Plans for a device on which rows cost nothing, whatever they cost on this machine."""
     masks = Frontier((Entry("poor", SkipMask.of(WEAK.num_layers, range(2, 12)), profile(0.9)),))
     source = MaskedDrafts(masks, latency_table(WEAK.num_layers), DraftStats(), Lookup(LookupStats()))
     offer = source.offer(100, [1.0] * 32, 9.0)

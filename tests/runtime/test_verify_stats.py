@@ -1,4 +1,4 @@
-"""What the controller makes of measured times: the true cost of rows, whatever the machine's pace."""
+"""The controller finds the true cost of rows in measured times, whatever the machine's pace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE = [1.0 + 0.05 * rows for rows in range(32)]
 
 
 def true_cost(rows: int) -> float:
-    """What a machine takes that the table was wrong of: trees of 6 to 12 rows a third dearer, all others a tenth."""
+    """Seconds on a machine of which the table is wrong: trees of 6 to 12 rows cost a third more, all others a tenth."""
     return TABLE[rows - 1] * (1.0 if rows == 1 else 1.33 if 6 <= rows <= 12 else 1.1)
 
 

@@ -1,4 +1,4 @@
-"""What claims are made of: conditions on our outcomes, and texts of our figures."""
+"""Parts of claims: conditions on our outcomes, and texts of our figures."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ LATE, PART = "late-heads|late", "priced-exit"
 """The late-weak model with fitted heads, else by the model's own head; and the planted one."""
 OWN = f"exit+{HALF}"
 CHANGES = ("depth=0.9", "width=25", "annealing=0")
-"""What SpecBound's Figure 4 removes: the bounds of depth and width, and annealing."""
+"""Parts that SpecBound's Figure 4 removes: the bounds of depth and width, and annealing."""
 SPECBOUND = (
     Claim(
         paper="SpecBound",

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def line(context: int, attention: float, done: Mapping[str, Timed], layers: int) -> str:
-    """What the mask skips, its acceptance, and the speed with its search and without; `attention` in MLP blocks."""
+    """Format the skipped shares, α, and the speed with the search and without; `attention` is in MLP blocks."""
     return f"{context:7}   {attention:21.2f}   {_outcome(done, layers)}"
 
 

@@ -1,4 +1,4 @@
-"""What each search finds by seconds, on a model whose skippable layers are known, and what Self-SD's own would take.
+"""Compares searches by seconds on a model whose skippable layers are known, and extrapolates Self-SD's own.
 
 `python -m bench.papers.tools.search_cost --model build/pairs --evaluations 24,100,400 --out build/pictures` also draws
 the best predicted speed-up against seconds. Ground truths: `bench.fixtures.planted` (layers that are weak one by one)

@@ -1,1 +1,1 @@
-"""Where the time of a step goes."""
+"""Studies of how the time of a step is spent."""

@@ -1,4 +1,4 @@
-"""How often the host waits for a device in a cycle of each strategy, counted on a stand-in card.
+"""Counts how often the host waits for a device in a cycle of each strategy, on a stand-in card.
 
 `python -m bench.studies.steps.host_waits --places` decodes greedily with a tiny random model, planted so that a mask is
 often right. A read is a result that the host asks for; an upload counts if the host waits until it is done. Kernels are

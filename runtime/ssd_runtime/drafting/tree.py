@@ -55,7 +55,7 @@ class Draft:
         )
 
     def read(self, tokens: list[int]) -> Draft:
-        """The same draft once the host has read the `unread` tokens."""
+        """Return this draft with the `unread` tokens, once the host has read them."""
         return replace(self, tokens=tokens, unread=None)
 
     @property

@@ -58,7 +58,7 @@ def read_source(artifact: str | Path | None, model: str | None, key: Path | None
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """How a model's weights are loaded, and on which device; None is the default of a setting."""
+    """Settings for loading a model's weights, and its device; None is the default of a setting."""
 
     device: str | None = None
     dtype: str | None = None

@@ -177,7 +177,7 @@ class Layer:
         return tuple(each for each in every if isinstance(each, Linear))
 
     def lighter(self, width: int) -> Layer:
-        """The same layer on the lighter copies of its projections (`Linear.lighter`), as far as it has these."""
+        """Return this layer on the lighter copies of its projections (`Linear.lighter`), as far as it has these."""
         parts = {name: getattr(self, name) for name in ("qkv", "output", "gate_up", "down")}
         return replace(self, **{name: part.lighter(width) for name, part in parts.items()})
 

@@ -1,4 +1,4 @@
-"""What `--artifact` opens: trust, links of the Hub's cache, and texts that no terminal obeys."""
+"""`--artifact` opens only what is trusted, follows the Hub's links, and prints no terminal escapes."""
 
 from __future__ import annotations
 

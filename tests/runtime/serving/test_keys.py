@@ -1,4 +1,4 @@
-"""Where a server's API keys come from, and which are refused."""
+"""A server's API keys are read from options, files and the environment; bad ones are refused."""
 
 from __future__ import annotations
 

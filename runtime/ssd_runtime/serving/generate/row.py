@@ -116,7 +116,7 @@ def _of_row(processor: LogitsProcessor, number: int) -> LogitsProcessor:
 
 
 def batch_of(call: GenerateCall, rows: Sequence[Row], answers: Sequence[list[int]]) -> Any:
-    """What `generate` returns for these rows and their new tokens: shorter rows are padded on the right."""
+    """Build the output of `generate` from rows and their new tokens; shorter rows are padded on the right."""
     pad = call.config._pad_token_tensor
     filler = 0 if pad is None else int(pad)
     width = max(map(len, answers))

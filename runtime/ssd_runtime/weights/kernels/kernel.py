@@ -49,7 +49,7 @@ class RowNorm(Protocol):
     """The norm of a projection's input."""
 
     rms: RmsNorm | None
-    """The same norm as numbers; None if it can only be called."""
+    """Numbers of this norm; None if it can only be called."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """The normed rows of `x`."""

@@ -90,7 +90,7 @@ def _processors(
     recorder: LogprobRecorder | None,
     loaded: LoadedModel,
 ) -> list[LogitsProcessor]:
-    """What the sampler cannot do by itself, with the repetition penalty that it then leaves to these; else empty."""
+    """Logits processors for what the sampler cannot do, the repetition penalty included; empty if it can do all."""
     processors: list[LogitsProcessor] = [recorder] if recorder is not None else []
     presence = request.presence_penalty or 0.0
     frequency = request.frequency_penalty or 0.0
