@@ -274,7 +274,7 @@ COMPARISONS = (
         "late-heads",
         "Weak layers at the end, exit heads fitted after every layer of the first half",
         LATE_HEADS,
-        (*_variants(f"exit+{HALF}", EXIT), "del", "clasp", "knn"),
+        ("exit", *_variants(f"exit+{HALF}", EXIT), "del", "clasp", "knn"),
         _pairs(f"exit+{HALF}", EXIT),
     ),
 )

@@ -105,6 +105,8 @@ class _Costs:
     plain: float
     through: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     """Maps a number of rows to the time for the first 0, 1, … layers: [layers + 1]."""
+    known: dict[tuple[tuple[int, ...], int | None], float] = field(default_factory=dict)
+    """Times of the cycles asked for so far: settings differ in which cycles they have, and most cycles recur."""
 
     @classmethod
     def at(cls, latency: LatencyTable, context: float) -> _Costs:
@@ -117,30 +119,50 @@ class _Costs:
             plain=latency.step_seconds(context),
         )
 
-    def layers(self, first: int, last: int, rows: int) -> float:
+    def cycle(self, exits: tuple[int, ...], bound: int | None) -> float:
+        """Time of a cycle without looks at exits, whose drafted tokens leave after the layers `exits`.
+
+        The token after them runs to `bound` if no exit was sure of it, else to the depth of the deepest one (None).
+        """
+        key = exits, bound
+        if key not in self.known:
+            self.known[key] = self._cycle(exits, bound)
+        return self.known[key]
+
+    def _cycle(self, exits: tuple[int, ...], bound: int | None) -> float:
+        seconds = 0.0
+        depths = list[int]()
+        for depth in exits:
+            drafting, depths = self._step(depths, depth)
+            seconds += drafting
+        # The token that ends the draft runs to the depth of verification.
+        drafting, depths = self._step(depths, depths[0] if bound is None else bound)
+        return seconds + drafting + self._verification(depths[0], len(exits) + 1)
+
+    def _layers(self, first: int, last: int, rows: int) -> float:
         """Time of `rows` rows through layers [first, last)."""
         if rows not in self.through:
             single = np.reshape(self.latency.sublayer_seconds(self.context, rows), (-1, 2)).sum(1)
             self.through[rows] = np.concatenate([[0.0], single.cumsum()])
         return float(self.through[rows][last] - self.through[rows][first])
 
-    def step(self, depths: Sequence[int], depth: int) -> tuple[float, list[int]]:
+    def _step(self, depths: Sequence[int], depth: int) -> tuple[float, list[int]]:
         """Time of drafting one token to `depth`, with shallower tokens before it caught up; and all new depths."""
         ranges, reached = catch_up_ranges([*depths, 0], depth)
         rows = len(reached)
-        return self.overhead + sum(self.layers(first, last, rows - begin) for begin, first, last in ranges), reached
+        return self.overhead + sum(self._layers(first, last, rows - begin) for begin, first, last in ranges), reached
 
-    def verification(self, depth: int, rows: int) -> float:
+    def _verification(self, depth: int, rows: int) -> float:
         """Time of verifying `rows` rows that have already passed `depth` layers."""
-        return self.latency.step_seconds(self.context, rows) - self.layers(0, depth, rows)
+        return self.latency.step_seconds(self.context, rows) - self._layers(0, depth, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
     """Exit of each token of a trace, as the index of its stop, or the number of stops where it never exits."""
 
-    stop: NDArray[np.int64]
-    matches: NDArray[np.bool_]
+    stop: list[int]
+    matches: list[bool]
 
     @classmethod
     def of(cls, trace: ExitTrace, columns: slice, annealing: float, threshold: float) -> _Chain:
@@ -148,29 +170,24 @@ class _Chain:
         stop = np.where(sure.any(1), sure.argmax(1), sure.shape[1])
         right = trace.matches[:, columns]
         found = right[np.arange(len(stop)), np.minimum(stop, right.shape[1] - 1)]
-        return cls(stop, found)
+        return cls(stop.tolist(), found.tolist())
 
 
 def _replay(chain: _Chain, stops: Sequence[int], width: int, costs: _Costs) -> tuple[int, float]:
     """Tokens and seconds of the draft-verify cycles along a chain."""
     position = 0
     seconds = 0.0
-    end = len(chain.stop)
-    while position < end:
-        limit = min(position + width, end)
-        leaving = chain.stop[position:limit]
-        stuck = np.flatnonzero(leaving == len(stops))
-        drafted = int(stuck[0]) if stuck.size else limit - position
-        depths = list[int]()
-        for stop in leaving[:drafted].tolist():
-            drafting, depths = costs.step(depths, stops[stop])
-            seconds += drafting + (stop + 1) * costs.look
-        # The token that ends the draft runs to the depth of verification. Where no exit was sure, each one looked at
-        # it.
-        drafting, depths = costs.step(depths, stops[-1] if stuck.size else depths[0])
-        seconds += drafting
-        seconds += len(stops) * costs.look if stuck.size else 0.0
-        seconds += costs.verification(depths[0], drafted + 1)
-        wrong = np.flatnonzero(~chain.matches[position : position + drafted])
-        position += (int(wrong[0]) if wrong.size else drafted) + 1
-    return position, seconds
+    looks = 0
+    never = len(stops)
+    while position < len(chain.stop):
+        leaving = chain.stop[position : position + width]
+        is_stuck = never in leaving
+        drafted = leaving[: leaving.index(never)] if is_stuck else leaving
+        seconds += costs.cycle(tuple([stops[stop] for stop in drafted]), stops[-1] if is_stuck else None)
+        # Where no exit was sure of a token, each one looked at it.
+        looks += sum(drafted) + len(drafted) + (never if is_stuck else 0)
+        accepted = 0
+        while accepted < len(drafted) and chain.matches[position + accepted]:
+            accepted += 1
+        position += accepted + 1
+    return position, seconds + looks * costs.look
