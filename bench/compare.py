@@ -56,7 +56,7 @@ def main() -> None:
     arguments = _arguments()
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
-    model = arguments.model or (None if arguments.artifact else "demo")
+    model = arguments.model or (None if arguments.artifact else "demo@wheel")
     bits = read_draft_bits(arguments.draft_bits)
     engine = Engine.open(arguments.artifact, model, dtype=arguments.dtype, draft_bits=bits)
     loaded = engine.loaded

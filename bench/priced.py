@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/priced"))
     arguments = parser.parse_args()
     console = Console(highlight=False, width=120)
-    engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo"))
+    engine = Engine.open(arguments.artifact, arguments.model or (None if arguments.artifact else "demo@wheel"))
     if arguments.latency:
         engine.latency = read_latency(arguments.latency, engine.decoder.shape.num_layers)
     makers = {PLAIN: engine.planners(PLAIN, None)}

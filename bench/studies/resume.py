@@ -28,7 +28,7 @@ TIMED = {"created", "validation", "choice", "pays", "seconds", "total_seconds", 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--domains", default="")
     parser.add_argument("--domain-file", action="append", default=[], help="NAME=prompts.jsonl; repeatable")
     parser.add_argument("--evaluations", default="16")

@@ -107,7 +107,7 @@ def read_traces(path: Path) -> list[Trace]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--artifact", "--bundle", type=Path)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--max-new-tokens", type=int, default=128)

@@ -1,6 +1,6 @@
 """CLaSp's two claims on a real model: its programme against brute force, and how long a mask stays good.
 
-`python -m bench.papers.tools.clasp --model demo --prompts build/prompts/spec_bench/dev.jsonl`
+`python -m bench.papers.tools.clasp --model demo@wheel --prompts build/prompts/spec_bench/dev.jsonl`
 
 First, half of the middle layers are skipped on tokens of generated answers (CLaSp's Figure 3b). The final state's
 cosine is printed for the programme's choice, the best and random ones. Second, with all layers free, masks of
@@ -34,7 +34,7 @@ DISTANCES = (1, 2, 4, 8, 16, 32)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--count", type=int, default=6)
     parser.add_argument("--answer", type=int, default=48)

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/truths"))
     arguments = parser.parse_args()
     given = arguments.latency
-    latency = read_latency(given, 2 * LAYERS) if given else measured_latency("demo", 2 * LAYERS)
+    latency = read_latency(given, 2 * LAYERS) if given else measured_latency("demo@wheel", 2 * LAYERS)
     counts = [int(text) for text in arguments.evaluations.split(",")]
     print(f"{2 * LAYERS} layers, half of them planted; {arguments.seeds} seeds; latencies of {latency.device.device}")
     print("ground truth  planted mask  method      " + "".join(f"{count:>22}" for count in counts))

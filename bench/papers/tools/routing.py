@@ -1,6 +1,6 @@
 """Routing accuracy of every variant, on held-back starter prompts and on real data.
 
-`python -m bench.papers.tools.routing --model demo --data build/prompts --out build/routing`
+`python -m bench.papers.tools.routing --model demo@wheel --data build/prompts --out build/routing`
 
 Half of each domain's starter records become anchors: with template and shots, and in all phrasings but the last. The
 other half, in the last phrasing too, and the real prompts are routed. Features are kept in --out, one folder per model,
@@ -53,7 +53,7 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("build/routing"))
     parser.add_argument("--limit", type=int, default=100, help="prompts of each real data set")

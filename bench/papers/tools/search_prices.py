@@ -25,7 +25,7 @@ CLASP_CONTEXT = 128
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo", help="whose sub-layers are priced")
+    parser.add_argument("--model", default="demo@wheel", help="whose sub-layers are priced")
     parser.add_argument("--layers", type=int, default=60)
     parser.add_argument("--contexts", default="128,512,2048,4096,7500")
     parser.add_argument("--tokens", default="4,20")

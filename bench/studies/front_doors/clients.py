@@ -1,6 +1,6 @@
 """Tries clients that people have with `ssd-serve`: OpenAI's, LangChain's, litellm's, and curl.
 
-`python -m bench.studies.front_doors.clients --url http://127.0.0.1:8000 --model demo`
+`python -m bench.studies.front_doors.clients --url http://127.0.0.1:8000 --model demo@wheel`
 
 It runs in an environment that has the clients (`pip install openai langchain-openai litellm`); nothing of this
 repository is needed there. The output is a Markdown table.
@@ -23,7 +23,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     arguments = parser.parse_args()
     print("| client | tried | came back |\n|---|---|---|")
     for client, tries in (("openai", with_openai), ("langchain", with_langchain), ("litellm", with_litellm)):

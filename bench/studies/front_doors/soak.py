@@ -1,6 +1,6 @@
 """`ssd-serve` under thousands of requests, some cancelled and some malformed: nothing is lost, and memory stays.
 
-`python -m bench.studies.front_doors.soak --model demo --pairs pairs.jsonl --requests 2000`
+`python -m bench.studies.front_doors.soak --model demo@wheel --pairs pairs.jsonl --requests 2000`
 
 A fifth leave while their answer is under way or before it begins, a tenth are malformed. Every complete answer is held
 against its lone decode (`bench.studies.front_doors.serving pairs`), and the server's own counts against the clients'.
@@ -48,7 +48,7 @@ COUNTS = re.compile(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--artifact", "--bundle")
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=16)

@@ -59,7 +59,7 @@ class Served:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--artifact", "--bundle", type=Path)
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
     parser.add_argument("--loads", default="0.5,0.8,1.1")
     parser.add_argument("--at-once", type=int, default=8)

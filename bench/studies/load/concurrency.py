@@ -35,7 +35,7 @@ TURN = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--artifact", "--bundle", type=Path)
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
     parser.add_argument("--at", default="1,2,4,8,16,32")
     parser.add_argument("--strategies", default="auto")

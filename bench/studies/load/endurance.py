@@ -21,7 +21,7 @@ from ssd_runtime.command import run_guarded
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=8)

@@ -28,7 +28,7 @@ ROUNDS = 5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--tokens", type=int, default=2048, help="of the first turn")
     parser.add_argument("--sliding", type=int, default=0, help="context of a random model of Gemma-3's shape instead")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """Accuracy of the latency table for steps that it was not measured on.
 
-`python -m bench.studies.steps.latency_accuracy --model demo` draws random plain steps, masked draft steps and
+`python -m bench.studies.steps.latency_accuracy --model demo@wheel` draws random plain steps, masked draft steps and
 verifications, at contexts, masks and row counts between the table's grid points. Each is timed in turn with the others,
 and the median of its times is compared with the prediction.
 """
@@ -29,7 +29,7 @@ KINDS = ("plain step", "draft step", "verification")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--longest", type=int, default=4000)

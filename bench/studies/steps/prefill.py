@@ -1,8 +1,8 @@
 """Time and KV memory of a prompt's prefill.
 
-`python -m bench.studies.steps.prefill --model demo --lengths 2000,7500` prefills each length in turn with tokens that
-differ from their neighbours. `--yarn 8` first extends the model's context by YaRN's factor, which is for timing only:
-the weights were not trained for it.
+`python -m bench.studies.steps.prefill --model demo@wheel --lengths 2000,7500` prefills each length in turn with tokens
+that differ from their neighbours. `--yarn 8` first extends the model's context by YaRN's factor, which is for timing
+only: the weights were not trained for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEW_TOKENS = 128
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--lengths", default="2000,7500")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--yarn", type=float, help="YaRN's factor, of the context that the model has")

@@ -1,6 +1,6 @@
 """The cost of verifying several tokens at once in plain steps, and of the kernels that serve the projections.
 
-`python -m bench.studies.steps.verification --model demo --context 100` times forwards of 1 to 16 tokens after one
+`python -m bench.studies.steps.verification --model demo@wheel --context 100` times forwards of 1 to 16 tokens after one
 context in turn, with head and choice. Then it times every layer's projections alone, with packed copies and with the
 model's own modules.
 """
@@ -28,7 +28,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo@wheel")
     parser.add_argument("--dtype")
     parser.add_argument("--weights", default="dense")
     parser.add_argument("--context", type=int, default=100)
