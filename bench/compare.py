@@ -77,12 +77,13 @@ def main() -> None:
     if len({prompt.id for prompt in prompts}) < len(prompts):
         raise UserError(f"{arguments.prompts}: two prompts of one id; make them differ, rows are told apart by it")
     limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
+    name = Path(fingerprint.name).name
     settings = {
         "prompts": [str(arguments.prompts.name), len(prompts), digest(prompts)],
         "max_new_tokens": limits.max_new_tokens,
         "contenders": list(contenders),
         "model": fingerprint.weights_sample_sha256,
-        "name": Path(fingerprint.name).name,
+        "name": name,
         "device": dataclasses.asdict(device_key(decoder)),
         "light": decoder.light.kernels,
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
@@ -98,7 +99,7 @@ def main() -> None:
     show(found, PLAIN, BASELINES, console)
     if said := disturbance(ledger.stolen):
         console.print(said)
-    for path in draw(found, PLAIN, model_title(settings["name"]), arguments.out):
+    for path in draw(found, PLAIN, model_title(name), arguments.out):
         console.print(f"picture: {path}")
 
 

@@ -27,8 +27,8 @@ from bench.harness.pricing.latencies import read_latency
 from bench.harness.pricing.lockstep import run_together
 from bench.harness.pricing.priced import priced, priced_stream
 from bench.harness.standings import standings
-from ssd_artifacts.bundle import MANIFEST
 from ssd_artifacts.files import sha256_file
+from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.command import run_guarded

@@ -23,14 +23,14 @@ from bench.harness.code_digest import packages_digest
 from bench.harness.measurement import processor
 from bench.harness.outcomes import outcome_of, read_outcomes
 from bench.papers.page import PAGE, page
-from bench.papers.parts import COMPARISONS, MEASUREMENTS
+from bench.papers.parts import PARTS
 from ssd_artifacts.files import write_atomically
 from ssd_runtime.command import run_guarded
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    everything = {part.name: part for part in (*COMPARISONS, *MEASUREMENTS)}
+    everything = {part.name: part for part in PARTS}
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--only", default="", help=f"all, or of {', '.join(everything)}; comma-separated")
     parser.add_argument("--page", action="store_true", help="write the page from the outcomes that there are")

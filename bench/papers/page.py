@@ -9,7 +9,7 @@ from bench.harness.code_digest import changes_section
 from bench.harness.comparison import FULL
 from bench.harness.outcomes import Outcome
 from bench.papers.claims import CLAIMS
-from bench.papers.parts import COMPARISONS, MEASUREMENTS
+from bench.papers.parts import PARTS
 from bench.papers.scoreboard import scoreboard
 
 PAGE = Path("docs/papers.md")
@@ -40,7 +40,7 @@ def page(outcomes: Mapping[str, list[Outcome]], packages: str) -> str:
     """Render the page in Markdown from all outcomes; those of other code than `packages` are marked as stale."""
     sections = [HEAD, WORDS, scoreboard(CLAIMS, outcomes, packages)]
     measured: list[str | None] = []
-    for part in (*COMPARISONS, *MEASUREMENTS):
+    for part in PARTS:
         found = [each for name in (part.name, part.name + FULL) for each in outcomes.get(name, [])]
         for outcome in found:
             sections.append(f"## {part.title}\n\n{outcome.origin}{_provenance(outcome, packages)}\n")

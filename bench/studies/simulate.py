@@ -109,9 +109,10 @@ def replay(
         rows = len(paths)
         draft_seconds = draft.steps * latency.step_seconds(context, 1, plan.mask)
         verify_seconds = latency.step_seconds(context, rows)
-        exiting = isinstance(plan.drafter, EarlyExit) and draft is not NOTHING
-        if exiting:
-            draft_seconds, begun = _exit_seconds(latency, context, plan.drafter.stops, rows)
+        drafter = plan.drafter
+        exiting = isinstance(drafter, EarlyExit) and draft is not NOTHING
+        if isinstance(drafter, EarlyExit) and exiting:
+            draft_seconds, begun = _exit_seconds(latency, context, drafter.stops, rows)
             verify_seconds -= begun
         cycle = Cycle(
             plan=plan,

@@ -20,16 +20,16 @@ from bench.harness.outcomes import Outcome, outcome_of, read_outcomes
 from bench.papers.claims import CLAIMS
 from bench.papers.claims.conditions import NUMBERS
 from bench.papers.page import page
-from bench.papers.parts import COMPARISONS, MEASUREMENTS
+from bench.papers.parts import COMPARISONS, MEASUREMENTS, PARTS
 from bench.papers.scoreboard import Claim, Look, NotMeasuredError, verdict
 from ssd_runtime.planning.registry import check_strategy, read_settings
 
-PARTS = {part.name: part for part in (*COMPARISONS, *MEASUREMENTS)}
+BY_NAME = {part.name: part for part in PARTS}
 BUNDLE = MadeBundle("demo", "demo", "cnn")
 
 
 def test_every_comparison_names_strategies_and_parameters_that_there_are() -> None:
-    assert len(PARTS) == len(COMPARISONS) + len(MEASUREMENTS)
+    assert len(BY_NAME) == len(PARTS)
     for comparison in COMPARISONS:
         for contender in comparison.contenders:
             name, *assignments = contender.format(first=comparison.bundle.first).split("+")
@@ -43,22 +43,22 @@ def test_every_measurement_is_a_tool_that_there_is() -> None:
 
 def test_the_committed_outcomes_make_the_page_with_every_claim() -> None:
     outcomes = read_outcomes()
-    assert set(outcomes) <= set(PARTS) | {f"{name}-full" for name in PARTS}
+    assert set(outcomes) <= set(BY_NAME) | {f"{name}-full" for name in BY_NAME}
     text = page(outcomes, packages_digest())
     scoreboard = text[text.index("| paper |") :].partition("\n\n")[0]
     assert scoreboard.count("\n|") == len(CLAIMS) + 1 >= 25
     assert "REASON" not in text
     for part in outcomes:
-        assert f"## {PARTS[part.removesuffix('-full')].title}\n" in text
+        assert f"## {BY_NAME[part.removesuffix('-full')].title}\n" in text
 
 
 def test_claims_name_parts_and_figures_that_there_are() -> None:
     for claim in CLAIMS:
-        assert set(filter(None, claim.part.split(","))) <= set(PARTS), claim.says
+        assert set(filter(None, claim.part.split(","))) <= set(BY_NAME), claim.says
         assert claim.part or not claim.holds
     outcomes = read_outcomes()
     for part, pattern in NUMBERS.values():
-        assert part in PARTS
+        assert part in BY_NAME
         re.compile(pattern)
         if part in outcomes and "7" not in pattern:
             assert Look(outcomes, "").printed(part, pattern) >= 0

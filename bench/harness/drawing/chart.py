@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def draw(found: dict[str, Any], baseline: str, title: str, folder: Path) -> list
     return saved(figure, folder / "speed")
 
 
-def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], labels: Labels, path: Path) -> list[Path]:
+def points(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], labels: Labels, path: Path) -> list[Path]:
     """Draw scatter plots with the diagonal as `path`.png and .svg. Returns no paths without matplotlib."""
     values = [value for x, y in series.values() for value in (*x, *y)]
 
@@ -108,7 +108,7 @@ def points(series: dict[str, tuple[Sequence[float], Sequence[float]]], labels: L
     return _painted(paint, 6, 5, labels, path)
 
 
-def stairs(series: dict[str, Sequence[tuple[float, float]]], labels: Labels, path: Path) -> list[Path]:
+def stairs(series: Mapping[str, Sequence[tuple[float, float]]], labels: Labels, path: Path) -> list[Path]:
     """Draw staircases of values [(x, y), ...], each held until the next. Returns no paths without matplotlib."""
 
     def paint(axes: Any) -> None:
@@ -119,7 +119,7 @@ def stairs(series: dict[str, Sequence[tuple[float, float]]], labels: Labels, pat
     return _painted(paint, 7, 3.6, labels, path)
 
 
-def histogram(series: dict[str, Sequence[float]], labels: Labels, path: Path) -> list[Path]:
+def histogram(series: Mapping[str, Sequence[float]], labels: Labels, path: Path) -> list[Path]:
     """Draw histograms as `path`.png and .svg. Returns no paths without matplotlib."""
     values = [value for each in series.values() for value in each]
     width = 0.1

@@ -101,7 +101,7 @@ def flashspec(loaded: LoadedModel) -> Decode:
     gamma = 4
     prefills: list[float] = []
 
-    class Target(parts.TargetModel):  # type: ignore[misc, name-defined]
+    class Target(parts.TargetModel):  # type: ignore[name-defined]
         def begin(self, prompt: Any) -> Any:
             began = perf_counter()
             result = super().begin(prompt)

@@ -55,7 +55,7 @@ def price(latency: LatencyTable, request: Request) -> float:
             "bench.priced: prices do not know sub-layers on lighter copies; give a bundle of `--draft-bits none`, "
             "or auto+light=0"
         )
-    context = max(part.slot if isinstance(part, Segment) else part.views[0].end for part in request.segments)
+    context = max(int(part.slot) if isinstance(part, Segment) else part.views[0].end for part in request.segments)
     parts = sublayer_prices(latency, context, request.size)
     last = len(parts) if request.last is None else request.last
     kept = (i for i in range(request.first, last) if request.mask is None or not request.mask.bits[i])

@@ -57,7 +57,7 @@ def first_ten(look: Look, contender: str) -> float:
 
 def over(first: str, second: str, *parts: str) -> tuple[Callable[[Look], bool], ...]:
     """Conditions that one contender is faster than another, one for each part."""
-    return tuple(lambda look, part=part: look(part, first) > look(part, second) for part in parts)  # type: ignore[misc]
+    return tuple(lambda look, part=part: look(part, first) > look(part, second) for part in parts)
 
 
 def paired(first: str, second: str, part: str) -> Callable[[Look], bool]:
@@ -77,7 +77,7 @@ def paired(first: str, second: str, part: str) -> Callable[[Look], bool]:
 
 def least(contender: str, speedup: float, *parts: str) -> tuple[Callable[[Look], bool], ...]:
     """Conditions that a contender reaches a speed-up, one for each part."""
-    return tuple(lambda look, part=part: look(part, contender) >= speedup for part in parts)  # type: ignore[misc]
+    return tuple(lambda look, part=part: look(part, contender) >= speedup for part in parts)
 
 
 def both(contender: str) -> Callable[[Look], str]:

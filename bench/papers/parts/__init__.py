@@ -2,5 +2,8 @@
 
 from bench.papers.parts.comparisons import COMPARISONS
 from bench.papers.parts.measurements import MEASUREMENTS
+from bench.papers.parts.part import Part
 
-__all__ = ["COMPARISONS", "MEASUREMENTS"]
+PARTS: tuple[Part, ...] = (*COMPARISONS, *MEASUREMENTS)
+
+__all__ = ["COMPARISONS", "MEASUREMENTS", "PARTS", "Part"]

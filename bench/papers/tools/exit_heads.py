@@ -72,6 +72,7 @@ def main() -> None:
 def _samples(engine: Engine) -> dict[str, list[Sample]]:
     """Calibration samples of the bundle's domains."""
     bundle = engine.bundle
+    assert bundle is not None
     loaded = engine.loaded
     decoder = engine.decoder
     names = [name for name in bundle.domains if name != MIXTURE]

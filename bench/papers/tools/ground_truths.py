@@ -76,7 +76,7 @@ def main() -> None:
         added = (mean_of(found["both", count])[0] / mean_of(found["knapsack", count])[0] for count in counts)
         print(f"{'Bayesian optimisation adds to the programme':40}" + "".join(f"{ratio - 1:>22.1%}" for ratio in added))
         longest = {method: found[method, counts[-1]][0] for method in METHODS}
-        drawn = {method: [*each.progress, (each.seconds, each.best)] for method, each in longest.items()}
+        drawn = {str(method): [*each.progress, (each.seconds, each.best)] for method, each in longest.items()}
         labels = Labels(f"a random model of 24 layers: {name}", "seconds of search", "best speed-up predicted so far")
         stairs(drawn, labels, arguments.out / name)
 

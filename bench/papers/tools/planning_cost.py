@@ -42,6 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
     bundle = engine.bundle
+    assert bundle is not None
     decoder = engine.decoder
     latency = engine.latency
     session, prompt, recent = behind_an_answer(engine)

@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import roc_auc_score
@@ -64,7 +65,7 @@ def main() -> None:
     kept.mkdir(exist_ok=True)
     measure = Measure(fitted_decoder(loaded.model), loaded, kept)
     rows = list(_measured(measure, arguments.data, arguments.limit))
-    results = {"accuracy": _accuracies(rows)}
+    results: dict[str, Any] = {"accuracy": _accuracies(rows)}
     top = max(row["mean"] for row in results["accuracy"])
     # Among variants of equal accuracy, the one that tells out-of-domain prompts best is chosen.
     alike = [row | {"auc": _auc(_out_of_domain(rows, row))} for row in results["accuracy"] if row["mean"] > top - 0.003]
@@ -141,7 +142,7 @@ def _anchors(rows: Sequence[Row], pool: str, feature: str, rule: str, k: int, wi
     return build_anchors(features, {name: values[:0] for name, values in features.items()}, feature, k, 0, rule)
 
 
-def _accuracies(rows: Sequence[Row]) -> list[dict]:
+def _accuracies(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Share of prompts routed to their domain, or to a near one, for every variant and test set."""
     found = []
     for pool, feature, rule, k in itertools.product(USES, ("mean", "last"), RULES, KS):
@@ -179,7 +180,7 @@ def _confusion(rows: Sequence[Row], anchors: AnchorSet) -> dict[str, dict[str, i
     return table
 
 
-def _out_of_domain(rows: Sequence[Row], best: dict) -> list[dict]:
+def _out_of_domain(rows: Sequence[Row], best: dict[str, Any]) -> list[dict[str, Any]]:
     """Leave out each domain in turn and test whether its prompts are recognised as out of domain."""
     found = []
     for name in domain_names():
@@ -201,13 +202,13 @@ def _out_of_domain(rows: Sequence[Row], best: dict) -> list[dict]:
     return found
 
 
-def _auc(held_out: list[dict]) -> float:
+def _auc(held_out: list[dict[str, Any]]) -> float:
     """Mean AUC over the domains without a near one."""
     near = set[str]().union(*NEAR)
     return float(np.mean([row["auc"] for row in held_out if row["domain"] not in near]))
 
 
-def _show(results: dict) -> None:
+def _show(results: dict[str, Any]) -> None:
     print("\naccuracy by task (strict in brackets); each line the best k of a variant")
     groups = defaultdict(list)
     for row in results["accuracy"]:

@@ -60,6 +60,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
     bundle = engine.bundle
+    assert bundle is not None
     loaded = engine.loaded
     decoder = engine.decoder
     latency = engine.latency
@@ -103,7 +104,7 @@ def some_masks(known: Sequence[SkipMask], count: int, seed: int = 0) -> list[Ski
     draws = random.Random(seed)
     layers = known[0].num_layers
     spread = [known[round(i)] for i in np.linspace(0, len(known) - 1, min(count // 2, len(known)))]
-    changed = []
+    changed = list[SkipMask]()
     while len(spread) + len(changed) < count:
         mask = set(draws.choice(spread))
         share = draws.choice([0.05, 0.1, 0.2])

@@ -36,6 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = Engine.open(arguments.artifact)
     bundle = engine.bundle
+    assert bundle is not None
     loaded = engine.loaded
     decoder = engine.decoder
     latency = engine.latency
