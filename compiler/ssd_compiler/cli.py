@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.domain_config import MAX_CONCURRENCY, MIXTURE
+from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.sharing.opening import open_given
 from ssd_compiler.progress import Reporter
-from ssd_compiler.report.summary import domain_summary, load_text, self_sd_text
-from ssd_compiler.settings import ANCHOR_RULES, SEARCH_METHODS, CompileSettings, SearchMethod
+from ssd_compiler.report.summary import domain_summary
+from ssd_compiler.report.terminal import show
+from ssd_compiler.settings import ANCHOR_RULES, MIN_PROMPTS, SEARCH_METHODS, CompileSettings, SearchMethod
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
@@ -233,6 +234,8 @@ def compile_(
         concurrency=_loads(concurrency),
     )
     _check(settings, joined, out)
+    if not resume and (out / MANIFEST).is_file():
+        print(f"note: the bundle in {out} is replaced when this one is complete", file=sys.stderr)
     if workers is not None and ray is None:
         raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
 
@@ -258,7 +261,7 @@ def compile_(
         summaries = [domain_summary(config, bundle.model.num_layers) for config in bundle.domains.values()]
         print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))
     else:
-        _show(bundle, out)
+        show(bundle, out)
 
 
 def main() -> None:
@@ -301,7 +304,10 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
     for name in settings.domains:
         load_domain(name)
     for _, path in settings.domain_files:
-        read_prompts(Path(path))
+        if (count := len(read_prompts(Path(path)))) < MIN_PROMPTS:
+            raise UserError(
+                f"--domain-file: {path} has {count} prompts; at least {MIN_PROMPTS} are needed, so add some"
+            )
     if out.is_mount() or Path.cwd().is_relative_to(out.resolve()):
         raise UserError(
             f"--out: {out} is a mount point or contains the current folder, and cannot be replaced; name another"
@@ -349,37 +355,3 @@ def _seconds(text: str) -> float:
     if not match or float(match[1]) <= 0:
         raise UserError(f"--budget: expected a time such as 90s, 10m or 1h, got {text!r}")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def _show(bundle: Bundle, out: Path) -> None:
-    layers = bundle.model.num_layers
-    table = Table(title=f"{bundle.model.name}: speed against plain decoding on this device")
-    for column in ("domain", "skipped", "α", "M", "predicted", "measured", "95%", "verdict", "search"):
-        table.add_column(column, justify="left" if column in ("domain", "verdict") else "right", no_wrap=True)
-    for config in bundle.domains.values():
-        summary = domain_summary(config, layers)
-        measured = summary["measured_speedup"]
-        interval = summary["measured_interval"] or (0.0, 0.0)
-        table.add_row(
-            config.name,
-            f"{summary['attention_skipped']}+{summary['mlp_skipped']} of {2 * layers}",
-            f"{summary['draft_acceptance_rate']:.2f}" if measured else "–",
-            f"{summary['mean_acceptance_length']:.2f}" if measured else "–",
-            f"{summary['predicted_speedup']:.2f}x" if summary["predicted_speedup"] else "–",
-            f"{measured:.2f}x" if measured else "–",
-            f"{interval[0]:.2f}–{interval[1]:.2f}" if measured else "–",
-            summary["verdict"],
-            f"{summary['search_seconds']:.0f} s",
-        )
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=100)
-    console.print(table)
-    for config in bundle.domains.values():
-        if config.choice is not None:
-            mask = config.frontier[config.choice.entry].skip_mask(layers)
-            console.print(f"{config.name} skips {mask}", soft_wrap=True)
-        if told := load_text(config):
-            console.print(f"{config.name} with several at once: {told}", soft_wrap=True)
-        if told := self_sd_text(config):
-            console.print(f"{config.name}: {told}", soft_wrap=True)
-    console.print(f"bundle: {out} · report: {out / 'report.html'}", soft_wrap=True)

@@ -14,6 +14,8 @@ from ssd_runtime.weights.draft_bits import DraftBits
 
 DRAFT_BLOCK = 8
 """Tokens of a draft whose keys a replayed position sees."""
+MIN_PROMPTS = 6
+"""Least prompts of a domain: search, anchors and validation share them."""
 ANCHOR_RULES = ("central", "joint", "per_domain")
 """Rules that select a domain's anchors. `central` takes the prompts nearest to its mean. `joint` takes those nearest
 to its centre in a K-means over all domains (KNN-SSD §4.1). `per_domain` takes those nearest to the centres of a

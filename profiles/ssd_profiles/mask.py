@@ -149,7 +149,7 @@ class SkipMask:
 
     def __str__(self) -> str:
         """Layers whose attention and MLP are skipped, e.g. `attention 3-5,9 · mlp 4`; then the lighter ones."""
-        text = " · ".join(self._listed(set(self), always=True))
+        text = " · ".join(self._listed(set(self), always=True)) if set(self) else "nothing"
         for width in WIDTHS:
             chosen = {i for i, each in enumerate(self.light) if each == width}
             if chosen:

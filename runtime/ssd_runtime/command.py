@@ -42,8 +42,8 @@ def require_packages(command: str, extra: str, *modules: str) -> None:
     """Raise UserError that says what to install if modules of an optional extra are missing."""
     if missing := [module for module in modules if find_spec(module) is None]:
         raise UserError(
-            f"{command}: {' and '.join(missing)} cannot be imported; pip install 'ssd-decoding[{extra}]' brings what "
-            f"is missing (in a clone, pip install '.[{extra}]')"
+            f"{command}: {' and '.join(missing)} cannot be imported; pip install '.[{extra}]' in a clone brings what "
+            "is missing"
         )
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ssd_artifacts.domain_config import DomainConfig, LoadValidation, SearchCost
 from ssd_compiler.report.advice import advice
 from ssd_compiler.report.html import html_report
 from ssd_compiler.report.pictures import origin_colour
 from ssd_compiler.report.summary import domain_summary, load_text, self_sd_text
+from ssd_compiler.report.terminal import show
 from ssd_profiles.mask import SkipMask
 from tests.bundles import LAYERS, bundle, fingerprint, light_record, record
 from tests.tables import latency_table, with_light_costs
@@ -91,6 +94,34 @@ def test_the_report_begins_with_the_verdict() -> None:
     assert "pays in <b>1 of 2</b> domains, most in one: <b>1.30x" in told[0]
     assert "pays in <b>none of 1</b> domains (best: two, 0.80x" in html_report(bundle(two=two))
     assert "No mask was timed" in html_report(bundle(two=record("two", {})))
+
+
+def test_lighter_weights_alone_are_not_called_skipping(capsys: pytest.CaptureFixture[str]) -> None:
+    lighter = light_record("one", {SkipMask.of(LAYERS, set()).lightened({1: 8, 3: 4}): 0.9})
+    assert lighter.choice is not None
+    chosen = lighter.model_copy(update={"choice": lighter.choice.model_copy(update={"entry": 1}), "pays": True})
+    measured = record("one", {(2, 3): 0.9}, measured=1.3)
+    timed = chosen.model_copy(update={"validation": measured.validation})
+    for config, skips in ((timed, False), (measured, True)):
+        page = html_report(bundle(one=config))
+        assert ("No layer is skipped: drafting on lighter weights pays in" in page) is not skips
+        assert ("Skipping layers pays in" in page) is skips
+        show(bundle(one=config), Path("out"))
+        printed = capsys.readouterr().out
+        assert ("no layer is skipped" in printed) is not skips
+        assert ("one skips nothing; in 8 bits" in printed) is not skips
+
+
+def test_the_table_of_a_compile_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    names = {name: record(name, {(2, 3): 0.9}, measured=1.3) for name in ("humaneval", "tinystories")}
+    show(bundle(**names), Path("out"))
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert all(name in printed for name in (*names, "speculate", "1.30x (", "1+1 of 8"))
 
 
 def test_the_report_says_at_which_loads_masks_pay() -> None:

@@ -216,6 +216,8 @@ def test_a_model_that_is_not_related_is_told_why(room: Path, call: Call) -> None
         (("sign", "b.ssd.tar", "--key", "mine.pem"), "no folder of a bundle"),
         (("pack", "bundle", "--out", "model"), "is a folder"),
         (("unpack", "b.ssd.tar", "--out", "model"), "--out: model exists and is not a bundle"),
+        (("unpack", "b.ssd.tar"), "--out: bundle is a bundle that was made here"),
+        (("push", "bundle", "oci://localhost:1/x:y"), "give --yes to upload without asking"),
         (("adopt", "bundle", "--model", "tuned", "--out", "model"), "--out: model exists and is not a bundle"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_compile_without_its_libraries_says_what_to_install(
     done = clean.run("ssd-compile", "-m", "demo", "--domains", "gsm8k", cache=tmp_path / "cache")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "pip install 'ssd-decoding[compile]'" in done.stderr
+    assert "pip install '.[compile]'" in done.stderr
     done = clean.run("ssd-serve", "-m", "demo", cache=tmp_path / "cache")
     assert done.returncode == 2
-    assert "pip install 'ssd-decoding[serve]'" in done.stderr
+    assert "pip install '.[serve]'" in done.stderr

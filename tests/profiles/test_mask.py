@@ -64,7 +64,7 @@ def test_counts_and_order(mask: SkipMask) -> None:
 
 def test_reads_as_layers() -> None:
     assert str(SkipMask.of(12, {6, 8, 10, 18, 9})) == "attention 3-5,9 · mlp 4"
-    assert str(SkipMask.of(2)) == "attention none · mlp none"
+    assert str(SkipMask.of(2)) == "nothing"
 
 
 @pytest.mark.parametrize("bad", ["1ff", "zz", "-1"])

@@ -26,10 +26,13 @@ from ssd_runtime.model.kv_pool import KVLayout, KVPool
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.latency import device_key, measure_latency
 from ssd_runtime.profiling.rising import rising
-from ssd_runtime.profiling.shared_steps import CONTEXT, measure_shared_steps
+from ssd_runtime.profiling.shared_steps import CONTEXT, SharedSteps, measure_shared_steps
 from ssd_runtime.weights.kernel_choice import ROWS, choice, fitted_decoder, measured
 from ssd_runtime.weights.linear import Linear, PackedMemory
+from tests.clocks import StandInClock
 from tests.models import SharedScale, tiny_model
+
+NO_SHARED = SharedSteps(wide_queries=np.empty(0), growth=np.empty(0), sequences=np.empty(0), joint=np.empty(0))
 
 
 def test_the_cache_grows_and_keeps_what_it_holds() -> None:
@@ -280,6 +283,20 @@ def test_where_time_is_short_two_contexts_tell_what_a_longer_one_costs() -> None
         assert table.attention_seconds(16, queries, "full") <= table.attention_seconds(2048, queries, "full")
         assert table.attention_seconds(2048, queries, "full") <= table.attention_seconds(4000, queries, "full")
         assert table.attention_seconds(2048, 1, "full") <= table.attention_seconds(2048, queries, "full")
+
+
+@pytest.mark.parametrize(("pace", "budgets"), [(1e-4, 0.1), (0.05, 1.0), (0.5, 3.5)])
+def test_a_device_is_measured_in_bounded_time(pace: float, budgets: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that takes `pace` seconds for any pass; the slowest one has time for a single sample of each figure."""
+    clock = StandInClock(pace)
+    monkeypatch.setattr("ssd_runtime.profiling.latency.seconds", clock.seconds)
+    monkeypatch.setattr("ssd_runtime.profiling.latency.perf_counter", clock.now)
+    monkeypatch.setattr("ssd_runtime.profiling.latency.measure_shared_steps", lambda *_, **__: NO_SHARED)
+    seen: list[float] = []
+    table = measure_latency(Decoder(tiny_model("llama")), 20.0, seen.append)
+    table.check()
+    assert clock.now() <= budgets * 20.0
+    assert seen[-1] == 1.0
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=12))

@@ -37,6 +37,7 @@ from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.kernels.vnni import Vnni
 from ssd_runtime.weights.light import light_kernels, most_bytes
+from tests.clocks import StandInClock
 from tests.folders import save_tiny_model
 from tests.models import VARIANTS, tiny_model
 from tests.streams import stream_by_the_table
@@ -341,6 +342,20 @@ def test_the_costs_of_lighter_copies_are_measured() -> None:
     priced.check()
     assert LatencyTable.from_json(priced.to_json()).to_json() == priced.to_json()
     assert with_light(priced, decoder, "k" * 64).light.keys() == costs.keys()
+
+
+@pytest.mark.parametrize(("pace", "rounds", "kept"), [(0.01, 10, True), (0.5, 4, True), (10.0, 2, False)])
+def test_costs_are_measured_in_bounded_time(
+    pace: float, rounds: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that takes `pace` seconds for any work; a round of the tiny model is 24 works."""
+    clock = StandInClock(pace)
+    monkeypatch.setattr("ssd_runtime.profiling.light.seconds", clock.seconds)
+    monkeypatch.setattr("ssd_runtime.profiling.light.perf_counter", clock.now)
+    decoder = lightened(bits="8")
+    costs, keep = measure_light(decoder)
+    assert set(costs) == {8}
+    assert (clock.works, keep) == (24 * rounds, kept)
 
 
 def test_the_offered_length_maximises_tokens_per_time() -> None:

@@ -35,7 +35,7 @@ def receive(reference: Reference, out: Path | None = None) -> Path:
 
     The folder of a folder reference is returned as it is; anything else is fetched into `out`, or into the cache if
     `out` is None. What is fetched is checked by loading it, marked by `origin.yaml`, and never replaces anything but a
-    bundle. Processes that write one folder wait for each other; a killed one leaves the former content.
+    bundle from elsewhere. Processes that write one folder wait for each other; a killed one leaves the former content.
     """
     if reference.kind == "folder":
         return bundle_path(reference.path)
@@ -92,3 +92,5 @@ def _require_free(folder: Path, is_cached: bool) -> None:
         if is_cached:
             raise UserError(f"{folder}: the cached bundle is damaged; delete this folder") from None
         raise UserError(f"--out: {error}") from None
+    if not is_cached and (folder / MANIFEST).is_file() and not (folder / ORIGIN).is_file():
+        raise UserError(f"--out: {folder} is a bundle that was made here, and would be lost; name another folder")

@@ -122,7 +122,7 @@ def _save(chunks: Iterator[bytes], layer: _Layer, path: Path, reference: Referen
 def _client(reference: Reference) -> Any:
     """A client of the reference's registry, by plain HTTP for one on this machine."""
     if find_spec("oras") is None:
-        raise UserError(f"{reference.text}: this needs oras; install it with pip install 'ssd-decoding[share]'")
+        raise UserError(f"{reference.text}: this needs oras; install it with pip install '.[share]' in a clone")
     from oras.client import OrasClient
 
     host = reference.name.partition("/")[0]

@@ -78,7 +78,7 @@ def require_signature(folder: Path, public_key: Path, where: str) -> None:
 def _library(module: str, where: str) -> Any:
     """A module of model-signing."""
     if find_spec("model_signing") is None:
-        raise UserError(f"{where}: this needs model-signing; install it with pip install 'ssd-decoding[share]'")
+        raise UserError(f"{where}: this needs model-signing; install it with pip install '.[share]' in a clone")
     from importlib import import_module
 
     return import_module(f"model_signing.{module}")

@@ -156,6 +156,6 @@ def _imported(name: str) -> Any:
                 import_module(f"{name}.{part}")
     except ImportError as error:
         raise Unavailable(
-            f"{name.partition('.')[0]} is not installed ({error}); pip install 'ssd-decoding[bench]'"
+            f"{name.partition('.')[0]} is not installed ({error}); pip install '.[bench]' in a clone"
         ) from None
     return module

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/pictures"))
     arguments = parser.parse_args()
     if importlib.util.find_spec("matplotlib") is None:
-        print("no pictures: matplotlib is not installed; pip install 'ssd-decoding[bench]'", file=sys.stderr)
+        print("no pictures: matplotlib is not installed; pip install '.[bench]' in a clone", file=sys.stderr)
         return
     bundle = Bundle.load(bundle_path(arguments.artifact))
     paths = [*masks(bundle, arguments.out), *shares(bundle, arguments.out), *features(bundle, arguments.out)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +85,9 @@ def verify(
     opened = open_bundle(bundle, require_signature)
     if model is not None:
         _verify_model(opened, model)
-    print(f"{bundle}: whole" + (f", signed by {require_signature}" if require_signature is not None else ""))
+    signed = f", signed by {require_signature}" if require_signature is not None else ""
+    matched = f", of {model}: all weights match" if model is not None else ""
+    print(f"{bundle}: whole{signed}{matched}")
 
 
 @app.command()
@@ -150,7 +153,7 @@ def push(
         for part in private_parts(leaving):
             print(f"  {part}")
         if not yes:
-            typer.confirm("Push it?", abort=True)
+            _confirm("Push it?")
         card = card_text(leaving, place)
         if reference.kind == "hub":
             print(push_to_hub(folder, reference, card, private))
@@ -256,6 +259,16 @@ def _remote(place: str) -> Reference:
     if not reference.is_remote:
         raise UserError(f"{place}: no place on the Hub or in a registry; give hf://org/name or oci://host/name:tag")
     return reference
+
+
+def _confirm(question: str) -> None:
+    """Ask on standard input, and abort unless the answer is yes. Raises UserError if there is nobody to ask."""
+    try:
+        typer.confirm(question, abort=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise UserError("push: not confirmed, and no terminal to ask on; give --yes to upload without asking") from None
 
 
 def _receive(reference: Reference, out: Path) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 
 from ssd_compiler.calibrate import features_of
 from ssd_compiler.data.clusters import clusters
-from ssd_compiler.data.prompts import DEFAULT_NEW_TOKENS, MIN_PROMPTS, fitting_prompts
+from ssd_compiler.data.prompts import DEFAULT_NEW_TOKENS, fitting_prompts
 from ssd_compiler.progress import Reporter
-from ssd_compiler.settings import CompileSettings
+from ssd_compiler.settings import MIN_PROMPTS, CompileSettings
 from ssd_compiler.workspace import Store
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.loading.models import LoadedModel, conversation

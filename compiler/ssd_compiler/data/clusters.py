@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import silhouette_score
 
 from ssd_compiler.anchors.selection import Rows, k_means
-from ssd_compiler.data.prompts import MIN_PROMPTS
+from ssd_compiler.settings import MIN_PROMPTS
 
 MOST_CLUSTERS = 8
 LEAST_SILHOUETTE = 0.1

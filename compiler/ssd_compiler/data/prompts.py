@@ -12,14 +12,13 @@ import numpy as np
 
 from ssd_compiler.anchors.selection import representatives
 from ssd_compiler.data.domains import Warn, packaged_prompts
-from ssd_compiler.settings import CompileSettings
+from ssd_compiler.settings import MIN_PROMPTS, CompileSettings
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.model.families import max_context
 
-MIN_PROMPTS = 6
 OUT_OF_DOMAIN_PROMPTS = 6
 """Prompts of each packaged domain outside the bundle that serve as out-of-domain examples."""
 DEFAULT_NEW_TOKENS = 64

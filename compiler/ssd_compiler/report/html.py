@@ -11,7 +11,7 @@ from ssd_artifacts.domain_config import DomainConfig
 from ssd_compiler.report import pictures
 from ssd_compiler.report.advice import advice
 from ssd_compiler.report.charts import COLOURS, legend
-from ssd_compiler.report.summary import domain_summary, load_text
+from ssd_compiler.report.summary import domain_summary, load_text, skips_layers
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import FULL
 
@@ -48,7 +48,7 @@ def html_report(bundle: Bundle) -> str:
         f"<h1>{escape(model.name)}</h1>",
         f"<p>{escape(model.architecture)}, {model.num_layers} layers, {escape(model.dtype)} · compiled "
         f"{escape(bundle.created)}{escape(_measured_on(table))}</p>",
-        _headline(domains),
+        _headline(domains, {summary["domain"]: summary for summary in summaries}),
         "<h2>Domains</h2>",
         _table(
             ("domain", "skipped", "α", "M", "predicted", "measured (95%)", "possible", "verdict", "search"),
@@ -84,7 +84,7 @@ def html_report(bundle: Bundle) -> str:
     return f"{_HEAD}<body>{''.join(parts)}</body></html>\n"
 
 
-def _headline(domains: dict[str, DomainConfig]) -> str:
+def _headline(domains: dict[str, DomainConfig], summaries: dict[str, dict[str, Any]]) -> str:
     """The verdict in a sentence: in how many of the timed domains masks pay, and where most."""
     timed = {name: config.validation for name, config in domains.items() if config.validation is not None}
     if not timed:
@@ -94,9 +94,12 @@ def _headline(domains: dict[str, DomainConfig]) -> str:
     low, high = timed[best].speedup_interval
     told = f"{timed[best].speedup:.2f}x ({low:.2f}–{high:.2f})"
     if paying:
+        skips = any(skips_layers(summaries[name]) for name in paying)
+        what = "Skipping layers" if skips else "No layer is skipped: drafting on lighter weights"
+        alone = "" if skips else " <b>auto</b> does this without a bundle too."
         return (
-            f'<p class="headline pays">Skipping layers pays in <b>{len(paying)} of {len(timed)}</b> domains, most in '
-            f"{escape(best)}: <b>{told}</b> of plain decoding.</p>"
+            f'<p class="headline pays">{what} pays in <b>{len(paying)} of {len(timed)}</b> domains, most in '
+            f"{escape(best)}: <b>{told}</b> of plain decoding.{alone}</p>"
         )
     return (
         f'<p class="headline">Skipping layers pays in <b>none of {len(timed)}</b> domains (best: {escape(best)}, '

@@ -57,6 +57,11 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
     }
 
 
+def skips_layers(summary: dict[str, Any]) -> bool:
+    """Whether the chosen mask of a `domain_summary` skips any sub-layer; else it only runs some on lighter weights."""
+    return bool(summary["attention_skipped"] or summary["mlp_skipped"])
+
+
 def origins(config: DomainConfig) -> dict[str, dict[str, float]]:
     """Number of masks rated and their best predicted speed-up, by the search that they came from."""
     found: dict[str, list[float]] = {}

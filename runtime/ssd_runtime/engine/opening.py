@@ -96,7 +96,8 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
             where=source.where,
             weight_memory=settings.weight_memory,
             before_measuring=lambda: note(
-                "first run on this device: measuring this device for about half a minute; later runs read the result"
+                "first run of this model with these settings: measuring this device for about half a minute; "
+                "later runs read the result"
             ),
             draft_bits=settings.draft_bits,
             before_copying=lambda told: note(f"{told}; --draft-bits none decodes without"),

@@ -131,7 +131,9 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
         if name in renamed:
             print(f"note: --set {name}: the parameter is called {renamed[name]} now", file=sys.stderr)
             name = renamed[name]
-        if not separator or name not in types:
+        if not separator:
+            raise UserError(f"--set {assignment}: expected NAME=VALUE, such as --set {name}=1")
+        if name not in types:
             known = ", ".join(types) or "none"
             raise UserError(f"--set {assignment}: {strategy} has no such parameter; it has: {known}")
         bounds = next(field.metadata for field in fields(kind) if field.name == name) if kind else {}

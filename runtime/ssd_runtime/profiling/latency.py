@@ -32,6 +32,9 @@ MAX_ROUNDS = 9
 MIN_ROUNDS = 3
 STEPS_PER_ROUND = 3
 """Whole steps per round; there are more of them than of their parts, because plans depend on their growth with rows."""
+OVERTIME = 3.0
+"""Budgets after which measuring ends with what there is, one sample of every figure at least: where other processes
+keep a processor busy, threads wait for each other and a step takes ten times as long."""
 MAX_CACHE_BYTES = 2 << 30
 LEAST_SLOTS = 256
 """Least slots of the cache, whatever their size: the slope over contexts needs two of them."""
@@ -41,6 +44,8 @@ SHARED_SHARE = 0.3
 """Share of the time for steps of many rows and of several sequences."""
 
 Progress = Callable[[float], None]
+Timed = tuple[str, Callable[[], object]]
+"""The name of a figure, and the work to time for it."""
 
 
 def device_key(decoder: Decoder) -> DeviceKey:
@@ -57,15 +62,16 @@ def device_key(decoder: Decoder) -> DeviceKey:
 
 @torch.inference_mode()
 def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Progress | None = None) -> LatencyTable:
-    """Measure medians over interleaved rounds at every point of the grid, in about `budget_seconds` at most.
+    """Measure medians over interleaved rounds at every point of the grid, in about `budget_seconds`.
 
     Each figure is one pass through all layers ÷ their number, since a single layer in a loop would stay in the
     processor's cache. Every whole step follows a plain one, so that their ratio does not depend on the machine's pace.
     Long contexts that do not fit the budget are omitted, and the table is linear there. The same holds for steps of
-    many rows and of many sequences.
+    many rows and of many sequences. Large models and busy machines take up to `OVERTIME` budgets.
     """
     bench = _Bench(decoder)
-    deadline = perf_counter() + budget_seconds
+    started = perf_counter()
+    deadline = started + budget_seconds
     shared = measure_shared_steps(
         decoder,
         last_query=QUERIES[-1],
@@ -73,15 +79,19 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
         cache_bytes=bench.cache_bytes,
     )
     contexts = bench.contexts(budget_seconds / 2)
-    points = [(name, work) for name, work in bench.works(contexts)]
-    samples: dict[str, list[float]] = {name: [] for name, _ in points}  # some names come several times per round
+    parts, steps = bench.works(contexts)
+    sweeps = ([*parts, *steps], *[steps] * (STEPS_PER_ROUND - 1))
+    samples: dict[str, list[float]] = {name: [] for name, _ in sweeps[0]}
     longest = 0.0
     for round_number in range(MAX_ROUNDS):
         began = perf_counter()
         if round_number >= MIN_ROUNDS and began + longest > deadline:
             break
-        for name, work in points:
-            samples[name].append(seconds(work, decoder.device))
+        for number, sweep in enumerate(sweeps):
+            if (round_number or number) and perf_counter() > started + OVERTIME * budget_seconds:
+                break
+            for name, work in sweep:
+                samples[name].append(seconds(work, decoder.device))
         longest = max(longest, perf_counter() - began)
         if progress is not None:
             progress(min(1.0, (round_number + 1) / MAX_ROUNDS))
@@ -162,20 +172,20 @@ class _Bench:
             self.cache.reserve(chosen[0] + max(QUERIES))
         return sorted(chosen)
 
-    def works(self, contexts: list[int]) -> list[tuple[str, Callable[[], object]]]:
-        """The figures to measure: names, and the works to time."""
+    def works(self, contexts: list[int]) -> tuple[list[Timed], list[Timed]]:
+        """The parts of a step to measure, and the whole steps, each after a plain one."""
         base = contexts[min(1, len(contexts) - 1)]
-        works: list[tuple[str, Callable[[], object]]] = []
+        parts: list[Timed] = []
         for n in QUERIES:
-            works += [
+            parts += [
                 (f"{kind} {context} {n}", self._attention(context, n, layers))
                 for kind, layers in self.kinds.items()
                 for context in contexts
             ]
-            works += [(f"mlp {n}", self._mlp(n)), (f"head {n}", self._head(n))]
+            parts += [(f"mlp {n}", self._mlp(n)), (f"head {n}", self._head(n))]
         plain = self._step(base, 1)
         steps = [pair for n in QUERIES for pair in ((f"plain {n}", plain), (f"step {n}", self._step(base, n)))]
-        return works + steps * STEPS_PER_ROUND
+        return parts, steps
 
     def table(self, contexts: list[int], samples: dict[str, list[float]], shared: SharedSteps) -> LatencyTable:
         """The latency table of the samples [seconds] of every figure."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -30,7 +31,14 @@ CONTEXT = 256
 """Tokens before the timed rows, at most half of the model's context."""
 QUERIES = (1, 4, 16)
 """Numbers of rows that are timed; sequences that share a draft step have one each."""
-ROUNDS = 9
+MAX_ROUNDS = 9
+MIN_ROUNDS = 3
+"""Least rounds of a measurement that is kept."""
+BUDGET_SECONDS = 10.0
+"""Time after which no more than `MIN_ROUNDS` rounds are made."""
+LATEST_SECONDS = 60.0
+"""Time after which one round has to do, for this run only: where other processes keep a processor busy, threads wait
+for each other and a step takes ten times as long."""
 
 Costs = dict[int, LightCosts]
 _FILE = TypeAdapter(dict[int, LightCostsFile])
@@ -62,14 +70,21 @@ def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> Latency
 
 @torch.inference_mode()
 def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
-    """Measure the costs of every width, in turn with the full blocks; returns them and whether the machine was steady.
+    """Measure the costs of every width, in turn with the full blocks; returns them and whether to keep them.
 
-    Each figure is a pass through all layers, as in the latency table.
+    Each figure is a pass through all layers, as in the latency table. The costs are worth keeping if the machine was
+    steady over `MIN_ROUNDS` rounds at least.
     """
     bench = _Bench(decoder)
     widths = (FULL, *decoder.light.widths)
     taken: dict[tuple[str, int, int], list[float]] = {}
-    for number in range(ROUNDS + 1):
+    began = perf_counter()
+    rounds = 0
+    for number in range(MAX_ROUNDS + 1):
+        spent = perf_counter() - began
+        if (rounds and spent > LATEST_SECONDS) or (rounds >= MIN_ROUNDS and spent > BUDGET_SECONDS):
+            break
+        rounds = number
         for n in QUERIES:
             for name, work in bench.works(n).items():
                 for width in widths:
@@ -93,7 +108,7 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
         for width in decoder.light.widths
     }
     steps = [taken["step", 1, width] for width in widths]
-    return costs, all(max(times) < STEADY * min(times) for times in steps)
+    return costs, rounds >= MIN_ROUNDS and all(max(times) < STEADY * min(times) for times in steps)
 
 
 class _Bench:

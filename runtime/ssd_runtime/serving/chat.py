@@ -21,7 +21,7 @@ PROMPT = ">>> "
 HELP = """/help   this text
 /reset  begin a new conversation
 /exit   leave, as Ctrl-D does
-Ctrl-C ends an answer. Anything else is a message to the model."""
+Ctrl-C ends an answer. A line that begins otherwise is a message to the model."""
 
 
 @dataclass(slots=True)

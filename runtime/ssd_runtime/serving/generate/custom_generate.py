@@ -302,4 +302,6 @@ def _before_copying(told: str) -> None:
 
 
 def _before_measuring() -> None:
-    getLogger(__name__).warning("first run on this device: measuring this device for about half a minute")
+    getLogger(__name__).warning(
+        "first run of this model with these settings: measuring this device for about half a minute"
+    )
