@@ -20,7 +20,7 @@ prompts = arguments.prompts or [
     "Name three rivers of Africa and the countries that they cross.",
 ]
 
-engine = Engine.open(model=arguments.model)  # the first run on a device measures it, for half a minute
+engine = Engine.open(model=arguments.model)  # the first run measures the device, for half a minute
 runner = engine.runner(RunSettings(max_new_tokens=arguments.max_new_tokens, compare=True))
 for prompt in prompts:
     figures = runner.answer(prompt).to_json()

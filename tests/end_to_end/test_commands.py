@@ -307,7 +307,7 @@ BAD_RUNS = {
     "fixed unknown": (["--artifact", "bundle", "hi", "--strategy", "fixed:zoo"], "rivers, apples, mix"),
     "unknown parameter": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "zap=1"], "refresh"),
     "bad parameter": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "refresh=x"], "number"),
-    "parameter without a value": (["--artifact", "bundle", "hi", "--strategy", "swift", "--set", "window"], "NAME=VALUE"),
+    "no value": (["--artifact", "bundle", "hi", "--strategy", "swift", "--set", "window"], "NAME=VALUE"),
     "strategy needs bundle": (["--model", "model", "hi", "--strategy", "knn"], "needs a bundle"),
     "unknown option": (["--artifact", "bundle", "hi", "--zap"], "--zap"),
     "unknown model": (["--model", "./nope", "hi", "--strategy", "plain"], "no such folder"),

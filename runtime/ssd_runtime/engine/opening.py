@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     """Load the model and check that the bundle fits it.
 
     `note` receives one line per message for the user: tensors that were requantised, the dtype that `auto` chose,
-    settings that decoding ignores, memory for copies of weights, and the start of a measurement of this device. Raises
+    settings that decoding ignores, memory for copies of weights, the start of a measurement of this device, and other
+    processes that keep the processors busy. Raises
     UserError if the model cannot be loaded or the bundle belongs to another one.
     """
     # These imports take seconds.
@@ -83,12 +85,16 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
 
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
     from ssd_runtime.loading.models import load_model
+    from ssd_runtime.profiling.other_work import OtherWork, busy_note
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    others = OtherWork()
     loaded = load_model(source.model, settings.device, settings.dtype, source.weights(settings.weights))
     for line in loaded.notes:
         note(line)
+    if told := busy_note(others.processors(), torch.get_num_threads(), os.cpu_count() or 1):
+        note(told)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as ignored:
         engine = Engine(
             loaded=loaded,
