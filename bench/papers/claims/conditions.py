@@ -51,8 +51,8 @@ def number(look: Look, name: str) -> float:
 
 
 def first_ten(look: Look, contender: str) -> float:
-    """Speed of a contender of SWIFT's stream in its first ten prompts. Raises NotMeasuredError."""
-    return look.printed("along-stream", rf"(?m)^{re.escape(contender)}\n.*\n +1- 10 +[\d.]+ +[\d.]+% +([\d.]+)")
+    """Speed of a contender of SWIFT's sweep in its first ten prompts. Raises NotMeasuredError."""
+    return look.printed("along-sweep", rf"(?m)^{re.escape(contender)}\n.*\n +1- 10 +[\d.]+ +[\d.]+% +([\d.]+)")
 
 
 def over(first: str, second: str, *parts: str) -> tuple[Callable[[Look], bool], ...]:

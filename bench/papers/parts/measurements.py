@@ -40,6 +40,16 @@ MEASUREMENTS = (
         without_bundle=True,
     ),
     Measurement(
+        name="along-sweep",
+        title="SWIFT's S, β and r as the stream goes on",
+        tool="bench.papers.tools.swift_stream",
+        arguments=("{out}/swift-sweep", "--group", "10"),
+        bundle=DIFFUSE,
+        optional=True,
+        derived=True,
+        without_bundle=True,
+    ),
+    Measurement(
         name="bounded",
         title="SpecBound's eq. 5 beside priced speed",
         tool="bench.papers.tools.bounded",

@@ -74,13 +74,13 @@ class SearchStage:
 
         def announce(oracle_speedup: float, predicted: float, worthwhile: bool) -> None:
             verdict = (
-                ("searching on" if settings.search == "both" else "the search has ended")
+                ("the search goes on" if settings.search == "both" else "the search has ended")
                 if worthwhile
-                else "skipping layers will not pay on this model and device; `auto` will guess, or decode plainly"
+                else "skipping layers will not pay here; `auto` will draft otherwise, or decode plainly"
             )
             self.reporter.note(
-                f"{name}: the first masks are predicted to bring {predicted:.2f}x of plain decoding, and "
-                f"{oracle_speedup:.2f}x if no token were ever drafted in vain: {verdict}"
+                f"{name}: {predicted:.2f}x of plain decoding is predicted for the first masks, and "
+                f"{oracle_speedup:.2f}x if every draft ended just before its first error: {verdict}"
             )
 
         def run() -> dict[str, Any]:

@@ -171,7 +171,7 @@ class Decoder:
     @property
     def memory(self) -> str:
         """The memory of packed copies, as a message for the user."""
-        return f"kernels: {self.kernels}; packed copies of weights take {gib(self.packed.used)}"
+        return f"kernels: {self.kernels}; copies of weights in their layout take {gib(self.packed.used)}"
 
     def lighten(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> None:
         """Make lighter copies of the weights for drafts, or drop them (`LightCopies.make`)."""
