@@ -7,6 +7,7 @@ from pathlib import Path
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.files import write_lock
+from ssd_artifacts.manifest import MANIFEST
 from ssd_compiler.crew.crew import Alone, Hire
 from ssd_compiler.decoder import add_copies, faithful_decoder
 from ssd_compiler.progress import Reporter
@@ -33,6 +34,8 @@ def compile_bundle(
             decoder = faithful_decoder(loaded, settings)
         for line in (*loaded.notes, decoder.memory):
             reporter.note(line)
+        if (out / MANIFEST).is_file():
+            reporter.note(f"{out} holds a bundle, which this one replaces when it is complete")
         add_copies(decoder, settings, reporter)
         work.begin(fingerprint)
         stages = Stages(

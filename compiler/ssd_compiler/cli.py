@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,6 @@ import typer
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.domain_config import MAX_CONCURRENCY, MIXTURE
-from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.sharing.opening import open_given
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.summary import domain_summary
@@ -234,8 +232,6 @@ def compile_(
         concurrency=_loads(concurrency),
     )
     _check(settings, joined, out)
-    if not resume and (out / MANIFEST).is_file():
-        print(f"note: the bundle in {out} is replaced when this one is complete", file=sys.stderr)
     if workers is not None and ray is None:
         raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
 

@@ -439,7 +439,8 @@ def test_the_last_domains_prompts_are_checked_before_anything_is_computed(
     monkeypatch.setattr("ssd_compiler.stages.features_of", None)
     before = {path.name for path in bad_room.iterdir()}
     options = ["--model", "model", "--domain-file", "rivers=rivers.jsonl", "--domain-file", "few=few.jsonl"]
-    assert_refused(within(bad_room, compile_main, [*options, "--out", "no"], monkeypatch, capfd), "2 different prompts")
+    refused = within(bad_room, compile_main, [*options, "--out", "no"], monkeypatch, capfd)
+    assert_refused(refused, "few.jsonl has 2 prompts; at least 6 are needed")
     assert {path.name for path in bad_room.iterdir()} - before <= {"cache"}
 
 
