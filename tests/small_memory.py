@@ -16,8 +16,8 @@ def small_memory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("model.kv_cache", "model.kv_pool", "engine.job", "engine.scheduler"):
             patch.setattr(f"ssd_runtime.{module}.SPARE_SLOTS", SPARE)
-        patch.setattr("ssd_runtime.model.kv_cache.LOOKBACK", 2)
-        patch.setattr("ssd_runtime.model.kv_cache.FORWARD_ROWS", 2 * SPARE)
+        patch.setattr("ssd_runtime.model.cache.kv_cache.LOOKBACK", 2)
+        patch.setattr("ssd_runtime.model.cache.kv_cache.FORWARD_ROWS", 2 * SPARE)
         for module in ("sequence.session", "scheduler"):
             patch.setattr(f"ssd_runtime.engine.{module}.PREFILL_CHUNK", SPARE)
         for module in ("sequence.session", "job", "scheduler"):

@@ -17,7 +17,7 @@ from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.attention import attend_by_row
 from ssd_runtime.model.batch import MOST_BY_ROW
-from ssd_runtime.model.bitwise import probe, require_bitwise
+from ssd_runtime.model.checks.bitwise import probe, require_bitwise
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.sublayers import KEY_BLOCK

@@ -28,9 +28,9 @@ from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.attention import bias_of, has_causal_kernel
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.devices.transfer import take_rows, to_device
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.static_step import StaticStep
-from ssd_runtime.model.transfer import take_rows, to_device
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry

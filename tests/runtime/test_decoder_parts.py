@@ -20,9 +20,9 @@ from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
+from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS
+from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import SPARE_SLOTS
-from ssd_runtime.model.kv_pool import KVLayout, KVPool
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.latency import device_key, measure_latency
 from ssd_runtime.profiling.rising import rising

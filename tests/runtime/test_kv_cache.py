@@ -14,10 +14,10 @@ from ssd_runtime.engine.loop import Limits, decode, generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.prefix_cache import PrefixCache
 from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.model.cache.kv_cache import KVCache
+from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool, PoolFull
+from ssd_runtime.model.cache.slot_ranges import SlotRanges
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import KVCache
-from ssd_runtime.model.kv_pool import KVLayout, KVPool, PoolFull
-from ssd_runtime.model.slot_ranges import SlotRanges
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from tests.models import tiny_model
 from tests.small_memory import small_memory

@@ -98,7 +98,7 @@ def test_running_out_of_memory_while_measuring_is_a_users_error(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(loaded)
-    monkeypatch.setattr("ssd_runtime.model.kv_cache.KVCache.reserve", exhaust)
+    monkeypatch.setattr("ssd_runtime.model.cache.kv_cache.KVCache.reserve", exhaust)
     with pytest.raises(UserError, match=r"^out of memory on cpu while measuring .*--weight-memory 0"):
         engine.runner()
 

@@ -18,8 +18,8 @@ from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.loading.packed import packed_model
+from ssd_runtime.model.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.parity import require_faithful
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.model.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan

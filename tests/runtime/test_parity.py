@@ -11,8 +11,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.model.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.parity import require_faithful
 from tests.models import VARIANTS, SharedScale, tiny_model
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

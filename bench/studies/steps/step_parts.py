@@ -25,7 +25,7 @@ from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model import decoder as decoder_module
-from ssd_runtime.model.kv_cache import KVCache
+from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.layer import Norm
 from ssd_runtime.model.native_attention import NativeAttention
 from ssd_runtime.sampling.argmax import argmax

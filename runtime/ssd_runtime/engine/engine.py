@@ -28,8 +28,8 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.engine.stream_planners import StreamPlanners
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model
-from ssd_runtime.model.bitwise import require_bitwise
-from ssd_runtime.model.parity import require_faithful
+from ssd_runtime.model.checks.bitwise import require_bitwise
+from ssd_runtime.model.checks.parity import require_faithful
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.memory import guard_memory, return_freed
 from ssd_runtime.weights.draft_bits import DraftBits

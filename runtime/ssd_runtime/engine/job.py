@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.sequence.session import POOL_ROOM, Session
-from ssd_runtime.model.kv_cache import SPARE_SLOTS
-from ssd_runtime.model.kv_pool import PoolFull
+from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS
+from ssd_runtime.model.cache.kv_pool import PoolFull
 from ssd_runtime.model.runner import Forward, Request, Work
 from ssd_runtime.profiling.memory import DECODING_REMEDY, gib, guard_memory
 

@@ -14,8 +14,8 @@ from ssd_runtime.engine.sequence.accept import accept
 from ssd_runtime.engine.sequence.choices import choosing
 from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.engine.sequence.verification import verification
+from ssd_runtime.model.devices.transfer import take_rows
 from ssd_runtime.model.runner import Head, ModelRunner, Work
-from ssd_runtime.model.transfer import take_rows
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.profiling.clock import Stopwatch
 

@@ -13,9 +13,9 @@ from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job, is_full, rows_of
 from ssd_runtime.engine.prefix_cache import PrefixCache
 from ssd_runtime.engine.sequence.session import POOL_ROOM, PREFILL_CHUNK, Load, Session
+from ssd_runtime.model.cache.kv_cache import GROWTH, SPARE_SLOTS
+from ssd_runtime.model.cache.kv_pool import PoolFull
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import GROWTH, SPARE_SLOTS
-from ssd_runtime.model.kv_pool import PoolFull
 from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.profiling.memory import DECODING_REMEDY, available_bytes, guard_memory
 from ssd_runtime.sampling.params import GREEDY, SamplingParams

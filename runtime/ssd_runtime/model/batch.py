@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssd_runtime.model.attention import bias_of
+from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.families import LayerKind
-from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.model.rotary import RotaryTable, Rotation, joined, repeated
 
 MOST_BY_ROW = 32

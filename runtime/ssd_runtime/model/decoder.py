@@ -12,15 +12,15 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import FULL, SkipMask
 from ssd_runtime.model.attention import capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder
+from ssd_runtime.model.cache.kv_cache import KVCache
+from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool
+from ssd_runtime.model.devices.placement import device_of
+from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
-from ssd_runtime.model.kv_cache import KVCache
-from ssd_runtime.model.kv_pool import KVLayout, KVPool
 from ssd_runtime.model.layer import Layer, Norm
-from ssd_runtime.model.placement import device_of
 from ssd_runtime.model.projections import LightCopies, Projections
 from ssd_runtime.model.rotary import RotaryTable
 from ssd_runtime.model.sublayers import Shape, SubLayers
-from ssd_runtime.model.transfer import to_device
 from ssd_runtime.profiling.clock import WaitedLock, queues_work, synchronize
 from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits

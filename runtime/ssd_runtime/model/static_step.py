@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import KVCache
-from ssd_runtime.model.transfer import to_device
+from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.sampling.argmax import argmax
 
 

@@ -13,8 +13,8 @@ import torch
 from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import Array, DeviceKey, LatencyTable
 from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import KVCache
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.device import device_identity
 from ssd_runtime.profiling.memory import available_bytes

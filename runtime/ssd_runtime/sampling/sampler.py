@@ -16,7 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ssd_runtime.model.transfer import to_device
+from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.seen_tokens import SeenTokens

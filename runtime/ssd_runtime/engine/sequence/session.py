@@ -13,10 +13,10 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache, shared_tokens
 from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
 from ssd_runtime.model.batch import MOST_BY_ROW
+from ssd_runtime.model.cache.kv_cache import FORWARD_ROWS
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.kv_cache import FORWARD_ROWS
+from ssd_runtime.model.devices.transfer import take_rows, to_device
 from ssd_runtime.model.runner import Forward, ModelRunner, Work
-from ssd_runtime.model.transfer import take_rows, to_device
 from ssd_runtime.profiling.clock import queues_work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.model.runner import Forward
-from ssd_runtime.model.transfer import to_device
 
 
 def verification(session: Session, pending: int, draft: Draft, keep_states: bool = False) -> Forward:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ssd_runtime.model.kv_pool import KVPool, LayerGroup
+    from ssd_runtime.model.cache.kv_pool import KVPool, LayerGroup
 
 FORWARD_ROWS = 768
 """Most rows of one sequence in a forward: a chunk of a prompt."""

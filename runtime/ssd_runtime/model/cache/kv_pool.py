@@ -8,8 +8,8 @@ from weakref import WeakSet, finalize
 
 import torch
 
-from ssd_runtime.model.kv_cache import SPARE_SLOTS, KVCache, Lease, sliding_slots
-from ssd_runtime.model.slot_ranges import SlotRanges
+from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS, KVCache, Lease, sliding_slots
+from ssd_runtime.model.cache.slot_ranges import SlotRanges
 
 
 class PoolFull(Exception):  # noqa: N818 - a state of the pool, which the scheduler handles

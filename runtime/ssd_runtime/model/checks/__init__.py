@@ -1,0 +1,1 @@
+"""Checks of the view of a model, before it decodes."""

@@ -1,0 +1,1 @@
+"""Devices that parts of a model run on, and transfers to them."""
