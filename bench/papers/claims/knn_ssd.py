@@ -55,7 +55,7 @@ KNN = (
             ),
         ),
         reason="a route keeps nothing from prompt to prompt, so by price the ratio cannot matter to it; `auto` learns "
-        "along the stream, and the order does not matter to it either",
+        "along the stream, and the order does not matter to it either (0.3 with another compile of the model)",
         part=",".join(RATIOS),
     ),
     Claim(
