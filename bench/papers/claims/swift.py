@@ -65,8 +65,8 @@ SWIFT = (
             lambda look: first_ten(look, "swift+bayes_interval=100") > first_ten(look, "swift"),
             lambda look: look(SWEEP, "swift") > look(SWEEP, "swift+steps=25"),
         ),
-        reason="25 masks are searched at once and stay poor (0.57 in the last prompts, where 1000 have 0.83 and 100 have "
-        "0.85); 32 prompts are too few for 1000 to catch up",
+        reason="25 masks are searched at once and stay poor (0.57 in the last prompts, where 1000 have 0.83 and 100 "
+        "have 0.85); 32 prompts are too few for 1000 to catch up",
         part="swift-sweep,along-sweep",
     ),
     Claim(
@@ -78,8 +78,8 @@ SWIFT = (
             *over("swift+skip=0.4", "swift+skip=0.3", SWEEP),
             *over("swift+skip=0.4", "swift", SWEEP),
         ),
-        reason="all three are level: masks that skip less are accepted more often and cost more; on this model no ratio is "
-        "clean, and 32 prompts are searched most of the time",
+        reason="all three are level: masks that skip less are accepted more often and cost more; on this model no "
+        "ratio is clean, and 32 prompts are searched most of the time",
         part=SWEEP,
     ),
     Claim(
