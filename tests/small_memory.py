@@ -14,7 +14,7 @@ SPARE, ROOM, BLOCK = 24, 8, 4
 def small_memory() -> Iterator[None]:
     """Windows slide, pools fill and prefixes count after a few tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("model.kv_cache", "model.kv_pool", "engine.job", "engine.scheduler"):
+        for module in ("model.cache.kv_cache", "model.cache.kv_pool", "engine.job", "engine.scheduler"):
             patch.setattr(f"ssd_runtime.{module}.SPARE_SLOTS", SPARE)
         patch.setattr("ssd_runtime.model.cache.kv_cache.LOOKBACK", 2)
         patch.setattr("ssd_runtime.model.cache.kv_cache.FORWARD_ROWS", 2 * SPARE)

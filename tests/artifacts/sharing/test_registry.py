@@ -67,12 +67,16 @@ def test_a_new_bundle_under_the_tag_is_seen(host: str, saved: Path) -> None:
     assert set(after.bundle.domains) == {"one"}
 
 
-def test_a_pull_replaces_a_bundle_and_nothing_else(host: str, saved: Path, tmp_path: Path) -> None:
+def test_a_pull_replaces_a_bundle_from_elsewhere_and_nothing_else(host: str, saved: Path, tmp_path: Path) -> None:
     reference = read_reference(f"oci://{host}/replaced:v1")
     push_to_registry(saved, reference, {})
     out = tmp_path / "out"
     bundle(one=bundle().domains["one"]).save(out)
     (out / "README.md").write_text("the user's")
+    with pytest.raises(UserError, match="was made here"):
+        receive(reference, out)
+    assert set(Bundle.load(out).domains) == {"one"}
+    (out / ORIGIN).write_text("source: elsewhere\n")
     receive(reference, out)
     assert set(Bundle.load(out).domains) == {"one", "two"}
     assert (out / "README.md").read_text() == "the user's"
