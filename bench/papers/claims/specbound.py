@@ -77,7 +77,7 @@ SPECBOUND = (
             *least(PUBLISHED, 1.5, SAMPLED),
             lambda look: look(SAMPLED, PUBLISHED) >= 0.87 * look(PART, PUBLISHED),
         ),
-        reason="the loss from sampling is the paper's or less; but exits do not gain on this model to begin with",
+        reason="sampling costs exits nothing here; but they do not gain on this model to begin with",
         part=f"{PART},{SAMPLED}",
     ),
 )
