@@ -37,7 +37,10 @@ def found(name: str, printed: str) -> float:
 
 
 def test_a_context_shows_how_many_of_the_skipped_blocks_are_attention() -> None:
-    plain, ours = Timed([1] * 11, 0.0, 10.0, 10), Timed([1] * 11, 0.0, 10.0, 10, CYCLES)
+    plain, ours = (
+        Timed(token_ids=[1] * 11, first_seconds=0.0, seconds=10.0, counted=10, cycles=cycles)
+        for cycles in ({"drafts": 0.0}, CYCLES)
+    )
     line = context_sweep.line(2048, 1.5, {"plain": plain, "knapsack": ours}, layers=10)
     assert found("attention at 2048", line) == 75
     assert "30%, 10%" in line
@@ -60,16 +63,16 @@ def test_a_number_of_clusters_shows_its_speed() -> None:
     seconds = {("plain", "a"): 2.0, ("plain", "b"): 2.0, ("knn", "a"): 1.0, ("knn", "b"): 2.0}
     rows = [
         Row(
-            category + str(i),
-            category,
-            name,
-            0,
-            "none",
-            21,
-            0.1,
-            each,
-            20,
-            CYCLES | {"plain_steps": 20, "plain_seconds": 2.0},
+            prompt=category + str(i),
+            category=category,
+            contender=name,
+            repeat=0,
+            divergence="none",
+            tokens=21,
+            first_seconds=0.1,
+            seconds=each,
+            counted=20,
+            cycles=CYCLES | {"plain_steps": 20, "plain_seconds": 2.0},
         )
         for (name, category), each in seconds.items()
         for i in range(2)

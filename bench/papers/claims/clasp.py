@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import (
-    PLANTED,
-    REAL,
-    SAMPLED,
-    both,
-    least,
-    number,
-    over,
-    paired,
-    several,
-)
+from bench.papers.claims.conditions import PLANTED, REAL, SAMPLED, both, least, number, over, paired, several
 from bench.papers.scoreboard import Claim
 
 SWEEP = "priced-clasp"

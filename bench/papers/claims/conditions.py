@@ -94,9 +94,14 @@ def several(part: str, *contenders: str, figure: str = "speedup") -> Callable[[L
         return name
 
     def shown(look: Look, name: str) -> str:
-        try:
-            return f"{short(name)} {look(part, name, figure):.2f}"
-        except NotMeasuredError:
-            return f"{short(name)} –"
+        return f"{short(name)} {if_measured(lambda: f'{look(part, name, figure):.2f}')}"
 
     return lambda look: ", ".join(shown(look, name) for name in contenders)
+
+
+def if_measured(text: Callable[[], str], otherwise: str = "–") -> str:
+    """A text of our figures, or `otherwise` if one of them is missing."""
+    try:
+        return text()
+    except NotMeasuredError:
+        return otherwise

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import PLANTED, REAL, both, least, number, over, several
+from bench.papers.claims.conditions import PLANTED, REAL, both, if_measured, least, number, over, several
 from bench.papers.parts.comparisons import CONTEXTS
-from bench.papers.scoreboard import Claim, Look, NotMeasuredError
+from bench.papers.scoreboard import Claim, Look
 
 
 def _found(look: Look, context: int) -> str:
     """The speed after a long prompt, or a dash."""
-    try:
-        return f"{look(f'context-{context}', 'knapsack+warm_start=0'):.2f}"
-    except NotMeasuredError:
-        return "–"
+    return if_measured(lambda: f"{look(f'context-{context}', 'knapsack+warm_start=0'):.2f}")
 
 
 def _attention(look: Look, context: int) -> str:
     """The share of attention among skipped blocks, or that nothing was skipped."""
-    try:
-        return f"{number(look, f'attention at {context}'):.0f}%"
-    except NotMeasuredError:
-        return "nothing skipped"
+    return if_measured(lambda: f"{number(look, f'attention at {context}'):.0f}%", "nothing skipped")
 
 
 KNAPSPEC = (

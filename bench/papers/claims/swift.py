@@ -66,8 +66,8 @@ SWIFT = (
             lambda look: first_ten(look, "swift+bayes_interval=100") > first_ten(look, "swift"),
             lambda look: look(SWEEP, "swift") > look(SWEEP, "swift+steps=25"),
         ),
-        reason="25 masks are searched at once and stay poor (0.57 in the last prompts, where 1000 have 0.83 and 100 "
-        "have 0.85); 32 prompts are too few for 1000 to catch up",
+        reason="25 masks are searched at once and stay poor (0.57 in the last two prompts, where 1000 have 0.83 and "
+        "100 have 0.85); 32 prompts are too few for 1000 to catch up",
         part="swift-sweep,along-sweep",
     ),
     Claim(

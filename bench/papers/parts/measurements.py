@@ -29,25 +29,21 @@ MEASUREMENTS = (
             ),
         ),
     ),
-    Measurement(
-        name="along-stream",
-        title="SWIFT as the stream goes on",
-        tool="bench.papers.tools.swift_stream",
-        arguments=("{out}/swift-stream",),
-        bundle=DIFFUSE,
-        optional=True,
-        derived=True,
-        without_bundle=True,
-    ),
-    Measurement(
-        name="along-sweep",
-        title="SWIFT's S, β and r as the stream goes on",
-        tool="bench.papers.tools.swift_stream",
-        arguments=("{out}/swift-sweep", "--group", "10"),
-        bundle=DIFFUSE,
-        optional=True,
-        derived=True,
-        without_bundle=True,
+    *(
+        Measurement(
+            name=name,
+            title=title,
+            tool="bench.papers.tools.swift_stream",
+            arguments=(f"{{out}}/{rows}",),
+            bundle=DIFFUSE,
+            optional=True,
+            derived=True,
+            without_bundle=True,
+        )
+        for name, rows, title in (
+            ("along-stream", "swift-stream", "SWIFT as the stream goes on"),
+            ("along-sweep", "swift-sweep", "SWIFT's S, β and r as the stream goes on"),
+        )
     ),
     Measurement(
         name="bounded",

@@ -77,7 +77,7 @@ def _outcome(done: Mapping[str, Timed], layers: int) -> str:
     ours = done["knapsack"]
     whole = plain.seconds / ours.seconds
     cycles = ours.cycles
-    if not cycles.get("drafts"):
+    if not cycles["drafts"]:
         return f"nothing drafted; {whole:.2f} of plain"
     attention, mlp = (cycles[kind] / cycles["drafts"] / layers for kind in ("skipped_attention", "skipped_mlp"))
     step = plain.seconds / plain.counted

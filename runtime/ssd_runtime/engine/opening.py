@@ -77,8 +77,8 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
 
     `note` receives one line per message for the user: tensors that were requantised, the dtype that `auto` chose,
     settings that decoding ignores, memory for copies of weights, the start of a measurement of this device, and other
-    processes that keep the processors busy. Raises
-    UserError if the model cannot be loaded or the bundle belongs to another one.
+    processes that keep the processors busy. Raises UserError if the model cannot be loaded or the bundle belongs to
+    another one.
     """
     # These imports take seconds.
     import torch
