@@ -1,4 +1,4 @@
-"""Talks to `ssd-serve` with OpenAI's client: a streamed chat, then what decoding it was like.
+"""Streams a chat from `ssd-serve` with OpenAI's client, then prints its speed and strategy.
 
 ssd-serve --model demo --port 8000          # in another terminal
 python examples/server_client.py --url http://127.0.0.1:8000/v1
