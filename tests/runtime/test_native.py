@@ -12,7 +12,8 @@ from torch.nn.functional import rms_norm, silu
 
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.vnni import GROUP, Vnni, quantised_groups
-from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.native import library as native
+from ssd_runtime.weights.native.library import NEEDED, library
 
 needs_native = pytest.mark.skipif(library() is None, reason="needs AVX-512 VNNI and a C compiler")
 ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 33)
@@ -150,3 +151,24 @@ def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch,
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSD_NATIVE", "0")
     assert library.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting", "compiled", "told"),
+    [
+        (NEEDED, "1", False, True),
+        (NEEDED, "1", True, False),
+        (NEEDED, "0", False, False),
+        (frozenset({"avx2"}), "1", False, False),
+    ],
+    ids=["no compiler", "compiled", "switched off", "no instructions"],
+)
+def test_a_missing_compiler_is_told_only_where_one_would_help(
+    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], setting: str, compiled: bool, told: bool
+) -> None:
+    monkeypatch.setattr(native, "processor_flags", lambda: flags)
+    monkeypatch.setattr(native, "library", lambda: object() if compiled else None)
+    monkeypatch.setenv("SSD_NATIVE", setting)
+    note = native.missing_note()
+    assert (note is not None) == told
+    assert note is None or "gcc" in note

@@ -76,9 +76,9 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     """Load the model and check that the bundle fits it.
 
     `note` receives one line per message for the user: tensors that were requantised, the dtype that `auto` chose,
-    settings that decoding ignores, memory for copies of weights, the start of a measurement of this device, and other
-    processes that keep the processors busy. Raises UserError if the model cannot be loaded or the bundle belongs to
-    another one.
+    settings that decoding ignores, memory for copies of weights, the start of a measurement of this device, other
+    processes that keep the processors busy, and a missing C compiler. Raises UserError if the model cannot be loaded
+    or the bundle belongs to another one.
     """
     # These imports take seconds.
     import torch
@@ -86,6 +86,7 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
     from ssd_runtime.loading.models import load_model
     from ssd_runtime.profiling.other_work import OtherWork, busy_note
+    from ssd_runtime.weights.native.library import missing_note
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -94,6 +95,8 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     for line in loaded.notes:
         note(line)
     if told := busy_note(others.processors(), torch.get_num_threads(), os.cpu_count() or 1):
+        note(told)
+    if loaded.model.device.type == "cpu" and (told := missing_note()):
         note(told)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as ignored:
         engine = Engine(

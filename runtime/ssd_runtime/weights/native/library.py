@@ -52,11 +52,26 @@ class Library:
         self.attention.restype = None
 
 
+def wanted() -> bool:
+    """Whether this processor has the instructions, and `SSD_NATIVE` is not 0."""
+    return os.environ.get("SSD_NATIVE") != "0" and processor_flags() >= NEEDED
+
+
+def missing_note() -> str | None:
+    """A line for a user whose processor could run the code if it could be compiled; None for all others."""
+    if not wanted() or library() is not None:
+        return None
+    return (
+        "the C code for this processor could not be compiled, so light drafts and packed weights use slower kernels; "
+        f"install {COMPILERS[0]}, or name another compiler in $CC"
+    )
+
+
 @cache
 def library() -> Library | None:
-    """The compiled code; None where the processor or a C compiler is missing, or if `SSD_NATIVE` is 0."""
+    """The compiled code; None where it is not `wanted`, or cannot be compiled."""
     flags = processor_flags()
-    if os.environ.get("SSD_NATIVE") == "0" or not flags >= NEEDED:
+    if not wanted():
         return None
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SOURCES]
     about = hashlib.sha256("\n".join([*texts, *FLAGS, *LINK_FLAGS, *sorted(flags)]).encode())
