@@ -165,6 +165,28 @@ def test_a_marked_position_can_be_returned_to() -> None:
         sequence.check()
 
 
+@pytest.mark.parametrize("further", [10, 60, 200])
+@pytest.mark.parametrize("windows", [[WINDOW], [9, None, WINDOW]])
+def test_a_marked_position_can_be_copied_after_its_window_was_dropped(further: int, windows: list[int | None]) -> None:
+    """The copy has slots of its own for the window, and no other sequence's slots are written."""
+    with small_memory():
+        pool = KVPool(layout(windows))
+        first, source = Copy(pool), Copy(pool)
+        first.append([float(i) for i in range(12)])
+        source.append([float(100 + i) for i in range(20)])
+        source.cache.mark(20)
+        for number in range(further // 10):
+            source.append([-1.0 - number] * 10)
+        copied = Copy(pool)
+        copied.cache.copy_from(source.cache, 20)
+        copied.values = source.values[:20]
+        for sequence in (first, source, copied):
+            sequence.check()
+        copied.append([7.0] * 30)
+        for sequence in (first, source, copied):
+            sequence.check()
+
+
 PROMPT = [1 + 7 * i % 90 for i in range(60)]
 FAMILIES = ["llama", "gemma3", "mistral-sliding", "phi3-longrope"]
 
@@ -194,6 +216,24 @@ def test_decoding_with_sliding_caches_equals_decoding_with_whole_ones(variant: s
         for _ in range(2):  # the second time the window before the prompt's end has to come back
             again = decode(session, prompt, ConstantPlanner(plan), limits).token_ids
             assert compare(Session(decoder), PROMPT, whole, again).kind is not Kind.ERROR
+
+
+def test_a_request_keeps_no_more_keys_because_an_earlier_one_searched() -> None:
+    """A search on old tokens makes sliding layers keep their keys, until its request ends."""
+    decoder, everything = long_context("mistral-sliding"), 1 << 30
+    with small_memory():
+        prefixes = PrefixCache(decoder.new_pool(4000 * decoder.kv_layout.bytes_per_slot, 8))
+        first = Session(decoder, prefixes=prefixes)
+        prompt = first.prefill(PROMPT)
+        first.look_back(everything)
+        decode(first, prompt, PlainPlanner(), Limits(9))
+        assert first.cache.lookback < everything, "the same prompt, decoded by another planner"
+        first.look_back(everything)
+        first.close()
+        second = Session(decoder, prefixes=prefixes)
+        second.prefill([*first.ids, 1])
+        assert second.cache is first.cache, "it takes over the keys of the first"
+        assert second.cache.lookback < everything
 
 
 @pytest.mark.parametrize("variant", FAMILIES)

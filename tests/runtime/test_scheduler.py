@@ -29,7 +29,7 @@ from ssd_runtime.model.sublayers import SubLayers
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from tests.models import VARIANTS, tiny_model
@@ -162,6 +162,66 @@ def test_sequences_that_share_a_prefix_at_once_each_have_it() -> None:
             assert sum(job.ended().num_cached_tokens > 0 for _, job in jobs) >= (1 if shared == 1.0 else 3)
             for ids, job in jobs:
                 assert_as_alone(decoder, GREEDY, ids, Limits(12), job.ended().token_ids)
+
+
+@pytest.mark.parametrize("slots", range(100, 200, 6))
+def test_a_prompt_that_resumes_keeps_the_room_that_was_found_for_it(slots: int) -> None:
+    """Even if its states have to be summed first, and another prompt comes in the same step."""
+    decoder, first = Decoder(tiny_model("llama")), list(range(20, 45))
+    with small_memory():
+        scheduler = Scheduler(decoder, 4, cache_bytes=slots * decoder.kv_layout.bytes_per_slot)
+        session = scheduler.session()
+        job = scheduler.add(session, generating(session, first, PlainPlanner(), Limits(12)), first)
+        turn = [*first, *scheduler.finish(job).token_ids, *([3] * 20)]
+        jobs = list[Job[Generation]]()
+        asked = [turn, [7] * 30, [8] * 30]
+        for ids in asked:
+            session = scheduler.session()
+            jobs.append(scheduler.add(session, generating(session, ids, PlainPlanner(), Limits(9)), ids))
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+        for ids, job in zip(asked, jobs, strict=True):
+            assert_as_alone(decoder, GREEDY, ids, Limits(9), job.ended().token_ids)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["ended", "running"])
+@pytest.mark.parametrize("variant", ["gemma3", "mistral-sliding"])
+def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str, beside: bool) -> None:
+    """Its keys are those of a running or an ended sequence, and no other sequence's are touched."""
+    decoder = Decoder(tiny_model(variant, seed=4, max_position_embeddings=512))
+    shared, other = [5 + i % 40 for i in range(33)], [9, 8, 7] * 4
+    with small_memory():
+        scheduler = Scheduler(decoder, 8)
+        asked = [(other, Limits(300)), (shared, Limits(260 if beside else 200))]
+        jobs = list[Job[Generation]]()
+
+        def ask(ids: list[int], limits: Limits) -> Job[Generation]:
+            session = scheduler.session()
+            return scheduler.add(session, generating(session, ids, PlainPlanner(), limits), ids)
+
+        jobs = [ask(ids, limits) for ids, limits in asked]
+        for _ in range(215):
+            scheduler.step()
+        assert jobs[1].done is not beside
+        asked.append((shared, Limits(40)))
+        jobs.append(ask(*asked[-1]))
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+        assert jobs[2].ended().num_cached_tokens == 32
+        for (ids, limits), job in zip(asked, jobs, strict=True):
+            assert_as_alone(decoder, GREEDY, ids, limits, job.ended().token_ids)
+
+
+def test_a_cancelled_job_says_so() -> None:
+    decoder = Decoder(tiny_model("llama"))
+    scheduler = Scheduler(decoder, 2)
+    session = scheduler.session()
+    job = scheduler.add(session, generating(session, [1, 2], PlainPlanner(), Limits(9)), [1, 2])
+    with pytest.raises(UserError, match="has not ended"):
+        job.ended()
+    scheduler.cancel(job)
+    with pytest.raises(UserError, match="was cancelled"):
+        job.ended()
 
 
 @pytest.mark.parametrize("variant", ["llama", "mistral-sliding", "gemma3", "phi3-longrope"])

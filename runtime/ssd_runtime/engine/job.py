@@ -13,7 +13,7 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.engine.sequence.session import POOL_ROOM, Session
 from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS
 from ssd_runtime.model.cache.kv_pool import PoolFull
-from ssd_runtime.model.runner import Forward, Request, Work
+from ssd_runtime.model.runner import Forward, ModelRequest, Work
 from ssd_runtime.profiling.memory import DECODING_REMEDY, gib, guard_memory
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Job(Generic[T]):
     session: Session
     work: Work[T]
     prompt: Sequence[int]
-    request: Request | None = None
+    request: ModelRequest | None = None
     """The latest request; None before the job runs."""
     result: T | None = None
     error: Exception | None = None
@@ -98,7 +98,7 @@ class Job(Generic[T]):
         else:
             self.advance(None)
 
-    def _next(self, answer: Any) -> Request:
+    def _next(self, answer: Any) -> ModelRequest:
         """The next request: of the work, or of computing a paused job's keys and values again."""
         paused = self._paused
         if paused is None:
@@ -111,10 +111,14 @@ class Job(Generic[T]):
             return paused.request
 
     def ended(self) -> T:
-        """The result of a job that has ended. Raises the error that it failed with."""
+        """The result of a job that has ended.
+
+        Raises the error that it failed with, and UserError if it was cancelled or has not ended.
+        """
         if self.error is not None:
             raise self.error
-        assert self.result is not None, "the job has neither ended nor failed: it was cancelled, or still runs"
+        if self.result is None:
+            raise UserError("the request was cancelled" if self.done else "the request has not ended")
         return self.result
 
     def fail(self, error: Exception | None) -> None:
@@ -151,11 +155,11 @@ class _Paused:
     recomputing: Work[None]
 
 
-def is_full(request: Request | None) -> bool:
+def is_full(request: ModelRequest | None) -> bool:
     """Whether a request is for the full model up to its last sub-layer, which all running jobs share."""
     return request is not None and request.is_full
 
 
-def rows_of(request: Request | None) -> int:
+def rows_of(request: ModelRequest | None) -> int:
     """Number of rows of a request; 0 without one."""
     return 0 if request is None else request.size

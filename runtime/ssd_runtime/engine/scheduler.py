@@ -1,4 +1,4 @@
-"""Decodes several sequences at once: every step is one forward of the full model for all of them."""
+"""Decodes several sequences at once: every step runs the full model once for each of them, mostly in one forward."""
 
 from __future__ import annotations
 
@@ -106,10 +106,11 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> list[Job[Any]]:
-        """Run one forward of the full model for all running jobs, then their drafts; returns the jobs that ended.
+        """Run the full model for all running jobs, then their drafts; returns the jobs that ended.
 
-        After the forward, jobs request heads and draft forwards until each of them waits for the full model again.
-        Requests with the same mask and sub-layers share a forward. Ctrl-C takes effect at the end of the step.
+        After that, jobs request heads and draft forwards until each of them waits for the full model again.
+        Requests that are alike (`Forward.key`) share a forward: of the full model all, except for those that keep
+        states and those that go on after an early exit. Ctrl-C takes effect at the end of the step.
         """
         with uninterrupted():
             self._steps += 1

@@ -34,13 +34,16 @@ MAX_BIAS_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The sequences and rows that shared a forward of the full model."""
+    """The sequences and rows of a step of the scheduler.
+
+    They share one forward of the full model, except for those whose states are kept or whose drafts have begun it.
+    """
 
     sequences: int = 1
     rows: int = 1
     """Rows of all sequences together."""
     step: int = 0
-    """The scheduler's number of the forward."""
+    """The scheduler's number of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Session:
         self.chunk = PREFILL_CHUNK
         """Most prompt tokens of a forward; the scheduler lowers it while other sequences wait for that."""
         self.load: Load | None = None
-        """Load of the latest forward of the full model; None for a lone sequence."""
+        """Load of the step of the latest forward of the full model; None for a lone sequence."""
 
     @property
     def prefilled(self) -> bool:
@@ -142,15 +145,19 @@ class Session:
         self._prompt = None
         self.reused = 0
         self._states = beginning.states.copy() if beginning is not None else PromptStates()
+        reused: Prefix | None = None
         if beginning is None:
             self.cache.restart()
-            yield from self._reusing(ids)
+            reused = self._reuse(ids)
         else:
             self.cache.rewind(beginning.tokens)
         self.cache.long = long
         self._states_are_long = long
         room = MAX_ROOM if self._prefixes is None else POOL_ROOM
+        # The first request comes later: until then nobody is admitted to the room that the scheduler has found.
         self.cache.reserve_tokens(min(total + min(new_tokens, room), limit))
+        if reused is not None:
+            self._states = yield from reused.states.resuming(self.reused)
         ids = known + ids
         while self.committed < total:
             chunk = ids[self.committed : self.committed + self._chunk()]
@@ -192,20 +199,23 @@ class Session:
         known = self.known_prefix(ids)
         return shared > (known[1] if known is not None else 0)
 
-    def _reusing(self, ids: list[int]) -> Work[None]:
-        """Take over the longest known prefix of a prompt."""
+    def _reuse(self, ids: list[int]) -> Prefix | None:
+        """Take over the keys of the longest known prefix of a prompt, whose states are still to be resumed."""
         found = self.known_prefix(ids)
         if self._prefixes is None or found is None:
-            return
+            return None
         prefix, tokens = found
         # The keys come first: while this sequence waits for its states, another may take the prefix or drop it.
         self.cache = self._prefixes.reuse(prefix, tokens, self.cache)
         self.ids = ids[:tokens]
         self.reused = tokens
-        self._states = yield from prefix.states.resuming(tokens)
+        return prefix
 
     def look_back(self, tokens: int) -> None:
-        """Make sliding layers keep all keys that the latest `tokens` tokens see, for a search that runs them again."""
+        """Make sliding layers keep all keys that the latest `tokens` tokens see, for a search that runs them again.
+
+        It holds until the session returns to the end of its prompt, or takes another one.
+        """
         self.cache.lookback = max(self.cache.lookback, tokens)
 
     def close(self, keep: bool = True) -> None:

@@ -126,12 +126,18 @@ class KVCache:
         )
 
     def rewind(self, position: int) -> None:
-        """Return to `position` tokens, which must be resumable."""
+        """Return to `position` tokens, which must be resumable; from there on `lookback` is as at first."""
+        self.lookback = LOOKBACK
         self._restore(position)
         self._marks = {mark: saved for mark, saved in self._marks.items() if mark <= position}
 
     def restart(self, keep_marks: bool = False) -> None:
-        """Return to no tokens at all; with `keep_marks`, marked positions stay marked for the tokens written next."""
+        """Return to no tokens at all.
+
+        With `keep_marks`, the same tokens are written again: marked positions stay marked, and `lookback` stays.
+        """
+        if not keep_marks:
+            self.lookback = LOOKBACK
         for number, lease in enumerate(self.leases):
             lease.first = 0
             self.placed(number)
@@ -141,15 +147,18 @@ class KVCache:
         """Copy the first `position` tokens, which must be resumable, of another cache of the same model."""
         self.long = other.long
         for number, (mine, theirs, group) in enumerate(zip(self.leases, other.leases, self.pool.groups, strict=True)):
-            mine.first = max(theirs.first, _window_begin(group, position))
+            begin = _window_begin(group, position)
+            count = position - begin
+            mine.first = begin
             self.placed(number)
-            self._grow(number, self.pool.slots_for(group, position - mine.first + SPARE_SLOTS))
-            count = max(0, position - mine.first)
-            for layer in group.layers:
-                self._part(layer, mine.first, count).copy_(other._part(layer, mine.first, count))
-        if (saved := other._marks.get(position)) is not None:
-            self._marks[position] = saved
-        self._restore(position)
+            self._grow(number, self.pool.slots_for(group, count + SPARE_SLOTS))
+            dropped = theirs.first > begin
+            for layer, window in zip(group.layers, other._saved(position, number), strict=True):
+                kept = window if dropped else other._part(layer, begin, count)
+                assert kept is not None, "the position is resumable"
+                self._part(layer, begin, count).copy_(kept)
+        if (windows := other._marks.get(position)) is not None:
+            self._marks[position] = windows
 
     def release(self) -> None:
         """Give all slots back to the pool; nothing may be written any more."""
@@ -240,18 +249,24 @@ class KVCache:
 
     def _restore(self, position: int) -> None:
         """Restore the windows before a marked position in the sliding layers that have dropped them."""
-        windows = iter(self._marks.get(position) or ())
-        for number, group in enumerate(self.pool.groups):
-            lease = self.leases[number]
+        for number, (lease, group) in enumerate(zip(self.leases, self.pool.groups, strict=True)):
             begin = _window_begin(group, position)
-            saved = [next(windows, None) for _ in group.layers] if group.window is not None else []
             if lease.first <= begin:
                 continue
             lease.first = begin
             self.placed(number)
-            for layer, window in zip(group.layers, saved, strict=True):
+            for layer, window in zip(group.layers, self._saved(position, number), strict=True):
                 assert window is not None, "the position is resumable"
                 self._part(layer, begin, position - begin).copy_(window)
+
+    def _saved(self, position: int, number: int) -> list[Tensor | None]:
+        """Copies of the window before a marked position, one per layer of a group; None where nothing was copied."""
+        saved = self._marks.get(position)
+        layers = self.pool.groups[number].layers
+        if saved is None or self.pool.groups[number].window is None:
+            return [None] * len(layers)
+        begin = sum(len(group.layers) for group in self.pool.groups[:number] if group.window is not None)
+        return list(saved[begin : begin + len(layers)])
 
     def _save_marks(self, group: LayerGroup, first: int, committed: int) -> None:
         """Copy the windows before marked positions that a layer group is about to drop."""
