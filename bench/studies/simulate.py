@@ -34,7 +34,7 @@ from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import draft_sources
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.stream import Stream
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
 
 NO_MODEL = ModelRunner(None)  # type: ignore[arg-type]
@@ -103,8 +103,9 @@ def replay(
         def target(row: int, left: Sequence[int] = left, paths: list[list[int]] = paths) -> int:
             return left[len(paths[row]) - 1]
 
-        accepted = accept(draft, target)
-        tokens = left[: len(accepted.rows)]
+        after = iter(range(len(left) - 1, -1, -1))
+        accepted = accept(draft, target, lambda _, after=after: next(after) > 0)  # type: ignore[misc]
+        tokens = accepted.tokens
         context = len(ids) - 1
         rows = len(paths)
         draft_seconds = draft.steps * latency.step_seconds(context, 1, plan.mask)

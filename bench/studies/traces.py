@@ -29,7 +29,7 @@ from ssd_runtime.engine.loop import Limits, generate
 from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import Cycle, PlainPlanner
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.search.replay import replay_mask

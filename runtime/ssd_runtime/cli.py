@@ -204,7 +204,7 @@ def run(
     record_redact: RedactOption = None,
     version: VersionOption = False,
 ) -> None:
-    """Decode prompts faster, with exactly the output of plain decoding."""
+    """Decode prompts faster, with the output of plain decoding up to rounding."""
     if prompt is not None and text is not None:
         raise UserError("--prompt: a prompt is given already; omit one of the two")
     prompt = prompt if prompt is not None else text

@@ -57,7 +57,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Hub id, folder, .gguf file or `demo`; by default the bundle's model.",
+        help="Hub id, folder, .gguf file, `demo` or `demo@wheel`; by default the bundle's model.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from ssd_compiler.load_validation import validate_under_load
 from ssd_compiler.validate import validate
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import Generation, Limits
 from ssd_runtime.engine.offline.interleaved import Contenders
@@ -118,12 +120,17 @@ def test_an_output_cut_short_by_a_near_tie_counts_by_its_own_tokens(monkeypatch:
     assert found.speedup_interval == (1.0, 1.0)
 
 
+def accept_everything(draft: Draft, choose: Callable[[int], int], goes_on: Callable[[int], bool]) -> Accepted:
+    rows = list(range(len(draft.tokens) + 1))
+    tokens = [*draft.tokens, choose(rows[-1])]
+    kept = next((place for place, token in enumerate(tokens) if not goes_on(token)), len(draft.tokens))
+    return Accepted(rows, tokens[: kept + 1], len(draft.tokens))
+
+
 def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "ssd_runtime.engine.loop.accept",
-        lambda draft, choose: Accepted(
-            list(range(len(draft.tokens) + 1)), choose(len(draft.tokens)), len(draft.tokens)
-        ),
+        accept_everything,
     )
     bad = Entry("all", SkipMask.of(8, range(16)), profile(0.9))
     with pytest.raises(UserError, match="no rounding in"):
@@ -175,9 +182,7 @@ def test_a_wrong_output_under_load_is_a_defect(monkeypatch: pytest.MonkeyPatch) 
     alone = validate(DECODER, PROMPTS, bad, latency_table(8), 50, Limits(20), lambda: None)
     monkeypatch.setattr(
         "ssd_runtime.engine.loop.accept",
-        lambda draft, choose: Accepted(
-            list(range(len(draft.tokens) + 1)), choose(len(draft.tokens)), len(draft.tokens)
-        ),
+        accept_everything,
     )
     with pytest.raises(UserError, match="no rounding in"):
         validate_under_load(DECODER, PROMPTS, alone, [3], Limits(20), lambda: None)

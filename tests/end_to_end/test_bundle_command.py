@@ -213,7 +213,7 @@ def test_a_model_that_is_not_related_is_told_why(room: Path, call: Call) -> None
         (("pull", "hf://org"), "no reference to the Hub"),
         (("sign", "bundle"), "give either --key"),
         (("sign", "bundle", "--key", "none.pem"), "is not there"),
-        (("sign", "b.ssd.tar", "--key", "mine.pem"), "no folder of a bundle"),
+        (("sign", "b.ssd.tar", "--key", "mine.pem"), "not a bundle's folder"),
         (("pack", "bundle", "--out", "model"), "is a folder"),
         (("unpack", "b.ssd.tar", "--out", "model"), "--out: model exists and is not a bundle"),
         (("unpack", "b.ssd.tar"), "--out: bundle is a bundle that was made here"),

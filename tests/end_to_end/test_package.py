@@ -68,7 +68,7 @@ def test_the_installed_wheel_decodes(clean: CleanEnvironment, tmp_path: Path) ->
 
 def test_the_installed_bundle_and_domains_can_be_read(clean: CleanEnvironment, tmp_path: Path) -> None:
     done = clean.run("ssd-bundle", "verify", "demo", cache=tmp_path / "cache")
-    assert (done.returncode, done.stdout) == (0, "demo: whole\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "demo: valid\n"), done.stderr
     done = clean.run("ssd-bundle", "inspect", "demo", "--json", cache=tmp_path / "cache")
     assert "gsm8k" in {domain["domain"] for domain in json.loads(done.stdout)["domains"]}
 

@@ -22,8 +22,11 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.sublayers import KEY_BLOCK
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.registry import find_strategy, read_settings
+from ssd_runtime.planning.strategy import StrategyInputs
 from tests.gguf_files import quantised_pair
 from tests.models import VARIANTS, tiny_model
+from tests.tables import latency_table
 
 LAYERS = 4
 SERVED = [name for name in VARIANTS if "sliding" not in name and "gemma" not in name]
@@ -135,6 +138,32 @@ def test_drafts_of_any_kind_leave_no_trace(drafter: Drafter | str) -> None:
     assert torch.equal(*after)
     assert got.num_accepted_tokens > 0
     assert all(cycle.verified == cycle.drafted + 1 for cycle in got.cycles), "no siblings"
+
+
+@pytest.mark.parametrize("strategy", ["clasp", "knapsack", "swift"])
+def test_strategies_that_search_leave_no_trace_either(strategy: str) -> None:
+    """Their searches may look at a single token, which runs as two equal rows."""
+    decoder = Decoder(tiny_model("llama", seed=3, max_position_embeddings=256), bitwise=True)
+    settings = {"clasp": ("refresh=4",), "knapsack": ("refresh=4", "window=1"), "swift": ("window=1", "steps=9")}
+    table = latency_table(LAYERS)
+    after = list[torch.Tensor]()
+    for name, given in (("plain", ()), (strategy, settings[strategy])):
+        inputs = StrategyInputs(
+            name=name,
+            settings=read_settings(name, list(given)),
+            decoder=decoder,
+            bundle=None,
+            latency=table,
+            heads=None,
+            light=None,
+        )
+        planner = find_strategy(name).make(inputs)()
+        session = Session(decoder)
+        got = generate(session, tokens(9), planner, Limits(60))
+        with torch.inference_mode():
+            after.append(decoder.logits(session.forward([1])))
+    assert torch.equal(*after)
+    assert got.num_draft_tokens > 0
 
 
 def test_no_verification_is_longer_than_what_holds() -> None:

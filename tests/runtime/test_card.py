@@ -34,7 +34,7 @@ from ssd_runtime.model.static_step import StaticStep
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.papers.swift import TREE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings

@@ -28,7 +28,7 @@ from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Source
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel, Entry
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import PLAIN, Cycle
 from tests.tables import latency_table, profile
 

@@ -21,7 +21,7 @@ from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.model.runner import Head, ModelRunner, Request, Work
+from ssd_runtime.model.runner import Head, ModelRequest, ModelRunner, Work
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, PlainPlanner, Plan
 from tests.models import VARIANTS, VOCABULARY, tiny_model
 
@@ -227,7 +227,7 @@ def test_what_an_early_exit_has_begun_is_the_full_models_own() -> None:
     class Surely(ModelRunner):
         """Answers a look after a layer by how sure the exit there is to be, forwards as they are."""
 
-        def _together(self, requests: Sequence[Request]) -> Sequence[torch.Tensor]:
+        def _together(self, requests: Sequence[ModelRequest]) -> Sequence[torch.Tensor]:
             if not isinstance(requests[0], Head):
                 return super()._together(requests)
             layer, sure = next(looks)

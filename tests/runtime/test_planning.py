@@ -27,8 +27,9 @@ from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.auto.verify_stats import VerifyStats
 from ssd_runtime.planning.cost import CostModel, Entry, cost_of
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.lookup import worth_verifying
-from ssd_runtime.planning.papers.knn import FixedPlanner, Frontier, NearestAnchorPlanner
+from ssd_runtime.planning.papers.knn import FixedPlanner, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
 from ssd_runtime.planning.registry import NAMES, STRATEGIES, WITHOUT_BUNDLE, Strategy, check_strategy, read_settings
 from ssd_runtime.planning.routing import Router

@@ -429,9 +429,9 @@ def bonus_without_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def siblings_like_the_main_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    def accept_wrongly(draft: Draft, choose: Callable[[int], int]) -> Accepted:
+    def accept_wrongly(draft: Draft, choose: Callable[[int], int], goes_on: Callable[[int], bool]) -> Accepted:
         paths = draft.paths(0)
-        return accept(draft, lambda row: choose(row if row <= draft.main_path else len(paths[row]) - 1))
+        return accept(draft, lambda row: choose(row if row <= draft.main_path else len(paths[row]) - 1), goes_on)
 
     monkeypatch.setattr(ssd_runtime.engine.loop, "accept", accept_wrongly)
 

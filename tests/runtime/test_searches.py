@@ -18,7 +18,7 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Variants
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import HEAD_ROWS, Forward, Head, ModelRunner, Request, Work
+from ssd_runtime.model.runner import HEAD_ROWS, Forward, Head, ModelRequest, ModelRunner, Work
 from ssd_runtime.model.sublayers import SubLayers
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.planning.papers.swift import SwiftPlanner, SwiftSearch
@@ -43,11 +43,11 @@ SETTINGS = {
 }
 
 
-def has_variants(request: Request) -> bool:
+def has_variants(request: ModelRequest) -> bool:
     return isinstance(request, Forward) and any(isinstance(each, Variants) for each in request.segments)
 
 
-SEARCHES: dict[str, Callable[[Request], bool]] = {
+SEARCHES: dict[str, Callable[[ModelRequest], bool]] = {
     "swift": lambda asked: isinstance(asked, Forward) and asked.mask is not None and asked.first > 0,
     "clasp": has_variants,
     "knapsack": has_variants,
@@ -62,11 +62,11 @@ def strategy(name: str, decoder: Decoder) -> MakePlanner:
 
 
 @contextmanager
-def run_by_the_runner_alone() -> Iterator[list[list[Request]]]:
+def run_by_the_runner_alone() -> Iterator[list[list[ModelRequest]]]:
     """Let nobody run the decoder outside of `ModelRunner.answer`; gives what that is asked."""
-    asked, entered, answer = list[list[Request]](), list[bool](), ModelRunner.answer
+    asked, entered, answer = list[list[ModelRequest]](), list[bool](), ModelRunner.answer
 
-    def noted(self: ModelRunner, requests: Sequence[Request]) -> list[Any]:
+    def noted(self: ModelRunner, requests: Sequence[ModelRequest]) -> list[Any]:
         asked.append(list(requests))
         entered.append(True)
         try:

@@ -13,7 +13,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.auto.shared_step import ChainYield, Member, SharedSteps, shares
 from ssd_runtime.planning.cost import CostModel
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from tests.tables import latency_table
 
 LAYERS, CONTEXT = 8, 100

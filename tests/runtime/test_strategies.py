@@ -33,9 +33,9 @@ from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.cost import Entry
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.papers.del_exit import DelPlanner
 from ssd_runtime.planning.papers.knapsack import FEWEST_ROWS
-from ssd_runtime.planning.papers.knn import Frontier
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.specbound import BoundedExitPlanner
 from ssd_runtime.planning.papers.swift import LOOK_EVERY, TREE, SwiftPlanner, SwiftSearch
@@ -220,7 +220,7 @@ def test_models_of_few_layers(name: str, layers: int) -> None:
     [
         *(("clasp", extreme) for extreme in ("skip=0", "skip=1", "refresh=1", "confidence=0")),
         *(("knapsack", extreme) for extreme in ("budget=0", "budget=1", "refresh=1", "similarity=1", "share=0")),
-        *(("swift", extreme) for extreme in ("skip=0", "skip=1", "steps=0", "window=1", "enough=0", "max_draft=60")),
+        *(("swift", extreme) for extreme in ("skip=0", "skip=1", "steps=0", "window=1", "enough=0", "max_draft=31")),
         *(("exit", extreme) for extreme in ("depth=0", "depth=1", "width=0", "threshold=0", "annealing=9")),
         *(("del", extreme) for extreme in ("every=50", "memory=0", "refresh=1")),
     ],
@@ -233,7 +233,7 @@ def test_extreme_parameters(name: str, extreme: str) -> None:
 
 def test_settings_are_checked() -> None:
     assert set(FAST) < set(WITHOUT_BUNDLE)
-    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan"):
+    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan", "max_draft=32"):
         with pytest.raises(UserError, match="--set"):
             read_settings("swift", [bad])
     assert read_settings("knn", ["out_of_domain=mix"]).out_of_domain == "mix"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import Forward, ModelRunner, Request, Work
+from ssd_runtime.model.runner import Forward, ModelRequest, ModelRunner, Work
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def run_together(decoder: Decoder, works: Sequence[Work[T]]) -> list[T]:
     results: list[Any] = [None] * len(works)
     answers: dict[int, Any] = dict.fromkeys(range(len(works)))
     while answers:
-        requests: dict[int, Request] = {}
+        requests: dict[int, ModelRequest] = {}
         for place, answer in answers.items():
             try:
                 requests[place] = works[place].send(answer)
@@ -39,7 +39,7 @@ def run_together(decoder: Decoder, works: Sequence[Work[T]]) -> list[T]:
     return results
 
 
-def _is_whole(request: Request) -> bool:
+def _is_whole(request: ModelRequest) -> bool:
     """Whether a request runs tokens from the first sub-layer to the last, with a mask or without."""
     if not isinstance(request, Forward) or isinstance(request.rows, Tensor):
         return False

@@ -20,7 +20,7 @@ from ssd_runtime.engine.loop import Generation, Limits, decoding
 from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.batch import Segment
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import Forward, Head, Request, Work
+from ssd_runtime.model.runner import Forward, Head, ModelRequest, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
@@ -40,7 +40,7 @@ def head_price(latency: LatencyTable, rows: int) -> float:
     return latency.head_seconds(known) * rows / known
 
 
-def price(latency: LatencyTable, request: Request) -> float:
+def price(latency: LatencyTable, request: ModelRequest) -> float:
     """Seconds of a request that runs alone, by the table.
 
     A step's overhead belongs to the forward that begins at the first sub-layer. Raises UserError for a mask with
@@ -115,7 +115,7 @@ class PricedPlanner:
         """Finish the inner planner."""
         self.inner.finish()
 
-    def watching(self, work: Work[T]) -> Generator[Request, Any, T]:
+    def watching(self, work: Work[T]) -> Generator[ModelRequest, Any, T]:
         """Pass the work's requests on, and price each."""
         answer: Any = None
         while True:

@@ -24,7 +24,7 @@ from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Option
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 
 

@@ -87,7 +87,7 @@ def verify(
         _verify_model(opened, model)
     signed = f", signed by {require_signature}" if require_signature is not None else ""
     matched = f", of {model}: all weights match" if model is not None else ""
-    print(f"{bundle}: whole{signed}{matched}")
+    print(f"{bundle}: valid{signed}{matched}")
 
 
 @app.command()
@@ -177,14 +177,16 @@ def sign_(
     if (key is None) != keyless:
         raise UserError("sign: give either --key PRIVATE.pem or --keyless")
     if not bundle.is_dir():
-        raise UserError(f"{bundle}: no folder of a bundle; sign it before it is packed, or use pack --key")
+        raise UserError(f"{bundle}: not a bundle's folder; sign it before it is packed, or use pack --key")
     print(sign(bundle, key) if key is not None else sign_keyless(bundle))
 
 
 @app.command("adopt")
 def adopt_(
     bundle: BundleArgument,
-    model: Annotated[str, typer.Option(help="The model that the bundle shall serve: other files, or a fine-tune.")],
+    model: Annotated[
+        str, typer.Option(help="The model to adopt the bundle for: other files of its model, or a fine-tune.")
+    ],
     out: Annotated[Path, typer.Option(help="Where the new bundle goes.")],
     original: Annotated[str | None, typer.Option(help="The bundle's own model, to compare all tensors with.")] = None,
     prompts: Annotated[
@@ -286,4 +288,4 @@ def _verify_model(opened: OpenedBundle, model: str) -> None:
     loaded = load_model(model, "cpu", None, weights_of(opened.bundle, model)).fingerprint(full=True)
     known.require_same_model(loaded, opened.where)
     if known.weights_sha256 != loaded.weights_sha256:
-        raise UserError(f"{opened.where}: made from other weights than {model} has; give the model that it is of")
+        raise UserError(f"{opened.where}: made from other weights than those of {model}; give the bundle's own model")

@@ -185,9 +185,9 @@ def decoding(
     began = perf_counter()
     try:
         logits = yield Head(prompt.last[None], normed=True)
-        first = output.append([session.choose(logits, lambda: [[]])(0)])
+        output.add(session.choose(logits, lambda: [[]])(0))
         result.first_token_seconds = result.prefill_seconds + perf_counter() - began
-        _deliver(first, on_tokens)
+        _deliver(output.tokens[-1:], on_tokens)
         watch = Stopwatch(session.decoder.lock, session.decoder.device)
         observing = 0.0
         while not output.done:
@@ -232,7 +232,7 @@ def _cycle(
     ranks = RANKS if successors is not None else 0
     choices = yield from choosing(session=session, pending=pending, draft=draft, logits=logits, ranks=ranks)
     draft = choices.draft
-    accepted = accept(draft, choices.choose)
+    accepted = accept(draft, choices.choose, output.add)
     before = session.ids[-1]
     rows = draft.rows(pending)
     session.commit([rows[row] for row in accepted.rows], accepted.rows, states)
@@ -240,20 +240,19 @@ def _cycle(
     drafting = watch.between(began, drafted)
     verifying = watch.lap() - drafting
 
-    new = [rows[row] for row in accepted.rows[1:]] + [accepted.next_token]
     cycle = Cycle(
         plan=replace(plan, drafter=None),
         context=context,
         drafted=draft.main_path,
         accepted=accepted.drafts,
-        tokens=output.append(new),
+        tokens=accepted.tokens,
         verified=len(rows),
         draft_seconds=drafting,
         verify_seconds=verifying,
         steps=draft.steps,
         plan_seconds=planning,
         load=session.load,
-        begun=draft.begun is not None,
+        begun=draft.begun is not None and not keep_states,
     )
     watch.lap()  # drops the time of the report, which plain decoding has as well
     planner.observe(cycle, [take_rows(x, accepted.rows) for x in answer] if keep_states else None)
@@ -300,7 +299,9 @@ class _Output:
             most=min(limits.max_new_tokens, room),
             finish_reason="context" if room < limits.max_new_tokens else "length",
         )
-        output.append(list(tokens))
+        for token in tokens:
+            if output.done or not output.add(token):
+                break
         return output
 
     @property
@@ -308,16 +309,12 @@ class _Output:
         """Number of new tokens that may still follow."""
         return self.most - len(self.tokens)
 
-    def append(self, tokens: list[int]) -> list[int]:
-        """Append tokens up to the end of generation and drop the rest; returns those appended."""
-        before = len(self.tokens)
-        for token in tokens:
-            if self.done:
-                break
-            self.tokens.append(token)
-            if token in self.limits.eos_ids or (self.limits.stop is not None and self.limits.stop(self.tokens)):
-                self.finish_reason = "stop"
-                self.done = True
-            elif self.remaining <= 0:
-                self.done = True
-        return self.tokens[before:]
+    def add(self, token: int) -> bool:
+        """Add the next token; returns whether the answer goes on after it."""
+        self.tokens.append(token)
+        if token in self.limits.eos_ids or (self.limits.stop is not None and self.limits.stop(self.tokens)):
+            self.finish_reason = "stop"
+            self.done = True
+        elif self.remaining <= 0:
+            self.done = True
+        return not self.done

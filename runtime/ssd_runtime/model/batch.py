@@ -157,7 +157,7 @@ class BatchBuilder:
                 if self.by_row and n <= MOST_BY_ROW:
                     bias = bias_of(visible.to(self.device), 1, self.dtype)[:, None, None]
                 else:
-                    bias = self._bias(visible if n > 1 else visible.expand(2, -1))
+                    bias = self._bias(self._paired(visible))
             seen[window] = begin, last, bias, causal
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
         return Segment(cache=cache, slot=start, rows=n, views=views)
@@ -184,7 +184,7 @@ class BatchBuilder:
             if isinstance(slot, int):
                 begin = min(slot, begin)
             last = self._last_key(begin, visible.shape[1])
-            bias = self._bias(pad(inside[:, begin:], (0, last - visible.shape[1])))
+            bias = self._bias(self._paired(pad(inside[:, begin:], (0, last - visible.shape[1]))))
             seen[window] = begin, last, bias, False
         rotations = self._rotations(positions, span.stop, cache.long)
         return Segment(cache=cache, slot=slot, rows=len(positions), views=self._views(rotations, seen))
@@ -233,6 +233,10 @@ class BatchBuilder:
         rows = torch.arange(start, end, device=self.device)[:, None]
         visible = keys <= rows
         return visible & (keys > rows - window) if window else visible
+
+    def _paired(self, visible: Tensor) -> Tensor:
+        """What rows see [rows, keys], for attention: twice for a lone row that runs as two equal ones."""
+        return visible.expand(2, -1) if len(visible) == 1 and self.key_multiple > 1 else visible
 
     def _bias(self, visible: Tensor) -> Tensor:
         return bias_of(visible.to(self.device), self.groups, self.dtype)

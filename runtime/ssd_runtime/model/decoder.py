@@ -251,7 +251,7 @@ class Decoder:
         return self._handed(x[:1] if paired else x)
 
     def norm(self, x: Tensor) -> Tensor:
-        """States `x` after the final norm."""
+        """States `x` [n, hidden] after the final norm."""
         with self.lock:
             return self._handed(self._on_two_rows(self._norm, x))
 
@@ -262,7 +262,7 @@ class Decoder:
             return self.finished(self._handed(self._on_two_rows(head, normed)))
 
     def _on_two_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply `work` to rows `x` [n, …].
+        """Apply `work` to rows `x` [n, width].
 
         In bitwise mode a single row is duplicated and the copy dropped, because kernels round one row differently from
         two.

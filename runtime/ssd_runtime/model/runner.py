@@ -119,8 +119,8 @@ class Read:
         return Read, self.x.dtype
 
 
-Request = Forward | Head | Norm | Read
-Work = Generator[Request, Any, T]
+ModelRequest = Forward | Head | Norm | Read
+Work = Generator[ModelRequest, Any, T]
 """The work of one sequence, which yields requests, receives their answers and returns its result."""
 
 
@@ -131,7 +131,7 @@ class ModelRunner:
         self.decoder = decoder
 
     @torch.inference_mode()
-    def answer(self, requests: Sequence[Request]) -> list[Any]:
+    def answer(self, requests: Sequence[ModelRequest]) -> list[Any]:
         """Run the requests; returns their answers in order."""
         groups: dict[Hashable, list[int]] = {}
         for place, request in enumerate(requests):

@@ -15,8 +15,8 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.planning.by_context import ByContext
 
-MOST_ROWS = 32
-"""Most rows of one sequence's verification; no draft has more."""
+PRICED_ROWS = 32
+"""Rows up to which a lone sequence's verification is priced. No draft that is chosen by its price has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class CostModel:
         self._plain = ByContext(latency.step_seconds)
         self._joint = dict[int, float]()
         """Seconds that a shared forward takes beyond its rows, by number of sequences."""
-        self._alone = ByContext(lambda context: self._curve(context, MOST_ROWS))
+        self._alone = ByContext(lambda context: self._curve(context, PRICED_ROWS))
         # The long curve takes longer to compute, so it waits until sequences share steps.
         self._shared = ByContext(lambda context: self._curve(context, latency.most_queries))
 
     def at(self, context: float) -> StepCosts:
         """Seconds of full forwards of a lone sequence, at any context length."""
-        return self._at(context, MOST_ROWS)
+        return self._at(context, PRICED_ROWS)
 
     def tokens_per_second(self, context: float, tokens: float, steps: float, mask: SkipMask | None = None) -> float:
         """Tokens/s of a cycle of `tokens` tokens that takes `steps` draft steps with `mask` and a verification.

@@ -15,7 +15,7 @@ from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import LookupSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
-MOST_ROWS = 24
+MOST_GUESSES = 24
 """Most guesses of a verification: growing more takes time, and less probable ones have never paid."""
 
 
@@ -57,7 +57,7 @@ def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: flo
 def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: float) -> Guess:
     """The guesses that are worth verifying after the tokens that `lookup` has read, at most `depth` tokens deep."""
     # Growing takes most of the time of planning, so no row is grown that could not pay even if all were right.
-    most = min(MOST_ROWS, len(costs) - 1)
+    most = min(MOST_GUESSES, len(costs) - 1)
     while most and (costs[most] > most_cost or costs[most] >= (1.0 + most) * costs[0]):
         most -= 1
     return worth_verifying(lookup.grow((), most, depth) if most else (), costs, most_cost)

@@ -15,7 +15,7 @@ from ssd_profiles.mask import FULL, WIDTHS, SkipMask
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.devices.transfer import to_device
-from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
+from ssd_runtime.model.runner import Forward, Head, ModelRunner, Norm, Work
 from ssd_runtime.search.replay import ReferenceStates
 
 NEAR = 1e-3
@@ -243,8 +243,9 @@ def _rating(
     """Rate the masks of the last level, whose states run through the head together."""
     tokens, _ = yield Head(level.x.flatten(0, 1), best=True, width=weights.head)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
-    final = decoder.norm(level.x)
-    target = decoder.norm(reference.states[-1])[:, None]
+    normed = yield Norm(level.x.flatten(0, 1))
+    final = normed.view_as(level.x)
+    target = (yield Norm(reference.states[-1]))[:, None]
     cosine_rows = torch.cosine_similarity(final.float(), target.float(), -1)
     agreements, cosines = torch.stack([matches.float().mean(0), cosine_rows.mean(0)]).tolist()
     return [

@@ -102,6 +102,17 @@ class Watched(LogitsProcessor):
         return scores
 
 
+class Seen(LogitsProcessor):
+    """A processor that changes nothing, and keeps the number of ids that it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen.append(input_ids.shape[1])
+        return scores
+
+
 class Lengthy(StoppingCriteria):
     """Stops at some lengths, and keeps the ids and the number of scores that it sees."""
 
@@ -260,6 +271,29 @@ def test_a_users_processor_is_called_once_per_token_with_the_tokens_before_it(
     )
     assert torch.equal(got, expected)
     assert mine.seen == stock.seen
+
+
+def test_no_processor_is_asked_for_what_follows_the_end(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Drafts go on beyond the end of an answer: by lookup, the answer's own tokens follow its end in this prompt."""
+    ids = prompts(tokenizer, 1)["input_ids"]
+    answer = model.generate(ids, max_new_tokens=NEW, eos_token_id=-1)
+    repeated = torch.cat([answer, ids], 1)
+    continued = model.generate(repeated, max_new_tokens=NEW, eos_token_id=-1)[0, repeated.shape[1] :].tolist()
+    for end in (10, 13, 16, 19):
+        stops = StoppingCriteriaList([lambda ids, _, end=end: torch.tensor([ids.shape[1] >= repeated.shape[1] + end])])
+        for more in ({"eos_token_id": continued[end]}, {"eos_token_id": -1, "stopping_criteria": stops}):
+            stock, mine = Seen(), Seen()
+            for seen, own in ((stock, None), (mine, CustomGenerate(strategy="lookup"))):
+                options = {"logits_processor": LogitsProcessorList([seen]), "max_new_tokens": NEW, **more}
+                model.generate(
+                    repeated,
+                    attention_mask=torch.ones_like(repeated),
+                    **options,
+                    **({"custom_generate": own} if own is not None else {}),
+                )
+            assert mine.seen == stock.seen
 
 
 def test_a_users_criterion_is_called_once_per_token_and_stops_exactly(

@@ -20,7 +20,7 @@ from ssd_runtime.planning.auto.light_drafts import LightDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Source
 from ssd_runtime.planning.auto.stream import Stream
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs

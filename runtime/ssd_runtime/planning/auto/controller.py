@@ -15,7 +15,7 @@ from ssd_runtime.planning.auto.offer import Offer, Source
 from ssd_runtime.planning.auto.shared_step import ChainYield, Member
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel
-from ssd_runtime.planning.lookup import MOST_ROWS, Guess, best_guess
+from ssd_runtime.planning.lookup import MOST_GUESSES, Guess, best_guess
 from ssd_runtime.planning.plan import Cycle, Plan
 
 IDLE_CYCLES = 8
@@ -82,14 +82,14 @@ class Controller:
         self._costs = self._cost_model.rows(context) if shared is None else self._costs_under_load(context, shared)
         if load is None and first and len(stream.steps.members) > 1:
             return UNKNOWN_LOAD
-        guess = best_guess(self._lookup, costs=self._costs, depth=MOST_ROWS, most_cost=self.budget.most_cost)
+        guess = best_guess(self._lookup, costs=self._costs, depth=MOST_GUESSES, most_cost=self.budget.most_cost)
         offer = self._lone_offer(context) if shared is None else self._joint_offer(context, shared, guess)
         if offer is not None and offer.plan is not None and offer.speedup >= guess.speedup:
             self._chosen = offer
             return offer.plan
         if guess.tree:
             detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
-            return Plan(reason="lookup", drafter=Ready(guess.tree), draft_length=MOST_ROWS, detail=detail)
+            return Plan(reason="lookup", drafter=Ready(guess.tree), draft_length=MOST_GUESSES, detail=detail)
         credit = f"{self.budget.credit:.1f} plain steps may be lost"
         return Plan("plain: no draft that the budget covers is expected to be faster", detail=credit)
 

@@ -15,7 +15,7 @@ from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.offer import Offer
 from ssd_runtime.planning.auto.shared_step import ChainYield, Share
 from ssd_runtime.planning.cost import Option
-from ssd_runtime.planning.papers.knn import Frontier
+from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
 
 UNSURE: Branching = ((0.5, 2),)

@@ -26,7 +26,7 @@ step size 1 / `FIRST`."""
 LAZY = 8
 """Costs are computed again after every `LAZY` verifications of one number of rows, since that takes time."""
 
-MOST_ROWS = 256
+CORRECTED_ROWS = 256
 """Largest number of rows with a correction; more rows have the same."""
 SETTLING = 3
 """Plain steps that the first pace is the median of: the very first step may have been delayed."""
@@ -58,7 +58,7 @@ class VerifyStats:
     rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
     """Log correction by number of rows: 0 at one row, linearly interpolated."""
     _factors: NDArray[np.float64] | None = None
-    """Corrections of 1, 2, …, `MOST_ROWS` rows, as factors; None once verifications have changed them."""
+    """Corrections of 1, 2, …, `CORRECTED_ROWS` rows, as factors; None once verifications have changed them."""
     _priced: tuple[Sequence[float], list[float]] | None = None
     """Costs of 1, 2, … rows by the table, and the corrected ones; None if `_factors` has corrected none."""
 
@@ -100,8 +100,8 @@ class VerifyStats:
         if first == 1 and self._priced is not None and self._priced[0] is costs:
             return self._priced[1]
         if first == 1 or self._factors is None:
-            self._factors = np.exp(self._beyond(np.arange(1, MOST_ROWS + 1)))
-        factors = self._factors[min(first, MOST_ROWS) - 1 : first - 1 + len(costs)]
+            self._factors = np.exp(self._beyond(np.arange(1, CORRECTED_ROWS + 1)))
+        factors = self._factors[min(first, CORRECTED_ROWS) - 1 : first - 1 + len(costs)]
         if len(factors) < len(costs):
             factors = self._factors[-1]
         corrected: list[float] = np.maximum.accumulate(np.asarray(costs) * factors).tolist()

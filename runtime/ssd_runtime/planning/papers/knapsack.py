@@ -8,7 +8,8 @@ from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
-from ssd_runtime.planning.papers.knn import Frontier, NearestAnchorPlanner
+from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.papers.knn import NearestAnchorPlanner
 from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.settings import KnapsackSettings, NearestSettings

@@ -10,9 +10,8 @@ from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, Plan, Planner
+from ssd_runtime.planning.settings import MOST_COMMITTED
 
-CYCLE_TOKENS = 32
-"""Most tokens that a cycle commits."""
 COLLECTING = Plan("plain: collecting hidden states")
 
 
@@ -41,7 +40,7 @@ class RefreshedPlanner(BasePlanner, ABC):
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep the session, whose cache the searches read."""
         self._session = session
-        session.look_back(self._window * CYCLE_TOKENS)
+        session.look_back(self._window * MOST_COMMITTED)
         self._first.start(session, prompt)
         self.domain = self._first.domain
 

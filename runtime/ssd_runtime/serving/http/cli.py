@@ -180,7 +180,7 @@ def serve(
     ] = LOCAL,
     version: VersionOption = False,
 ) -> None:
-    """Serve a model under OpenAI's HTTP interface, decoding faster, with exactly the output of plain decoding."""
+    """Serve a model under OpenAI's HTTP interface; decode faster, with the output of plain decoding up to rounding."""
     require_packages("ssd-serve", "serve", "starlette", "uvicorn", "prometheus_client")
     keys = read_keys(api_key)
     bits = read_draft_bits(draft_bits)
