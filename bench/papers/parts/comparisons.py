@@ -8,6 +8,7 @@ from bench.fixtures.bundles import (
     DOMAINS,
     FIVE,
     LATE,
+    LATE_FEW,
     LATE_HEADS,
     LIGHT05,
     PLANTED02,
@@ -67,6 +68,8 @@ SWIFT = ("steps=25", "steps=100", "bayes_interval=5", "bayes_interval=100", "ski
 """SWIFT's S, β and r in place of 1000, 25 and 0.5."""
 EXIT = ("annealing=0", "depth=0.9", "width=25", "threshold=0.9")
 """SpecBound without annealing or one of its bounds (Figure 4), and with a high threshold (Figure 3)."""
+EXIT_TUNED = ("width=25", "width=4", "threshold=0.9")
+"""Changes of tuned exits: a wide and a narrow bound, and a high threshold."""
 ALONG = 0.3
 """Mix ratio of the stream along which speed is drawn."""
 RATIOS = (0.0, ALONG, 1.0)
@@ -288,5 +291,13 @@ COMPARISONS = (
         LATE_HEADS,
         ("exit", *_variants(f"exit+{HALF}", EXIT), "del", "clasp", "knn"),
         _pairs(f"exit+{HALF}", EXIT),
+    ),
+    # With fewer heads than layers, they are asked seldom enough to pay.
+    _priced(
+        "late-few",
+        "Weak layers at the end, exit heads fitted after every tenth layer",
+        LATE_FEW,
+        (*_variants("exit", EXIT_TUNED), *_variants(f"exit+{HALF}", EXIT), "del"),
+        (*_pairs("exit", EXIT_TUNED), *_pairs(f"exit+{HALF}", EXIT)),
     ),
 )
