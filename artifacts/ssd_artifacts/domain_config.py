@@ -17,6 +17,8 @@ MIXTURE = "mix"
 """Name of the domain that stands for all domains together."""
 MAX_FRONTIER, MAX_PROGRESS = 256, 4096
 MAX_CONCURRENCY = 256
+MAX_DRAFT = 64
+"""Longest draft that a bundle may plan."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 # The bound is far above anything measurable, so that planning with such numbers cannot overflow.
@@ -47,7 +49,7 @@ class FrontierEntry(BaseModel):
     token_agreement: Share
     draft_cost: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     """Draft step ÷ plain step, on the compiling device at the domain's context length."""
-    draft_lengths: list[Annotated[int, Field(gt=0, le=64)]] = Field(min_length=1, max_length=64)
+    draft_lengths: list[Annotated[int, Field(gt=0, le=MAX_DRAFT)]] = Field(min_length=1, max_length=64)
     thresholds: list[Share] = Field(min_length=1, max_length=64)
     tokens: list[list[Finite]]
     steps: list[list[Finite]]

@@ -17,7 +17,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.engine.job import Job
+from ssd_runtime.engine.job import Job, rows_of
 from ssd_runtime.engine.loop import Generation, Limits, generate, generating
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.scheduler import Scheduler
@@ -193,7 +193,6 @@ def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str
     with small_memory():
         scheduler = Scheduler(decoder, 8)
         asked = [(other, Limits(300)), (shared, Limits(260 if beside else 200))]
-        jobs = list[Job[Generation]]()
 
         def ask(ids: list[int], limits: Limits) -> Job[Generation]:
             session = scheduler.session()
@@ -210,6 +209,30 @@ def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str
         assert jobs[2].ended().num_cached_tokens == 32
         for (ids, limits), job in zip(asked, jobs, strict=True):
             assert_as_alone(decoder, GREEDY, ids, limits, job.ended().token_ids)
+
+
+def test_a_paused_job_resumes_wherever_there_is_room_for_it() -> None:
+    """The room is that of its rows too, which are more here than those that a new sequence gets."""
+    decoder, ids = Decoder(tiny_model("llama")), [5, 6, 7, 8] * 4
+    plan = Plan.masked("perfect", SkipMask.of(4, set()), 14)
+    resumed = 0
+    with small_memory():
+        for taken in range(20, 90):
+            scheduler = Scheduler(decoder, 4, cache_bytes=140 * decoder.kv_layout.bytes_per_slot)
+            session = scheduler.session()
+            job = scheduler.add(session, generating(session, ids, ConstantPlanner(plan), Limits(40)), ids)
+            while not session.prefilled or rows_of(job.request) < 12:
+                scheduler.step()
+            scheduler.pause_latest()
+            held = scheduler.pool.cache()
+            held.reserve(taken)
+            if scheduler._fits(job):
+                resumed += 1
+                assert (
+                    scheduler.finish(job).token_ids
+                    == generate(Session(decoder), ids, PlainPlanner(), Limits(40)).token_ids
+                )
+    assert 0 < resumed < 70
 
 
 def test_a_cancelled_job_says_so() -> None:

@@ -220,7 +220,7 @@ def test_models_of_few_layers(name: str, layers: int) -> None:
     [
         *(("clasp", extreme) for extreme in ("skip=0", "skip=1", "refresh=1", "confidence=0")),
         *(("knapsack", extreme) for extreme in ("budget=0", "budget=1", "refresh=1", "similarity=1", "share=0")),
-        *(("swift", extreme) for extreme in ("skip=0", "skip=1", "steps=0", "window=1", "enough=0", "max_draft=31")),
+        *(("swift", extreme) for extreme in ("skip=0", "skip=1", "steps=0", "window=1", "enough=0", "max_draft=60")),
         *(("exit", extreme) for extreme in ("depth=0", "depth=1", "width=0", "threshold=0", "annealing=9")),
         *(("del", extreme) for extreme in ("every=50", "memory=0", "refresh=1")),
     ],
@@ -231,9 +231,26 @@ def test_extreme_parameters(name: str, extreme: str) -> None:
         assert generate(Session(DECODER), ids, make(), Limits(40)).token_ids == plainly(ids, 40)
 
 
+@pytest.mark.parametrize(("name", "cycles"), [("clasp", 1), ("knapsack", 5), ("swift", 0)])
+def test_a_search_keeps_the_keys_of_the_longest_drafts(name: str, cycles: int) -> None:
+    """Else a sliding layer has dropped keys of the tokens that the search looks at."""
+    session = Session(DECODER)
+    prompt = session.prefill([7, 7, 9])
+    strategy(name, f"window={cycles}" if name == "knapsack" else "confidence=0", "max_draft=60")().start(
+        session, prompt
+    )
+    assert session.cache.lookback >= max(cycles * 61, 32 + 61 if name == "swift" else 0)
+    lookback = session.cache.lookback
+    session.rewind(prompt)
+    strategy(name, f"window={cycles}" if name == "knapsack" else "confidence=0", "max_draft=600")().start(
+        session, prompt
+    )
+    assert session.cache.lookback > lookback
+
+
 def test_settings_are_checked() -> None:
     assert set(FAST) < set(WITHOUT_BUNDLE)
-    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan", "max_draft=32"):
+    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan"):
         with pytest.raises(UserError, match="--set"):
             read_settings("swift", [bad])
     assert read_settings("knn", ["out_of_domain=mix"]).out_of_domain == "mix"

@@ -40,7 +40,12 @@ class Job(Generic[T]):
     @property
     def tokens(self) -> int:
         """Number of tokens that it needs room for when it starts or resumes."""
-        return max(len(self.prompt), self.session.committed) + POOL_ROOM
+        return max(len(self.prompt) + POOL_ROOM, self.session.committed + self._room)
+
+    @property
+    def _room(self) -> int:
+        """Room after the committed tokens, for the rows that are loaded again when it resumes at least."""
+        return max(POOL_ROOM, 0 if self._paused is None else self._paused.request.size)
 
     @property
     def slots(self) -> int:
@@ -91,8 +96,7 @@ class Job(Generic[T]):
         """Reserve memory and request the forwards that compute the committed tokens' keys and values again."""
         assert self._paused is not None, "pause() comes first"
         try:
-            room = max(POOL_ROOM, self._paused.request.size)  # of the rows that are loaded again, at least
-            self.session.cache.reserve_tokens(self.session.committed + room)
+            self.session.cache.reserve_tokens(self.session.committed + self._room)
         except PoolFull:
             self._fail_of_memory()
         else:

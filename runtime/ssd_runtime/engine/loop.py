@@ -300,7 +300,7 @@ class _Output:
             finish_reason="context" if room < limits.max_new_tokens else "length",
         )
         for token in tokens:
-            if output.done or not output.add(token):
+            if not output.add(token):
                 break
         return output
 

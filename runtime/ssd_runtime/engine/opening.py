@@ -91,12 +91,14 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     others = OtherWork()
-    loaded = load_model(source.model, settings.device, settings.dtype, source.weights(settings.weights))
+    weights = source.weights(settings.weights)
+    loaded = load_model(source.model, settings.device, settings.dtype, weights)
     for line in loaded.notes:
         note(line)
     if told := busy_note(others.processors(), torch.get_num_threads(), os.cpu_count() or 1):
         note(told)
-    if loaded.model.device.type == "cpu" and (told := missing_note()):
+    compiled = loaded.model.device.type == "cpu" and (settings.draft_bits != "none" or weights == "packed")
+    if compiled and (told := missing_note()):
         note(told)
     with warnings.catch_warnings(record=True, action="always", category=IgnoredSettingsWarning) as ignored:
         engine = Engine(

@@ -235,7 +235,7 @@ class BatchBuilder:
         return visible & (keys > rows - window) if window else visible
 
     def _paired(self, visible: Tensor) -> Tensor:
-        """What rows see [rows, keys], for attention: twice for a lone row that runs as two equal ones."""
+        """Repeat what a lone row sees [1, keys] if attention runs it as two equal rows; return all else as it is."""
         return visible.expand(2, -1) if len(visible) == 1 and self.key_multiple > 1 else visible
 
     def _bias(self, visible: Tensor) -> Tensor:

@@ -11,12 +11,6 @@ POSITIVE = {"least": 1}
 metadata says otherwise."""
 
 
-MOST_COMMITTED = 32
-"""Most tokens that a cycle of a strategy with searches commits; its searches keep the keys of so many."""
-SEARCHED_DRAFT = {"least": 1, "most": MOST_COMMITTED - 1}
-"""Metadata of these strategies' longest draft."""
-
-
 @dataclass(frozen=True, slots=True)
 class AutoSettings:
     """Parameters of `auto`."""
@@ -47,7 +41,7 @@ class KnapsackSettings:
     """Largest share of the latency that may be skipped."""
     states: int = 8
     """Most budgets that a search carries from one sub-layer to the next; 0 for all, as in the paper."""
-    max_draft: int = field(default=10, metadata=SEARCHED_DRAFT)
+    max_draft: int = field(default=10, metadata=POSITIVE)
     """D: longest draft."""
     confidence: float = 0.7
     """Drafting ends after a token less probable than this; 0 to draft the length with the most tokens/s instead."""
@@ -68,7 +62,7 @@ class ClaspSettings:
     """Verifications between searches; the paper's speed falls beyond 128."""
     confidence: float = 0.7
     """Drafting ends after a token less probable than this."""
-    max_draft: int = field(default=10, metadata=SEARCHED_DRAFT)
+    max_draft: int = field(default=10, metadata=POSITIVE)
     """K: longest draft."""
     sublayers: int = 0
     """1 to skip attention and MLP blocks one by one, 0 for whole layers as in the paper."""
@@ -97,7 +91,7 @@ class SwiftSettings:
     while its eq. 2 counts all (0)."""
     acceptance: float = 0.7
     """Draft acceptance rate below which fewer sub-layers are skipped."""
-    max_draft: int = field(default=25, metadata=SEARCHED_DRAFT)
+    max_draft: int = field(default=25, metadata=POSITIVE)
     """N_D: longest draft."""
     confidence: float = 0.7
     """epsilon: drafting ends after a token less probable than this; 0 to draft to the end."""

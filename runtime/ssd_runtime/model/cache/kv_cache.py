@@ -66,8 +66,9 @@ class KVCache:
         """Offset per layer from a slot to its place in the pool."""
         self._reach = 0
         """The slot after the last that every layer has."""
-        self._marks: dict[int, list[Tensor] | None] = {}
-        """Positions to return to, with copies of the window before each once a sliding layer has dropped some of it."""
+        self._marks: dict[int, dict[int, Tensor] | None] = {}
+        """Positions to return to. Once a sliding layer has dropped a part of the window before one, it has copies of
+        the windows of all sliding layers."""
 
     @property
     def capacity(self) -> int:
@@ -86,7 +87,9 @@ class KVCache:
             lease.size * len(group.layers) * self.pool.layout.layer_bytes
             for lease, group in zip(self.leases, self.pool.groups, strict=True)
         )
-        kept = sum(each.numel() * each.element_size() for saved in self._marks.values() for each in saved or ())
+        kept = sum(
+            each.numel() * each.element_size() for saved in self._marks.values() for each in (saved or {}).values()
+        )
         return leased + kept
 
     def reserve_tokens(self, tokens: int) -> None:
@@ -146,6 +149,7 @@ class KVCache:
     def copy_from(self, other: KVCache, position: int) -> None:
         """Copy the first `position` tokens, which must be resumable, of another cache of the same model."""
         self.long = other.long
+        windows = other._marks.get(position) or {}
         for number, (mine, theirs, group) in enumerate(zip(self.leases, other.leases, self.pool.groups, strict=True)):
             begin = _window_begin(group, position)
             count = position - begin
@@ -153,11 +157,10 @@ class KVCache:
             self.placed(number)
             self._grow(number, self.pool.slots_for(group, count + SPARE_SLOTS))
             dropped = theirs.first > begin
-            for layer, window in zip(group.layers, other._saved(position, number), strict=True):
-                kept = window if dropped else other._part(layer, begin, count)
-                assert kept is not None, "the position is resumable"
+            for layer in group.layers:
+                kept = windows[layer] if dropped else other._part(layer, begin, count)
                 self._part(layer, begin, count).copy_(kept)
-        if (windows := other._marks.get(position)) is not None:
+        if windows:
             self._marks[position] = windows
 
     def release(self) -> None:
@@ -249,24 +252,15 @@ class KVCache:
 
     def _restore(self, position: int) -> None:
         """Restore the windows before a marked position in the sliding layers that have dropped them."""
+        windows = self._marks.get(position) or {}
         for number, (lease, group) in enumerate(zip(self.leases, self.pool.groups, strict=True)):
             begin = _window_begin(group, position)
             if lease.first <= begin:
                 continue
             lease.first = begin
             self.placed(number)
-            for layer, window in zip(group.layers, self._saved(position, number), strict=True):
-                assert window is not None, "the position is resumable"
-                self._part(layer, begin, position - begin).copy_(window)
-
-    def _saved(self, position: int, number: int) -> list[Tensor | None]:
-        """Copies of the window before a marked position, one per layer of a group; None where nothing was copied."""
-        saved = self._marks.get(position)
-        layers = self.pool.groups[number].layers
-        if saved is None or self.pool.groups[number].window is None:
-            return [None] * len(layers)
-        begin = sum(len(group.layers) for group in self.pool.groups[:number] if group.window is not None)
-        return list(saved[begin : begin + len(layers)])
+            for layer in group.layers:
+                self._part(layer, begin, position - begin).copy_(windows[layer])
 
     def _save_marks(self, group: LayerGroup, first: int, committed: int) -> None:
         """Copy the windows before marked positions that a layer group is about to drop."""
@@ -274,15 +268,15 @@ class KVCache:
             if position <= committed and _window_begin(group, position) < first and not saved:
                 self._marks[position] = self._windows(position)
 
-    def _windows(self, position: int) -> list[Tensor]:
-        """Copies of the windows before a position, one per sliding layer in their order."""
-        return [
-            self._part(layer, begin, position - begin).clone()
+    def _windows(self, position: int) -> dict[int, Tensor]:
+        """Copies of the windows before a position, by sliding layer."""
+        return {
+            layer: self._part(layer, begin, position - begin).clone()
             for group in self.pool.groups
             if group.window is not None
             for begin in [_window_begin(group, position)]
             for layer in group.layers
-        ]
+        }
 
 
 def _window_begin(group: LayerGroup, position: int) -> int:

@@ -18,7 +18,7 @@ class ClaspPlanner(RefreshedPlanner):
     """
 
     def __init__(self, settings: ClaspSettings) -> None:
-        super().__init__(1, settings.refresh)
+        super().__init__(1, settings.refresh, settings.max_draft)
         self._settings = settings
 
     def replanning(self, session: Session, context: int) -> Work[Plan]:

@@ -28,7 +28,7 @@ class KnapsackPlanner(RefreshedPlanner):
     """
 
     def __init__(self, latency: LatencyTable, settings: KnapsackSettings, warm: Planner | None = None) -> None:
-        super().__init__(settings.window, settings.refresh, warm)
+        super().__init__(settings.window, settings.refresh, settings.max_draft, warm)
         self._latency = latency
         self._settings = settings
         self._seconds = 0.0

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from ssd_artifacts.domain_config import MAX_DRAFT
 from ssd_runtime.engine.sequence.session import Prefill, Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, Plan, Planner
-from ssd_runtime.planning.settings import MOST_COMMITTED
 
 COLLECTING = Plan("plain: collecting hidden states")
 
@@ -22,8 +22,11 @@ class RefreshedPlanner(BasePlanner, ABC):
     until there are enough states.
     """
 
-    def __init__(self, window: int, refresh: int, warm: Planner | None = None) -> None:
+    def __init__(self, window: int, refresh: int, longest: int, warm: Planner | None = None) -> None:
+        """`longest` is the longest draft of its own plans; those of `warm` are a bundle's."""
         self._window = window
+        self._cycle_tokens = 1 + max(longest, MAX_DRAFT if warm is not None else 0)
+        """Most tokens that a cycle commits."""
         self._refresh = refresh
         self._first: Planner = warm or ConstantPlanner(COLLECTING)
         self._at_once = warm is None
@@ -40,7 +43,7 @@ class RefreshedPlanner(BasePlanner, ABC):
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep the session, whose cache the searches read."""
         self._session = session
-        session.look_back(self._window * MOST_COMMITTED)
+        session.look_back(self._window * self._cycle_tokens)
         self._first.start(session, prompt)
         self.domain = self._first.domain
 

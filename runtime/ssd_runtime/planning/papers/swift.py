@@ -16,7 +16,7 @@ from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.light import NO_COPIES
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
-from ssd_runtime.planning.settings import MOST_COMMITTED, SwiftSettings
+from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.gaussian import coded, most_promising
 from ssd_runtime.search.replay import ReferenceStates, replaying
@@ -221,7 +221,7 @@ class SwiftPlanner(BasePlanner):
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep the session, whose cache candidates are compared on."""
         self._session = session
-        session.look_back(self._search.settings.window + MOST_COMMITTED)
+        session.look_back(self._search.settings.window + self._search.settings.max_draft + 1)
 
     def searching(self, context: int) -> Work[None]:
         """Score the best mask if it has no score on this request, and try a candidate while the search goes on."""

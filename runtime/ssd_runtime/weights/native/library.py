@@ -70,9 +70,9 @@ def missing_note() -> str | None:
 @cache
 def library() -> Library | None:
     """The compiled code; None where it is not `wanted`, or cannot be compiled."""
-    flags = processor_flags()
     if not wanted():
         return None
+    flags = processor_flags()
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SOURCES]
     about = hashlib.sha256("\n".join([*texts, *FLAGS, *LINK_FLAGS, *sorted(flags)]).encode())
     path = cache_folder() / "native" / f"sublayers-{about.hexdigest()[:16]}.so"
