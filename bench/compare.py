@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.fixtures.bundles import model_title
-from bench.fixtures.prompt_files import read_pool, stratified
+from bench.fixtures.prompts.prompt_files import read_pool, stratified
 from bench.harness.contenders import Decode, Timed, Unavailable, ours
 from bench.harness.drawing.chart import draw
 from bench.harness.drawing.tables import show

@@ -19,7 +19,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from bench.compare import BASELINES, PLAIN, digest
-from bench.fixtures.prompt_files import stratified
+from bench.fixtures.prompts.prompt_files import stratified
 from bench.harness.contenders import Timed
 from bench.harness.drawing.tables import show
 from bench.harness.ledger import NAME, Ledger, Row

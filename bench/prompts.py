@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.fixtures.prompt_files import FETCHED, SHARED
+from bench.fixtures.prompts.prompt_files import FETCHED, SHARED
 from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError
 from ssd_runtime.command import run_guarded
@@ -29,7 +29,7 @@ Records = list[dict[str, Any]]
 GITHUB = "https://raw.githubusercontent.com"
 SECONDS = 60.0
 """Longest wait for an answer of a public home."""
-ROWS = Path(__file__).parent / "fixtures" / "prompt_rows.json"
+ROWS = Path(__file__).parent / "fixtures" / "prompts" / "prompt_rows.json"
 
 
 @dataclass(frozen=True, slots=True)

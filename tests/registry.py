@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fixtures import registry
+from bench.fixtures.machines import registry
 
 
 @contextmanager

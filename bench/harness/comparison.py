@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.fixtures.bundles import MadeBundle
-from bench.fixtures.long_prompts import long_prompts
-from bench.fixtures.prompt_files import POOLS, SPEC_BENCH, read_pool
-from bench.fixtures.streams import mixed_stream, write_stream
+from bench.fixtures.prompts.long_prompts import long_prompts
+from bench.fixtures.prompts.prompt_files import POOLS, SPEC_BENCH, read_pool
+from bench.fixtures.prompts.streams import mixed_stream, write_stream
 from bench.harness.drawing.picture import Picture
 from bench.harness.drawing.tables import interval, sameness, with_interval
 from bench.harness.ledger import NAME, read_rows, write_rows

@@ -39,7 +39,7 @@ def speedups(rows: Sequence[Row], base: str, name: str) -> dict[str, float]:
 
 
 def halves(rows: Sequence[Row]) -> list[Row]:
-    """Replace each row's category by its half, from the position that `bench.fixtures.streams` puts before the id.
+    """Replace each row's category by its half, by the position that `mixed_stream` puts before the id.
 
     Raises UserError for ids without a position.
     """

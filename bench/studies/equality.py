@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from bench.fixtures.prompt_files import stratified
+from bench.fixtures.prompts.prompt_files import stratified
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine

@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.progress import track
 from torch import Tensor
 
-from bench.fixtures.prompt_files import POOLS, SPEC_BENCH, read_pool, stratified
-from bench.fixtures.streams import write_stream
+from bench.fixtures.prompts.prompt_files import POOLS, SPEC_BENCH, read_pool, stratified
+from bench.fixtures.prompts.streams import write_stream
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_compiler.calibrate import Sample, reference_states
 from ssd_profiles.prompts import Prompt

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import prompts
-from bench.fixtures.prompt_files import SHARED
+from bench.fixtures.prompts.prompt_files import SHARED
 from bench.prompts import FILES, ROWS, PromptFile, all_rows, odd_questions, provide
 from ssd_profiles.errors import UserError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.fixtures.prompt_files import read_pool
-from bench.fixtures.streams import mixed_stream, write_stream
+from bench.fixtures.prompts.prompt_files import read_pool
+from bench.fixtures.prompts.streams import mixed_stream, write_stream
 from ssd_profiles.prompts import Prompt, read_prompts
 
 

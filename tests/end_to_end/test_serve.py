@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from bench.fixtures.ports import unused_port
+from bench.fixtures.machines.ports import unused_port
 from ssd_profiles.prompts import read_prompts
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import TOOL_TEMPLATE

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
-from bench.fixtures.card import Counts, stand_in
+from bench.fixtures.machines.card import Counts, stand_in
 from bench.fixtures.planted import plant
 from ssd_profiles.mask import SkipMask
 from ssd_runtime import CustomGenerate, Engine, RunSettings, SamplingParams

@@ -36,7 +36,8 @@ SPECBOUND = (
             *over(f"{OWN}+annealing=0", f"{OWN}+depth=0.9", FEW),
             *(paired(OWN, f"{OWN}+{change}", FEW) for change in CHANGES),
         ),
-        reason="late-weak model, heads after every tenth layer: each part helps (depth 6%, annealing 8%, width 2%, whose interval ends at 1), "
+        reason="late-weak model, heads after every tenth layer: each part helps (depth 6%, annealing 8%, "
+        "width 2%, whose interval ends at 1), "
         "but annealing most; on the planted model the depth bound is worth most (0.81 falls to 0.50)",
         part=f"{FEW},{PART}",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.fixtures.bundles import DIFFUSE, DOMAINS, LATE_HEADS, PAIRS, PLANTED05, REFERENCE
-from bench.fixtures.prompt_files import SPEC_BENCH
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH
 from bench.harness.drawing.picture import Picture
 from bench.harness.measurement import Measurement
 from bench.harness.pricing.latencies import QUIET

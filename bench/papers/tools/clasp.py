@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.fixtures.prompt_files import stratified
+from bench.fixtures.prompts.prompt_files import stratified
 from bench.papers.tools.references import answered, rows_of
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.compare import PLAIN
-from bench.fixtures.prompt_files import POOLS, read_pool
-from bench.fixtures.streams import mixed_stream, write_stream
+from bench.fixtures.prompts.prompt_files import POOLS, read_pool
+from bench.fixtures.prompts.streams import mixed_stream, write_stream
 from bench.harness.drawing.tables import interval
 from bench.harness.ledger import NAME, Row, read_rows
 from bench.harness.pricing.latencies import QUIET

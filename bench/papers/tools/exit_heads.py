@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from bench.fixtures.calibration import calibration
+from bench.fixtures.prompts.calibration import calibration
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, middle_context, reference_states

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from bench.fixtures.prompt_files import DATA
+from bench.fixtures.prompts.prompt_files import DATA
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.files import write_atomically
 from ssd_compiler.anchors.build import build_anchors, similarities

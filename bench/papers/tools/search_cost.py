@@ -21,8 +21,8 @@ import numpy as np
 from bayes_opt import BayesianOptimization
 
 from bench.fixtures.bundles import model_title
-from bench.fixtures.calibration import calibration
 from bench.fixtures.planted import WEAK_FILE
+from bench.fixtures.prompts.calibration import calibration
 from bench.harness.drawing.chart import Labels, stairs
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.search.evaluate import Evaluator

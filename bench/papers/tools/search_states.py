@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.fixtures.prompt_files import stratified
+from bench.fixtures.prompts.prompt_files import stratified
 from bench.harness.pricing.latencies import read_latency
 from bench.papers.tools.references import answered, rows_of
 from bench.papers.tools.search_prices import search_price

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.fixtures.bundles import model_title
-from bench.fixtures.calibration import calibration
+from bench.fixtures.prompts.calibration import calibration
 from bench.harness.drawing.chart import Labels, points
 from ssd_compiler.calibrate import middle_context, reference_states
 from ssd_compiler.settings import CompileSettings

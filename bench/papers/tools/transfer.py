@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.fixtures.calibration import calibration
+from bench.fixtures.prompts.calibration import calibration
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_compiler.calibrate import middle_context, reference_states
 from ssd_compiler.settings import CompileSettings

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import torch
 
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.provenance import commit
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.prompts import Prompt

@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.fixtures.ports import unused_port
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.machines.ports import unused_port
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.clients.http_client import Reply, ask, server
 from bench.harness.provenance import Watch, commit, disturbance
 from ssd_profiles.intervals import speedup, speedup_interval

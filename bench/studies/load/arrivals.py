@@ -17,7 +17,7 @@ from time import perf_counter, sleep
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.provenance import commit
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.fixtures.prompt_files import SPEC_BENCH
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH
 from bench.harness.provenance import commit
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime import Engine

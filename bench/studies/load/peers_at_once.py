@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.drawing.tables import show
 from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.provenance import Watch

@@ -18,7 +18,7 @@ from time import perf_counter
 
 import torch
 
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.provenance import commit
 from bench.studies.load.concurrency import prefilled
 from ssd_runtime import Engine

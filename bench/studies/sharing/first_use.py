@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.fixtures.registry import running_registry
+from bench.fixtures.machines.registry import running_registry
 from bench.harness.clients.first_byte import seconds_to_first_byte
 from ssd_artifacts.files import cache_folder
 from ssd_artifacts.reference_bundle import bundle_path

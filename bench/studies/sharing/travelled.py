@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.contenders import Timed, ours
 from ssd_artifacts.sharing.opening import open_bundle
 from ssd_profiles.intervals import speedup, speedup_interval

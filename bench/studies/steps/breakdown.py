@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bench.fixtures.prompt_files import stratified
+from bench.fixtures.prompts.prompt_files import stratified
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine

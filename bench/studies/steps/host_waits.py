@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.fixtures.card import Counts, stand_in
+from bench.fixtures.machines.card import Counts, stand_in
 from bench.fixtures.planted import plant
 from ssd_profiles.latency import DeviceKey, LatencyTable
 from ssd_profiles.mask import SkipMask

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 
 import torch
 
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.provenance import commit
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime import Engine

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.fixtures.prompt_files import SPEC_BENCH
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH
 from bench.studies.weights.packed_quality import HEAD_ROWS, chunks_of
 from ssd_profiles.mask import FULL, WIDTHS, SkipMask
 from ssd_runtime.command import run_guarded

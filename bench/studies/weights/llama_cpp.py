@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.drawing.tables import show
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.peers import llama_cpp_peer

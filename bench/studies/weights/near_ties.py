@@ -16,7 +16,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from bench.fixtures.prompt_files import SPEC_BENCH, stratified
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import Limits, generate

@@ -17,7 +17,7 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from bench.fixtures.prompt_files import SPEC_BENCH
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.sequence.session import Session

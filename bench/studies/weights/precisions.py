@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.fixtures.calibration import calibration
+from bench.fixtures.prompts.calibration import calibration
 from ssd_artifacts.fingerprint import config_sha256
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.search.evaluate import Evaluator

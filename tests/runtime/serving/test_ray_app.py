@@ -15,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from bench.fixtures.ports import unused_port
+from bench.fixtures.machines.ports import unused_port
 from ssd_runtime.engine.engine import Engine
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import lone, order, tiny_engine
