@@ -35,8 +35,8 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.offline.divergence import compare
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.planning.registry import read_settings

@@ -33,9 +33,10 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.offline.divergence import compare
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner

@@ -46,13 +46,14 @@ class Measurement:
     def measure(self, folder: Path, full: bool, packages: str) -> Outcome:
         """Run the tool; its output is the outcome. Exits where the tool fails."""
         folder.mkdir(parents=True, exist_ok=True)
+        digest = self._digest()
         command = [sys.executable, "-m", self.tool, *self._arguments(folder)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             print(done.stdout, end="")
             sys.exit(done.returncode)
         machine = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. "
-        bundle = f"Bundle {self.bundle.digest()[:8]}. " if self.bundle.path in self.arguments else ""
+        bundle = f"Bundle {digest[:8]}. " if digest else ""
         return Outcome(
             part=self.outcome_name(full),
             processor=processor(),
@@ -81,8 +82,12 @@ class Measurement:
         return self.name
 
     def _settings(self) -> dict[str, object]:
-        bundle = self.bundle.digest() if self.bundle.path in self.arguments else None
-        return {"tool": self.tool, "arguments": list(self.arguments), "bundle": bundle}
+        return {"tool": self.tool, "arguments": list(self.arguments), "bundle": self._digest()}
+
+    def _digest(self) -> str | None:
+        """The digest of the bundle that the tool reads; None where it reads the model alone."""
+        reads = not self.without_bundle and self.bundle.path in self.arguments
+        return self.bundle.digest() if reads else None
 
     def _arguments(self, folder: Path) -> list[str]:
         return [argument.format(out=folder) for argument in self.arguments]

@@ -19,8 +19,9 @@ from bench.fixtures.prompts.prompt_files import stratified
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits, decode
+from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner

@@ -25,8 +25,10 @@ from ssd_compiler.calibrate import Sample, reference_states
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.frontier import Frontier

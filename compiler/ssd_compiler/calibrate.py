@@ -13,8 +13,10 @@ from torch import Tensor
 from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.loop import Limits, decode
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.loop import decode
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.sampling.argmax import argmax

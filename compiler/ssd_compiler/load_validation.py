@@ -11,9 +11,10 @@ from ssd_compiler.calibrate import SharedPrefix
 from ssd_compiler.progress import Tick
 from ssd_compiler.validate import Confirmed, constant, require_same
 from ssd_profiles.intervals import speedup, speedup_interval
-from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.offline.interleaved import SharedRun
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.plan import PlainPlanner, Planner

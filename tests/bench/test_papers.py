@@ -213,6 +213,14 @@ def test_what_was_measured_on_another_bundle_is_measured_again(tmp_path: Path) -
     assert not measurement.is_current(outcome("list", settings={**(found.settings or {}), "bundle": "another"}))
 
 
+def test_a_tool_that_reads_a_model_alone_needs_no_bundle(tmp_path: Path) -> None:
+    model = MadeBundle(str(tmp_path), str(tmp_path), "cnn")
+    measurement = Measurement("list", "Files", "compileall", ("-q", "-l", str(tmp_path)), model, without_bundle=True)
+    found = measurement.measure(tmp_path, full=False, packages="now")
+    assert "Bundle" not in found.origin
+    assert measurement.is_current(found)
+
+
 def test_what_follows_from_other_parts_is_done_anew_and_says_nothing_of_a_machine(tmp_path: Path) -> None:
     listing = ("{out}", "-q", "-l", "-d", "nothing")
     measurement = Measurement("list", "Files", "compileall", listing, BUNDLE, derived=True)

@@ -9,7 +9,8 @@ from bench.harness.pricing.lockstep import run_together
 from bench.harness.pricing.priced import PricedPlanner, priced, priced_stream
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.loop import Limits, decoding, generate
+from ssd_runtime.engine.loop import decoding, generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Work

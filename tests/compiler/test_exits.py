@@ -19,7 +19,8 @@ from ssd_compiler.exits.tuning import THRESHOLDS, WIDTHS, ExitTrace, _Chain, _Co
 from ssd_profiles.errors import UserError
 from ssd_profiles.formulas import expected_tokens
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads

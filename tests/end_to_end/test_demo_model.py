@@ -16,8 +16,9 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.domain import load_domain, starter_set
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import NEAR_TIE, Kind, compare
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel, load_model
 from ssd_runtime.model.decoder import Decoder

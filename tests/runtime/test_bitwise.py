@@ -13,7 +13,8 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Drafter
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.attention import attend_by_row
 from ssd_runtime.model.batch import MOST_BY_ROW

@@ -21,9 +21,11 @@ from bench.fixtures.planted import plant
 from ssd_profiles.mask import SkipMask
 from ssd_runtime import CustomGenerate, Engine, RunSettings, SamplingParams
 from ssd_runtime.drafting.on_device import STEPS_PER_READ
-from ssd_runtime.engine.loop import Generation, Limits, decode, generate, generating
+from ssd_runtime.engine.loop import decode, generate, generating
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.attention import bias_of, has_causal_kernel

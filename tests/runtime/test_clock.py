@@ -8,7 +8,9 @@ from time import sleep
 
 import torch
 
-from ssd_runtime.engine.loop import Generation, Limits, decode
+from ssd_runtime.engine.loop import decode
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner

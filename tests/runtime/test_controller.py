@@ -19,7 +19,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
-from ssd_runtime.engine.sequence.session import Load
+from ssd_runtime.engine.sequence.load import Load
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats

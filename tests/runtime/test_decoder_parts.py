@@ -16,7 +16,8 @@ from torch import nn
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped

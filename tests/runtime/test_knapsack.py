@@ -6,7 +6,8 @@ import torch
 from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder

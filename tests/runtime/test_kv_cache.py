@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.loop import Limits, decode, generate
+from ssd_runtime.engine.loop import decode, generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.prefix_cache import PrefixCache
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool, PoolFull

@@ -15,9 +15,11 @@ from ssd_profiles.mask import FULL, SkipMask
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder

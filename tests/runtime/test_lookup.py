@@ -13,7 +13,8 @@ from ssd_artifacts.successors import SuccessorSet
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.ngrams import LONGEST, NgramIndex
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner

@@ -16,8 +16,10 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads

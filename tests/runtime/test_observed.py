@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, Cycle, PlainPlanner, Plan
 

@@ -13,8 +13,9 @@ from gguf.quants import dequantize
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.loading.packed import packed_model

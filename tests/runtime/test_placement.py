@@ -11,7 +11,8 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from transformers import PreTrainedModel
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan

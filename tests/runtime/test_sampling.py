@@ -27,9 +27,10 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.loop import Limits, decode, generate
+from ssd_runtime.engine.loop import decode, generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.sequence.accept import Accepted, accept
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads

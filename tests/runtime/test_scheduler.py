@@ -18,9 +18,11 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.job import Job, rows_of
-from ssd_runtime.engine.loop import Generation, Limits, generate, generating
+from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Segment
 from ssd_runtime.model.decoder import Decoder

@@ -13,8 +13,10 @@ import torch
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import Generation, Limits, generate, generating
+from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Variants
 from ssd_runtime.model.decoder import Decoder

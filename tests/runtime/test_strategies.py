@@ -22,8 +22,10 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder

@@ -16,8 +16,11 @@ from bench.harness.contenders import Timed, cycle_totals
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.loop import Generation, Limits, decoding
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.loop import decoding
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRequest, Work

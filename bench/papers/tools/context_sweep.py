@@ -22,7 +22,7 @@ from bench.harness.pricing.priced import priced
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner

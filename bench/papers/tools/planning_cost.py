@@ -17,8 +17,10 @@ import torch
 
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits, generate
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.swift import SwiftSearch

@@ -30,8 +30,8 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.offline.interleaved import in_turn
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan

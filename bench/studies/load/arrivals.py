@@ -22,8 +22,10 @@ from bench.harness.provenance import commit
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import Generation, Limits, generating
+from ssd_runtime.engine.loop import generating
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.loading.models import conversation
 
 

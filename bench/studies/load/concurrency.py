@@ -20,10 +20,12 @@ from bench.harness.provenance import commit
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.loop import Limits, decode
+from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.offline.interleaved import SharedRun
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import PlainPlanner
 

@@ -17,8 +17,9 @@ from bench.harness.provenance import commit
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.loop import Limits, generate, generating
+from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner

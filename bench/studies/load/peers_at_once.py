@@ -25,9 +25,10 @@ from bench.harness.provenance import Watch
 from bench.harness.standings import standings
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.loop import Limits, generating
+from ssd_runtime.engine.loop import generating
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.profiling.latency import device_key

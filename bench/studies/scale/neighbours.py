@@ -23,8 +23,8 @@ from bench.harness.provenance import commit
 from bench.studies.load.concurrency import prefilled
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.loop import Limits
 from ssd_runtime.engine.offline.interleaved import SharedRun
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.loading.models import conversation
 
 

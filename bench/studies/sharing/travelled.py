@@ -20,7 +20,7 @@ from ssd_artifacts.sharing.opening import open_bundle
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.loading.models import conversation, load_model
 from ssd_runtime.weights.draft_bits import read_draft_bits
 

@@ -25,7 +25,9 @@ from bench.fixtures.prompts.prompt_files import stratified
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Generation, Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import Cycle

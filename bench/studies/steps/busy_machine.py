@@ -20,7 +20,8 @@ from time import perf_counter
 
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.planning.plan import PlainPlanner
 

@@ -18,7 +18,9 @@ from bench.fixtures.machines.card import Counts, stand_in
 from bench.fixtures.planted import plant
 from ssd_profiles.latency import DeviceKey, LatencyTable
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.loop import Generation, Limits, decode
+from ssd_runtime.engine.loop import decode
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.papers.swift import TREE

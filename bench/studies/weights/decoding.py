@@ -18,8 +18,9 @@ from bench.harness.provenance import commit
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime import Engine
 from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 

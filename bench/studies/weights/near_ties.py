@@ -19,7 +19,8 @@ from torch import Tensor
 from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from ssd_runtime.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation, load_model
 from ssd_runtime.planning.plan import PlainPlanner

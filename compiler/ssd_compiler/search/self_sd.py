@@ -10,7 +10,8 @@ from bayes_opt import BayesianOptimization
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.vertices import VertexImprovement
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.loop import Limits, generate
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, Plan

@@ -18,13 +18,13 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.latency_tables import LatencyTables
-from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, RunSettings, Turn
 from ssd_runtime.engine.opening import read_source
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.generation import Generation
 from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.engine.stream_planners import StreamPlanners
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model

@@ -3,83 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import Literal
 
-from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.sequence.accept import accept
 from ssd_runtime.engine.sequence.choices import choosing
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits, Output
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.engine.sequence.verification import verification
 from ssd_runtime.model.devices.transfer import take_rows
 from ssd_runtime.model.runner import Head, ModelRunner, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.profiling.clock import Stopwatch
-
-FinishReason = Literal["stop", "length", "context"]
-"""`stop`: an end-of-sequence token or a stop condition. `length`: `max_new_tokens`. `context`: the context is full."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The end of a generation: `max_new_tokens`, an end-of-sequence token, or `stop`, whichever comes first."""
-
-    max_new_tokens: int
-    eos_ids: frozenset[int] = frozenset()
-    stop: Callable[[Sequence[int]], bool] | None = None
-    """Stop condition, called after every new token with all new tokens so far."""
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens: {self.max_new_tokens} is too few; give 1 or more")
-
-
-@dataclass(slots=True)
-class Generation:
-    """The new tokens of one request, with their cycles and seconds."""
-
-    prompt_tokens: int
-    domain: str | None = None
-    token_ids: list[int] = field(default_factory=list)
-    cycles: list[Cycle] = field(default_factory=list)
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    first_token_seconds: float = 0.0
-    """Seconds from the start to the first new token; the prefill is most of them."""
-    finish_reason: FinishReason = "length"
-    """The reason is `stop` even if the stop is the last token that is allowed."""
-    num_cached_tokens: int = 0
-    """Prompt tokens that were not run, because the prompt began like an earlier sequence."""
-    answered: int = 0
-    """Number of the first new tokens that were given, because an earlier run of the request chose them."""
-
-    @property
-    def decoded(self) -> int:
-        """Number of new tokens that this run chose."""
-        return len(self.token_ids) - self.answered
-
-    @property
-    def target_forwards(self) -> int:
-        """Number of full-model forwards after the prefill."""
-        return len(self.cycles)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Tokens drafted, except those after the end of generation."""
-        return sum(cycle.num_draft_tokens for cycle in self.cycles)
-
-    @property
-    def num_accepted_tokens(self) -> int:
-        """Accepted tokens that are part of the output."""
-        return sum(cycle.num_accepted_tokens for cycle in self.cycles)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """New tokens per second of decoding, prefill excluded."""
-        return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
 
 
 def generate(
@@ -130,7 +69,7 @@ def generating(
     if the context is full. Raises UserError if the prompt is empty or leaves no room in the context.
     """
     began = perf_counter()
-    before = _Output.after(answered, limits, session.decoder.shape.max_context - len(prompt_ids))
+    before = Output.after(answered, limits, session.decoder.shape.max_context - len(prompt_ids))
     if before.done:
         return Generation(
             prompt_tokens=len(prompt_ids),
@@ -172,7 +111,7 @@ def decoding(
     planner.start(session, prompt)
     session.decoder.synchronize()
     prompt_tokens = prompt.tokens - len(answered)
-    output = _Output.after(answered, limits, session.decoder.shape.max_context - prompt_tokens)
+    output = Output.after(answered, limits, session.decoder.shape.max_context - prompt_tokens)
     result = Generation(
         prompt_tokens=prompt_tokens,
         domain=planner.domain,
@@ -204,7 +143,7 @@ def decoding(
 
 
 def _cycle(
-    session: Session, planner: Planner, output: _Output, watch: Stopwatch, observed: float
+    session: Session, planner: Planner, output: Output, watch: Stopwatch, observed: float
 ) -> Work[tuple[Cycle, float]]:
     """Search, plan, draft, verify, accept and observe.
 
@@ -276,45 +215,3 @@ def _drafting(session: Session, pending: int, plan: Plan, most: int) -> Work[Dra
 def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -> None:
     if on_tokens is not None and tokens:
         on_tokens(tokens)
-
-
-@dataclass(slots=True)
-class _Output:
-    """The new tokens so far, and whether they are complete."""
-
-    tokens: list[int]
-    limits: Limits
-    most: int
-    """Most new tokens, by the limits and the room in the context."""
-    finish_reason: FinishReason
-    """The reason for the limit `most`, until a stop comes first."""
-    done: bool = False
-
-    @classmethod
-    def after(cls, tokens: Sequence[int], limits: Limits, room: int) -> _Output:
-        """An output that begins with `tokens`, in a context that has `room` for new ones."""
-        output = cls(
-            tokens=[],
-            limits=limits,
-            most=min(limits.max_new_tokens, room),
-            finish_reason="context" if room < limits.max_new_tokens else "length",
-        )
-        for token in tokens:
-            if not output.add(token):
-                break
-        return output
-
-    @property
-    def remaining(self) -> int:
-        """Number of new tokens that may still follow."""
-        return self.most - len(self.tokens)
-
-    def add(self, token: int) -> bool:
-        """Add the next token; returns whether the answer goes on after it."""
-        self.tokens.append(token)
-        if token in self.limits.eos_ids or (self.limits.stop is not None and self.limits.stop(self.tokens)):
-            self.finish_reason = "stop"
-            self.done = True
-        elif self.remaining <= 0:
-            self.done = True
-        return not self.done

@@ -12,7 +12,8 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job, is_full, rows_of
 from ssd_runtime.engine.prefix_cache import PrefixCache
-from ssd_runtime.engine.sequence.session import POOL_ROOM, PREFILL_CHUNK, Load, Session
+from ssd_runtime.engine.sequence.load import Load
+from ssd_runtime.engine.sequence.session import POOL_ROOM, PREFILL_CHUNK, Session
 from ssd_runtime.model.cache.kv_cache import GROWTH, SPARE_SLOTS
 from ssd_runtime.model.cache.kv_pool import PoolFull
 from ssd_runtime.model.decoder import Decoder

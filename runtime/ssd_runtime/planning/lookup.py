@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import LookupSettings

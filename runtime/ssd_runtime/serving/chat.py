@@ -12,9 +12,10 @@ from types import FrameType
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text
 from ssd_runtime.command import complain
-from ssd_runtime.engine.loop import Limits, generating
+from ssd_runtime.engine.loop import generating
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, naming
+from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.text_stream import TextStream
 
 PROMPT = ">>> "

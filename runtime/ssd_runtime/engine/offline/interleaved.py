@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import Generation, Limits, decode, decoding
+from ssd_runtime.engine.loop import decode, decoding
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import Planner
 

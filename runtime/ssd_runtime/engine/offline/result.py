@@ -8,8 +8,8 @@ from typing import Any
 
 from ssd_profiles.intervals import speedup_interval
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.offline.divergence import Divergence, Kind
+from ssd_runtime.engine.sequence.generation import Generation
 
 FEWEST = 3
 """Fewest prompts for which an interval is shown; with two it is absurdly wide."""

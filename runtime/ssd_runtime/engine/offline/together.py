@@ -10,10 +10,11 @@ from time import perf_counter
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import Generation, generate
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, Turn, difference, naming, next_messages
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.generation import Generation
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import PlainPlanner

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +10,8 @@ from torch import Tensor
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache, shared_tokens
+from ssd_runtime.engine.sequence.load import Load
+from ssd_runtime.engine.sequence.prefill import Prefill
 from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
 from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.cache.kv_cache import FORWARD_ROWS
@@ -30,38 +31,6 @@ POOL_ROOM = 256
 """Most new tokens for which a sequence of a pool reserves memory beforehand, since others wait for the room."""
 MAX_BIAS_BYTES = 128 << 20
 """Largest bias of a chunk's attention. It grows with the context, so longer prompts run in smaller chunks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The sequences and rows of a step of the scheduler.
-
-    They share one forward of the full model, except for those whose states are kept or whose drafts have begun it.
-    """
-
-    sequences: int = 1
-    rows: int = 1
-    """Rows of all sequences together."""
-    step: int = 0
-    """The scheduler's number of the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """The result of running a prompt: states [hidden] after the final norm."""
-
-    last: Tensor
-    """State of the prompt's last token. Its logits choose the first new token, and it is the `last` feature."""
-    mean: Tensor
-    """Mean over the prompt's tokens: the `mean` feature."""
-    tokens: int
-    """Number of the prompt's tokens."""
-    states: PromptStates = field(default_factory=PromptStates, repr=False, compare=False)
-    """Sums of the states, from which a longer prompt goes on."""
-
-    def feature(self, name: str) -> Tensor:
-        """The routing feature, `last` or `mean`, in fp32 on the CPU."""
-        return (self.last if name == "last" else self.mean).float().cpu()
 
 
 class Session:

@@ -11,7 +11,8 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.controller import Controller

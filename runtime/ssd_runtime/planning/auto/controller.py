@@ -9,7 +9,7 @@ from dataclasses import replace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.lookup import Lookup, Ready
-from ssd_runtime.engine.sequence.session import Load
+from ssd_runtime.engine.sequence.load import Load
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Offer, Source
 from ssd_runtime.planning.auto.shared_step import ChainYield, Member

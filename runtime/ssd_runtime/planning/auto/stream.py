@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ssd_runtime.drafting.lookup import LookupStats
-from ssd_runtime.engine.sequence.session import Load
+from ssd_runtime.engine.sequence.load import Load
 from ssd_runtime.planning.auto.budget import Budgets
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.planning_time import PlanningTime

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from ssd_artifacts.domain_config import MAX_DRAFT
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, Plan, Planner

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import BasePlanner, Plan
 from ssd_runtime.planning.routing import Router

@@ -11,7 +11,8 @@ from torch import Tensor
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching
-from ssd_runtime.engine.sequence.session import Prefill, Session
+from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.light import NO_COPIES
 from ssd_runtime.planning.papers.recent import RecentStates

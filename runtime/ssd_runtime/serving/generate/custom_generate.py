@@ -34,8 +34,8 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.sharing.opening import open_given
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
-from ssd_runtime.engine.loop import Generation
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.sequence.generation import Generation
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.loading.sources import LOAD_ERRORS
 from ssd_runtime.planning.registry import check_strategy
