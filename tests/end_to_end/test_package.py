@@ -39,6 +39,7 @@ def test_the_wheel_holds_every_file_of_the_packages(built: tuple[Path, Path]) ->
     for needed in (
         "ssd_runtime/weights/native/sublayers.c",
         "ssd_runtime/weights/native/products.h",
+        "ssd_runtime/weights/native/avx2.h",
         "ssd_profiles/domains/gsm8k.yaml",
         "ssd_profiles/starter/gsm8k.jsonl",
         "ssd_artifacts/reference/demo/manifest.yaml",

@@ -37,10 +37,11 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8
-from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import light_kernels, most_bytes
 from tests.clocks import StandInClock
 from tests.folders import save_tiny_model
+from tests.kernels import kernel_name
 from tests.models import VARIANTS, tiny_model
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, with_light_costs
@@ -68,9 +69,9 @@ def drafted(decoder: Decoder, drafter: Masked, sampling: SamplingParams = GREEDY
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether our own code serves, where this processor can run it."""
     if not request.param:
-        monkeypatch.setattr(Vnni, "can_serve", staticmethod(lambda out_features, in_features: False))
-    elif not Vnni.can_serve(16, 32):
-        pytest.skip("no AVX-512 VNNI")
+        monkeypatch.setattr(Native, "can_serve", staticmethod(lambda out_features, in_features: False))
+    elif not Native.can_serve(16, 32):
+        pytest.skip("no AVX2, or no C compiler")
     return bool(request.param)
 
 
@@ -168,7 +169,7 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
         del sizes["head_dim"]
         sizes["num_attention_heads"] = 8
     decoder = lightened(variant, bits, **sizes)
-    assert decoder.light.kernels.startswith(f"{4 * LAYERS + 1} {'vnni' if own else 'int'}")
+    assert decoder.light.kernels.startswith(f"{4 * LAYERS + 1} {kernel_name(int(bits), own)}")
     got = drafted(decoder, Masked(decoder.light.mask))
     plain = generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
     assert compare(Session(decoder), IDS, plain, got.token_ids).kind is not Kind.ERROR
@@ -235,11 +236,11 @@ def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool)
                 module.weight.copy_(on_grid(*module.weight.shape))
     decoder = Decoder(model)
     decoder.lighten("auto")
-    assert decoder.light.kernels == f"{4 * LAYERS + 1} {'vnni4' if own else 'int4'}"
+    assert decoder.light.kernels == f"{4 * LAYERS + 1} {kernel_name(4, own)}"
     got = drafted(decoder, Masked(decoder.light.mask))
     assert got.num_accepted_tokens >= 0.8 * got.num_draft_tokens
     decoder = lightened("llama", "auto", intermediate_size=64, vocab_size=96)
-    assert decoder.light.kernels == f"{4 * LAYERS + 1} {'vnni8' if own else 'int8'}", "random weights lie on no grid"
+    assert decoder.light.kernels == f"{4 * LAYERS + 1} {kernel_name(8, own)}", "random weights lie on no grid"
 
 
 @pytest.mark.parametrize("out", [16, 48, 97])
@@ -249,7 +250,7 @@ def test_copies_are_as_near_as_their_bits_allow(out: int, own: bool) -> None:
     bias = torch.randn(out)
     for bits, most in (("8", 0.015), ("4", 0.12)):
         [kernel] = light_kernels(weight, bias, bits).values()  # type: ignore[arg-type]
-        assert type(kernel) is (Int8 if out % 16 else Vnni if own else Int4 if bits == "4" else Int8)
+        assert type(kernel) is (Int8 if out % 16 else Native if own else Int4 if bits == "4" else Int8)
         error = (kernel(x) - (x @ weight.T + bias)).norm() / (x @ weight.T).norm()
         assert error < most
         assert kernel.nbytes <= most_bytes(*weight.shape, bits)  # type: ignore[arg-type]

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.vnni import GROUP, Vnni, quantised_groups
+from ssd_runtime.weights.kernels.native import GROUP, Native, quantised_groups
 from ssd_runtime.weights.native import library as native
-from ssd_runtime.weights.native.library import NEEDED, library
+from ssd_runtime.weights.native.library import INSTRUCTIONS, NEEDED, library
 
-needs_native = pytest.mark.skipif(library() is None, reason="needs AVX-512 VNNI and a C compiler")
+needs_native = pytest.mark.usefixtures("instructions")
 ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 33)
 
 
@@ -26,20 +26,36 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def weight4(out: int, width: int, bias: bool = False) -> tuple[Vnni, Tensor]:
+@pytest.fixture(params=["1", "avx2"], ids=["best instructions", "AVX2"])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for this processor; and that for processors without AVX-512, if this one has it."""
+    best = library()
+    if best is None:
+        pytest.skip("needs AVX2 and a C compiler")
+    if request.param == "avx2":
+        if best.instructions == INSTRUCTIONS[8]:
+            pytest.skip("this processor's best instructions are AVX2")
+        monkeypatch.setenv("SSD_NATIVE", "avx2")
+        plain = library.__wrapped__()
+        assert plain is not None
+        assert plain.instructions == INSTRUCTIONS[8]
+        monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: plain)
+
+
+def weight4(out: int, width: int, bias: bool = False) -> tuple[Native, Tensor]:
     """A random 4-bit weight and its numbers."""
     levels = torch.randint(0, 16, (out, width), dtype=torch.uint8)
     scale = (torch.rand(out, width // GROUP) + 0.1).half().float()
     least = torch.randn(out, width // GROUP).half().float()
     numbers = torch.randn(out) if bias else None
     dense = levels.unflatten(1, (-1, GROUP)) * scale[..., None] + least[..., None]
-    return Vnni(levels, scale, least + 8 * scale, numbers), dense.flatten(1)
+    return Native(levels, scale, least + 8 * scale, numbers), dense.flatten(1)
 
 
-def weight8(out: int, width: int) -> tuple[Vnni, Tensor]:
+def weight8(out: int, width: int) -> tuple[Native, Tensor]:
     """A random 8-bit weight and its numbers."""
     levels, scale = quantised_groups(torch.randn(out, width))
-    return Vnni(levels, scale, None), (levels.unflatten(1, (-1, GROUP)) * scale[..., None]).flatten(1)
+    return Native(levels, scale, None), (levels.unflatten(1, (-1, GROUP)) * scale[..., None]).flatten(1)
 
 
 def on_the_grid(rows: int, width: int) -> Tensor:
@@ -58,6 +74,18 @@ def test_the_product_is_exact_for_rows_on_the_grid(make: object, rows: int) -> N
     x = on_the_grid(rows, 96)
     expected = x.double() @ dense.double().T
     torch.testing.assert_close(kernel(x).double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@needs_native
+@pytest.mark.parametrize("row", [-127, 127])
+@pytest.mark.parametrize(("level", "bits"), [(-128, 8), (-127, 8), (127, 8), (15, 4)])
+def test_the_largest_levels_do_not_overflow(level: int, bits: int, row: int) -> None:
+    """Sums of 16 bits hold the products of a group, if barely."""
+    ones = torch.ones(16, 1)
+    levels = torch.full((16, GROUP), level, dtype=torch.int8 if bits == 8 else torch.uint8)
+    kernel = Native(levels, ones, None if bits == 8 else 8 * ones)
+    x = torch.full((3, GROUP), float(row))
+    assert torch.equal(kernel(x), torch.full((3, 16), float(GROUP * level * row)))
 
 
 @needs_native
@@ -132,8 +160,8 @@ def test_silu_holds_for_inputs_of_all_sizes(value: float) -> None:
     gates_and_ups = torch.zeros(64, 64, dtype=torch.int8)
     gates_and_ups[:32, 0] = 1
     gates_and_ups[32:, 32] = 1
-    whole = Vnni(gates_and_ups, torch.ones(64, 2), None)
-    down = Vnni(torch.eye(64, 32).to(torch.int8), torch.ones(64, 1), None)
+    whole = Native(gates_and_ups, torch.ones(64, 2), None)
+    down = Native(torch.eye(64, 32).to(torch.int8), torch.ones(64, 1), None)
     x = torch.zeros(1, 64)
     x[0, 0], x[0, 32] = value, 1.0
     got = whole.fused_mlp(down, x, None)[0, :32] - x[0, :32]

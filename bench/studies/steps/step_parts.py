@@ -29,7 +29,7 @@ from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.layer import Norm
 from ssd_runtime.model.native_attention import NativeAttention
 from ssd_runtime.sampling.argmax import argmax
-from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.linear import Linear
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -41,7 +41,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (Norm, "__call__", "norms and rope"),
     (decoder_module, "rotate", "norms and rope"),
     (NativeAttention, "__call__", "whole attention blocks"),
-    (Vnni, "fused_mlp", "whole MLP blocks"),
+    (Native, "fused_mlp", "whole MLP blocks"),
 )
 """Owners, their functions, and the part that these belong to."""
 

@@ -25,7 +25,8 @@ from ssd_runtime.command import run_guarded
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.device import device_identity
-from ssd_runtime.weights.kernels.vnni import Vnni, quantised_groups
+from ssd_runtime.weights.kernels.native import Native, quantised_groups
+from ssd_runtime.weights.kernels.onednn import can_serve
 from ssd_runtime.weights.native.library import library
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -153,7 +154,7 @@ def aten_int4(weight: Tensor, dtype: torch.dtype) -> Multiply:
 def ours8(weight: Tensor) -> Multiply:
     """Our own product of fp32 rows with 8-bit weights, a scale per group; it quantises rows."""
     levels, scale = quantised_groups(weight)
-    return Vnni(levels, scale, None)
+    return Native(levels, scale, None)
 
 
 def ours4(weight: Tensor) -> Multiply:
@@ -162,7 +163,7 @@ def ours4(weight: Tensor) -> Multiply:
     scale = (groups.amax(-1) - groups.amin(-1)) / 15
     zero = groups.amin(-1) + 8 * scale
     levels = ((groups - zero[..., None]) / scale[..., None] + 8).round().clamp(0, 15).to(torch.uint8).flatten(1)
-    return Vnni(levels, scale, zero)
+    return Native(levels, scale, zero)
 
 
 def bitsandbytes_4bit(weight: Tensor) -> Multiply:
@@ -180,12 +181,13 @@ KERNELS: dict[str, tuple[torch.dtype, Callable[[Tensor], Multiply]]] = {
     "module fp32": (torch.float32, partial(module, dtype=torch.float32)),
     "module bf16": (torch.bfloat16, partial(module, dtype=torch.bfloat16)),
     "oneDNN fp32": (torch.float32, partial(onednn, dtype=torch.float32)),
-    "oneDNN bf16": (torch.bfloat16, partial(onednn, dtype=torch.bfloat16)),
     "oneDNN int8": (torch.float32, onednn_int8),
     "aten int8 bf16": (torch.bfloat16, partial(aten_int8, dtype=torch.bfloat16)),
     "aten int4 bf16": (torch.bfloat16, partial(aten_int4, dtype=torch.bfloat16)),
 }
 """Name to the dtype of the rows and the function that packs a weight."""
+if can_serve(torch.empty(0, dtype=torch.bfloat16)):
+    KERNELS["oneDNN bf16"] = (torch.bfloat16, partial(onednn, dtype=torch.bfloat16))
 if library() is not None:
     KERNELS |= {"ours 8 bits": (torch.float32, ours8), "ours 4 bits": (torch.float32, ours4)}
 if find_spec("bitsandbytes"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd_runtime.model.batch import Segment
 from ssd_runtime.model.rotary import Rotation
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.vnni import TILE, Vnni, quantised_floats
+from ssd_runtime.weights.kernels.native import TILE, Native, quantised_floats
 from ssd_runtime.weights.native.library import floats, library
 
 QUERIES = 32
@@ -58,8 +58,8 @@ class NativeAttention:
 
     def __init__(
         self,
-        qkv: Vnni,
-        output: Vnni,
+        qkv: Native,
+        output: Native,
         norm: RmsNorm | None,
         q_norm: RmsNorm | None,
         k_norm: RmsNorm | None,

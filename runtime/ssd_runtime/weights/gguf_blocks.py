@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssd_runtime.weights.kernels.int4 import GROUP
 from ssd_runtime.weights.kernels.int8 import quantised
-from ssd_runtime.weights.kernels.vnni import quantised_groups
+from ssd_runtime.weights.kernels.native import quantised_groups
 
 DENSE = (Type.F32, Type.F16, Type.BF16)
 """Types that are not quantised."""

@@ -19,7 +19,7 @@ from ssd_runtime.weights.gguf_blocks import DENSE, dense, levels4
 from ssd_runtime.weights.gguf_index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf_kernels import kernel4, kernel8
 from ssd_runtime.weights.kernels.kernel import Kernel
-from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import serves4
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
@@ -121,7 +121,7 @@ class GgufFile:
             self.requantised |= {
                 self._name_of(f"{module}.weight"): of.name
                 for module, (_, of) in zip(modules, stored, strict=True)
-                if not (of == Type.Q8_0 and isinstance(kernel, Vnni))
+                if not (of == Type.Q8_0 and isinstance(kernel, Native))
             }
         self._check(kernel, modules, bias)
         return kernel

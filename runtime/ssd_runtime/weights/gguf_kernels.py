@@ -19,7 +19,7 @@ from ssd_runtime.weights.gguf_blocks import groups8, levels4, levels8
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.kernels.kernel import Kernel
-from ssd_runtime.weights.kernels.vnni import Vnni
+from ssd_runtime.weights.kernels.native import Native
 
 Stored = tuple[NDArray[np.uint8], Type]
 """Blocks [out, bytes] and their type."""
@@ -30,16 +30,18 @@ def kernel4(stored: Sequence[Stored], bias: Tensor | None) -> Kernel:
     parts = [part for part in (levels4(data, kind) for data, kind in stored) if part is not None]
     levels = torch.cat([part.levels for part in parts])
     scale, zero = torch.cat([part.scale for part in parts]), torch.cat([part.zero for part in parts])
-    if Vnni.can_serve(*levels.shape):
-        return Vnni(levels, scale, zero, bias)
+    if Native.can_serve(*levels.shape):
+        return Native(levels, scale, zero, bias)
     return Int4(levels, scale, zero, bias)
 
 
 def kernel8(stored: Sequence[Stored], bias: Tensor | None) -> Kernel:
     """The kernel of tensors that share an input, at 8 bits; types other than Q8_0 are requantised, and all for aten."""
-    if Vnni.can_serve(sum(len(data) for data, _ in stored), _columns(*stored[0])):
+    if Native.can_serve(sum(len(data) for data, _ in stored), _columns(*stored[0])):
         groups = [groups8(data, kind) for data, kind in stored]
-        return Vnni(torch.cat([levels for levels, _ in groups]), torch.cat([scale for _, scale in groups]), None, bias)
+        return Native(
+            torch.cat([levels for levels, _ in groups]), torch.cat([scale for _, scale in groups]), None, bias
+        )
     whole = [levels8(data, kind) for data, kind in stored]
     return Int8(torch.cat([levels for levels, _ in whole]), torch.cat([scale for _, scale in whole]), bias)
 

@@ -9,7 +9,7 @@ from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8, quantised
 from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
-from ssd_runtime.weights.kernels.vnni import Vnni, quantised_groups
+from ssd_runtime.weights.kernels.native import Native, quantised_groups
 
 ON_GRID = 0.02
 """Largest relative change, in root mean squares, by which rounding to 4 bits leaves a weight on its grid. Rounding the
@@ -23,13 +23,13 @@ class LightLinear:
 
     __slots__ = ("fused", "kernel")
 
-    fused: Vnni | None
+    fused: Native | None
     """The kernel if it computes all of the projections with norm and residual in fp32."""
 
     def __init__(self, kernel: Kernel, dtype: torch.dtype) -> None:
         """`dtype` is that of the rows."""
         self.kernel = kernel
-        self.fused = kernel if isinstance(kernel, Vnni) and dtype == torch.float32 else None
+        self.fused = kernel if isinstance(kernel, Native) and dtype == torch.float32 else None
 
     def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
         """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
@@ -62,7 +62,7 @@ def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bo
     one in 4 bits beside that.
     """
     parts = weight.split(ROWS_AT_ONCE)
-    native = Vnni.can_serve(*weight.shape)
+    native = Native.can_serve(*weight.shape)
     copies = dict[int, Kernel]()
     if bits != "8" and serves4(*weight.shape):
         fours = [quantised4(rows) for rows in parts]
@@ -70,15 +70,15 @@ def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bo
         only = bits == "4" or error <= ON_GRID**2 * sum(float(rows.float().square().sum()) for rows in parts)
         if only or both:
             levels, scale, zero, _ = (torch.cat(each) for each in zip(*fours, strict=True))
-            copies[4] = Vnni(levels, scale, zero, bias) if native else Int4(levels, scale, zero, bias)
+            copies[4] = Native(levels, scale, zero, bias) if native else Int4(levels, scale, zero, bias)
         if only:
             return copies
     eights = [(quantised_groups if native else quantised)(rows.float()) for rows in parts]
     levels, scale = (torch.cat(each) for each in zip(*eights, strict=True))
-    copies[8] = Vnni(levels, scale, None, bias) if native else Int8(levels, scale, bias)
+    copies[8] = Native(levels, scale, None, bias) if native else Int8(levels, scale, bias)
     return copies
 
 
 def serves4(out_features: int, in_features: int) -> bool:
     """Whether a kernel takes 4-bit weights of these sizes."""
-    return Vnni.can_serve(out_features, in_features) or Int4.can_serve(out_features, in_features)
+    return Native.can_serve(out_features, in_features) or Int4.can_serve(out_features, in_features)

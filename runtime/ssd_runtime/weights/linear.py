@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
+from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
-from ssd_runtime.weights.kernels.vnni import Vnni
 from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernels, most_bytes
 from ssd_runtime.weights.packed_linear import PackedLinear, whole_kernels
 
@@ -132,7 +132,7 @@ class Linear:
         return most_bytes(sum(linear.out_features for linear in linears), linears[0].in_features, bits, both)
 
     @property
-    def fused(self) -> Vnni | None:
+    def fused(self) -> Native | None:
         """The kernel that computes all of the projections with norm and residual; None if there is none."""
         return self._fused
 
@@ -164,7 +164,7 @@ class Linear:
         self._modules = self._found()
         self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_kernels(self._modules) or self._modules
         only = self._calls[0] if len(self._calls) == 1 else None
-        self._fused = only if isinstance(only, Vnni) else None
+        self._fused = only if isinstance(only, Native) else None
         self._stamp = stamp_of(self._modules)
         self._drop()
         self._build_packed()

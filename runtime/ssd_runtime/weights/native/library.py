@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,16 +19,19 @@ from ssd_artifacts.files import cache_folder
 from ssd_runtime.profiling.device import processor_flags
 
 FOLDER = Path(__file__).parent
-SOURCES = ("sublayers.c", "attention.h", "exponential.h", "products.h")
+SOURCES = ("sublayers.c", "attention.h", "avx2.h", "avx512.h", "exponential.h", "lanes.h", "products.h")
 """The file that is compiled, and those that it includes."""
 COMPILERS = ("gcc", "cc")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-c")
 """-ffp-contract=off: sums must not depend on where a compiler finds it convenient to fuse two operations."""
+WITHOUT_AVX512 = ("-mno-avx512f",)
 LINK_FLAGS = ("-shared",)
 """No -fopenmp: the threads are those of torch's own OpenMP library, which it makes visible to all. A second library
 would have threads of its own, which wait on the same processors."""
-NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
-"""Instruction sets that the code uses, as Linux names them."""
+NEEDED = frozenset({"avx2", "fma", "f16c"})
+"""Instruction sets without which the code does not run, as Linux names them. It uses AVX-512 VNNI where that is."""
+INSTRUCTIONS = {8: "avx2-", 16: "vnni"}
+"""Beginnings of kernels' names, by the floats in a vector that the code was compiled for."""
 SECONDS = 120.0
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
 
@@ -36,8 +40,9 @@ class Library:
     """The functions of `sublayers.c`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError or AttributeError if the file is no such library."""
+        """Raises OSError, AttributeError or ValueError if the file is no such library."""
         functions = ctypes.CDLL(str(path))
+        self.instructions = INSTRUCTIONS[ctypes.c_int.in_dll(functions, "lanes").value]
         norm = (POINTER, ctypes.c_float)
         self.linear = functions.linear
         self.linear.argtypes = (POINTER, *norm, POINTER, COUNT, POINTER, POINTER, POINTER, ctypes.c_int)
@@ -69,22 +74,22 @@ def missing_note() -> str | None:
 
 @cache
 def library() -> Library | None:
-    """The compiled code; None where it is not `wanted`, or cannot be compiled."""
+    """The compiled code, without AVX-512 if `SSD_NATIVE` is avx2; None where it is not `wanted` or does not compile."""
     if not wanted():
         return None
-    flags = processor_flags()
+    flags = (*FLAGS, *(WITHOUT_AVX512 if os.environ.get("SSD_NATIVE") == "avx2" else ()))
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SOURCES]
-    about = hashlib.sha256("\n".join([*texts, *FLAGS, *LINK_FLAGS, *sorted(flags)]).encode())
+    about = hashlib.sha256("\n".join([*texts, *flags, *LINK_FLAGS, *sorted(processor_flags())]).encode())
     path = cache_folder() / "native" / f"sublayers-{about.hexdigest()[:16]}.so"
     try:
         if not path.exists():
-            _compile(path)
+            _compile(path, flags)
         return Library(path)
-    except (OSError, AttributeError, subprocess.SubprocessError):
+    except (OSError, AttributeError, ValueError, subprocess.SubprocessError):
         return None
 
 
-def _compile(path: Path) -> None:
+def _compile(path: Path, flags: Sequence[str]) -> None:
     """Compile to a temporary file, then rename it. Raises OSError or SubprocessError if that fails."""
     compiler = os.environ.get("CC") or next((name for name in COMPILERS if shutil.which(name)), None)
     if compiler is None:
@@ -93,7 +98,7 @@ def _compile(path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         compiled, linked = Path(folder) / "compiled.o", Path(folder) / path.name
         for command in (
-            [compiler, *FLAGS, "-o", str(compiled), str(FOLDER / SOURCES[0])],
+            [compiler, *flags, "-o", str(compiled), str(FOLDER / SOURCES[0])],
             [compiler, *LINK_FLAGS, "-o", str(linked), str(compiled)],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)

@@ -10,19 +10,16 @@
  * leasts are fp16.
  */
 #pragma once
-#include <immintrin.h>
+#include "lanes.h"
 #include <math.h>
 #include <omp.h>
-#include <stdint.h>
 
-#define GROUP 32
 #define TILE 16
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
 #define OWN 8    /* So few rows are quantised by every thread for itself, which takes less time than to wait. */
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
                   * within a page of 4 KiB alone; this takes a fifth off a row's time at 4 bits, a third at 8. */
-#define INTEGER 12582912.0f       /* 1.5 * 2^23: the bits of this number plus an integer of 22 bits are those of their sum. */
-#define INTEGER_BITS 0x4b400000
+#define PARTS (TILE / LANES)
 
 typedef struct {
     int64_t bits, out, in;
@@ -52,12 +49,12 @@ static int chunk(int64_t n, int64_t first) {
 
 /* 1 / the root mean square of a row. */
 static float norm_factor(const float *x, int64_t in, float epsilon) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < in; i += TILE) {
-        const __m512 part = _mm512_loadu_ps(x + i);
-        sum = _mm512_fmadd_ps(part, part, sum);
+    Floats sum = zeros();
+    for (int64_t i = 0; i < in; i += LANES) {
+        const Floats part = load(x + i);
+        sum = multiply_add(part, part, sum);
     }
-    return 1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)in + epsilon);
+    return 1.0f / sqrtf(sum_of(sum) / (float)in + epsilon);
 }
 
 /* Quantise row `row` of n. */
@@ -65,22 +62,21 @@ static void quantise(const float *x, Norm norm, Rows rows, int64_t row, int64_t 
     const int64_t in = rows.in, first = row - row % CHUNK, count = chunk(n, first);
     const float factor = norm.weight ? norm_factor(x, in, norm.epsilon) : 1.0f;
     for (int64_t i = 0; i < in; i += GROUP) {
-        __m512 low = _mm512_loadu_ps(x + i), high = _mm512_loadu_ps(x + i + TILE);
-        if (norm.weight) {
-            const __m512 all = _mm512_set1_ps(factor);
-            low = _mm512_mul_ps(_mm512_mul_ps(low, all), _mm512_loadu_ps(norm.weight + i));
-            high = _mm512_mul_ps(_mm512_mul_ps(high, all), _mm512_loadu_ps(norm.weight + i + TILE));
+        Floats parts[GROUP / LANES], peaks = zeros();
+#pragma GCC unroll 4
+        for (int p = 0; p < GROUP / LANES; p++) {
+            parts[p] = load(x + i + p * LANES);
+            if (norm.weight)
+                parts[p] = multiply(multiply(parts[p], all(factor)), load(norm.weight + i + p * LANES));
+            peaks = larger(peaks, magnitude(parts[p]));
         }
-        const float peak = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-        const float scale = peak / 127.0f;
-        const __m512 inverse = _mm512_set1_ps(scale > 0.0f ? 1.0f / scale : 0.0f);
-        const __m512i left = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
-        const __m512i right = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
+        const float scale = peak_of(peaks) / 127.0f;
+        const Floats inverse = all(scale > 0.0f ? 1.0f / scale : 0.0f);
         const int64_t at = (first * in + i * count) / GROUP + row - first;
-        int8_t *levels = rows.levels + at * GROUP;
-        _mm_storeu_si128((__m128i *)levels, _mm512_cvtsepi32_epi8(left));
-        _mm_storeu_si128((__m128i *)(levels + TILE), _mm512_cvtsepi32_epi8(right));
-        const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(left, right));
+        int32_t sum = 0;
+#pragma GCC unroll 4
+        for (int p = 0; p < GROUP / LANES; p++)
+            sum += store_levels(rows.levels + at * GROUP + p * LANES, multiply(parts[p], inverse));
         rows.scales[at] = scale;
         rows.sums[at] = (float)sum;
         rows.offsets[at] = INTEGER_BITS - 128 * sum;
@@ -111,62 +107,40 @@ static Rows quantised(const float *x, Norm norm, int64_t n, int64_t in, float *m
     return rows;
 }
 
-static inline __m512 halves(const uint8_t *at) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
-}
-
-/* The products of the chunk of `count` rows from `first` with the 16 outputs of a tile. `count` and `bits` are constant
- * where it is called, so that the loops over rows unroll. */
-static inline __attribute__((always_inline)) void products_of(
-    const Weight *weight, int64_t tile, Rows rows, int64_t first, const int count, const int bits, __m512 *sums)
+/* The products of the chunk of `count` rows from `first` with the 16 outputs of a tile, [count][PARTS]. `count` and `bits`
+ * are constant where it is called, so that the loops over rows unroll. */
+INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t first, const int count, const int bits,
+                        Floats *sums)
 {
     const int64_t groups = rows.in / GROUP;
-    const int64_t size = bits == 4 ? 320 : 544;
+    const int64_t size = bits == 4 ? 320 : 544, scales = bits == 4 ? 256 : 512;
     const uint8_t *block = weight->blocks + tile * groups * size;
     const int8_t *columns = rows.levels + first * rows.in;
     const float *row_scales = rows.scales + first * groups, *row_sums = rows.sums + first * groups;
     const int32_t *offsets = rows.offsets + first * groups;
-    const __m512i low_half = _mm512_set1_epi8(15), zero = _mm512_set1_epi32(INTEGER_BITS);
-    __m512 total[CHUNK];
-#pragma GCC unroll 16
-    for (int r = 0; r < count; r++)
-        total[r] = weight->bias ? _mm512_loadu_ps(weight->bias + tile * TILE) : _mm512_setzero_ps();
+    Floats total[CHUNK * PARTS];
+#pragma GCC unroll 32
+    for (int r = 0; r < count * PARTS; r++)
+        total[r] = weight->bias ? load(weight->bias + tile * TILE + r % PARTS * LANES) : zeros();
     for (int64_t group = 0; group < groups; group++) {
-        __m512i levels[8];
-        __m512 scale, least;
 #pragma GCC unroll 9
         for (int64_t at = 0; at < size; at += 64)
             _mm_prefetch((const char *)block + AHEAD * size + at, _MM_HINT_T0);
-        if (bits == 4) {
-#pragma GCC unroll 4
-            for (int q = 0; q < 4; q++) {
-                const __m512i pair = _mm512_loadu_si512(block + 64 * q);
-                levels[2 * q] = _mm512_and_si512(pair, low_half);
-                levels[2 * q + 1] = _mm512_and_si512(_mm512_srli_epi16(pair, 4), low_half);
-            }
-            scale = halves(block + 256);
-            least = halves(block + 288);
-        } else {
-#pragma GCC unroll 8
-            for (int q = 0; q < 8; q++)
-                levels[q] = _mm512_loadu_si512(block + 64 * q);
-            scale = halves(block + 512);
-            least = _mm512_setzero_ps();
-        }
-        /* scale * (INTEGER + dot) - scale * INTEGER, rounded once, is scale * dot: a scale of 11 bits times INTEGER is
-         * exact. That saves a conversion per row. */
-        const __m512 shift = _mm512_mul_ps(scale, _mm512_set1_ps(-INTEGER));
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            const Levels levels = levels_of(block, part, bits);
+            const Floats scale = halves(block + scales + 2 * LANES * part);
+            const Floats least = bits == 4 ? halves(block + scales + 2 * TILE + 2 * LANES * part) : zeros();
+            /* scale * (INTEGER + dot) - scale * INTEGER, rounded once, is scale * dot: a scale of 11 bits times INTEGER
+             * is exact. That saves a conversion per row. */
+            const Floats shift = multiply(scale, all(-INTEGER));
 #pragma GCC unroll 16
-        for (int r = 0; r < count; r++) {
-            const int32_t *fours = (const int32_t *)(columns + r * GROUP);
-            __m512i dot = bits == 4 ? zero : _mm512_set1_epi32(offsets[r]);
-#pragma GCC unroll 8
-            for (int q = 0; q < 8; q++)
-                dot = _mm512_dpbusd_epi32(dot, levels[q], _mm512_set1_epi32(fours[q]));
-            __m512 product = _mm512_fmadd_ps(scale, _mm512_castsi512_ps(dot), shift);
-            if (bits == 4)
-                product = _mm512_fmadd_ps(least, _mm512_set1_ps(row_sums[r]), product);
-            total[r] = _mm512_fmadd_ps(product, _mm512_set1_ps(row_scales[r]), total[r]);
+            for (int r = 0; r < count; r++) {
+                Floats product = multiply_add(scale, dots(&levels, columns + r * GROUP, offsets[r], bits), shift);
+                if (bits == 4)
+                    product = multiply_add(least, all(row_sums[r]), product);
+                total[r * PARTS + part] = multiply_add(product, all(row_scales[r]), total[r * PARTS + part]);
+            }
         }
         block += size;
         columns += count * GROUP;
@@ -174,12 +148,12 @@ static inline __attribute__((always_inline)) void products_of(
         row_sums += count;
         offsets += count;
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < count; r++)
+#pragma GCC unroll 32
+    for (int r = 0; r < count * PARTS; r++)
         sums[r] = total[r];
 }
 
-static void products(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count, __m512 *sums)
+static void products(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count, Floats *sums)
 {
 #define CASE(n)                                                                 \
     case n:                                                                     \
@@ -201,12 +175,11 @@ static void project(const Weight *weight, Rows rows, int64_t n, const float *res
     for (int64_t tile = 0; tile < weight->out / TILE; tile++)
         for (int64_t first = 0; first < n; first += CHUNK) {
             const int count = chunk(n, first);
-            __m512 sums[CHUNK];
+            Floats sums[CHUNK * PARTS];
             products(weight, tile, rows, first, count, sums);
-            for (int r = 0; r < count; r++) {
-                const int64_t at = (first + r) * weight->out + tile * TILE;
-                const __m512 sum = residual ? _mm512_add_ps(sums[r], _mm512_loadu_ps(residual + at)) : sums[r];
-                _mm512_storeu_ps(y + at, sum);
+            for (int r = 0; r < count * PARTS; r++) {
+                const int64_t at = (first + r / PARTS) * weight->out + tile * TILE + r % PARTS * LANES;
+                store(y + at, residual ? add(sums[r], load(residual + at)) : sums[r]);
             }
         }
 }

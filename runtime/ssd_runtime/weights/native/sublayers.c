@@ -1,12 +1,14 @@
-/* Sub-layers of a decoder on fp32 rows and weights of 4 and 8 bits, for processors with AVX-512 VNNI. */
+/* Sub-layers of a decoder on fp32 rows and weights of 4 and 8 bits, for processors with AVX-512 VNNI or AVX2. */
 #include "attention.h"
 #include "exponential.h"
 #include "products.h"
 
-static inline __m512 silu(__m512 x) {
-    const __m512 bounded = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(87.0f)), _mm512_set1_ps(-87.0f));
-    const __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(x, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), bounded))));
+/* Floats in a vector, which tell the instructions that this code was compiled for. */
+const int lanes = LANES;
+
+INLINE Floats silu(Floats x) {
+    const Floats bounded = larger(smaller(x, all(87.0f)), all(-87.0f));
+    return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
 }
 
 /* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
@@ -16,11 +18,12 @@ static void gated(const Weight *weight, Rows rows, int64_t n, float *hidden) {
     for (int64_t tile = 0; tile < tiles; tile++)
         for (int64_t first = 0; first < n; first += CHUNK) {
             const int count = chunk(n, first);
-            __m512 gate[CHUNK], up[CHUNK];
+            Floats gate[CHUNK * PARTS], up[CHUNK * PARTS];
             products(weight, tile, rows, first, count, gate);
             products(weight, tiles + tile, rows, first, count, up);
-            for (int r = 0; r < count; r++)
-                _mm512_storeu_ps(hidden + (first + r) * width + tile * TILE, _mm512_mul_ps(silu(gate[r]), up[r]));
+            for (int r = 0; r < count * PARTS; r++)
+                store(hidden + (first + r / PARTS) * width + tile * TILE + r % PARTS * LANES,
+                      multiply(silu(gate[r]), up[r]));
         }
 }
 

@@ -1,4 +1,4 @@
-"""Our own product of fp32 rows with 4- and 8-bit weights, for processors with AVX-512 VNNI (`native/products.h`)."""
+"""Our own product of fp32 rows with 4- and 8-bit weights, in C (`native/products.h`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Weight(ctypes.Structure):
     )
 
 
-class Vnni:
+class Native:
     """A weight of 4 bits, (levels - 8) × scale + zero, or of 8 bits, levels × scale.
 
     `levels` [out, in] are from 0 to 15, or int8; `scale` and `zero` are [out, in / 32], rounded to fp16. Rows are
@@ -46,7 +46,7 @@ class Vnni:
             raise RuntimeError("no compiled code for this processor")
         self._library = found
         bits = 8 if zero is None else 4
-        self.name = "vnni8" if zero is None else "vnni4"
+        self.name = f"{found.instructions}{bits}"
         self.out_features, self.in_features = levels.shape
         self._blocks = _blocks8(levels, scale) if zero is None else _blocks4(levels, scale, zero)
         self._bias = None if bias is None else bias.float().contiguous()
@@ -95,7 +95,7 @@ class Vnni:
         )
         return y
 
-    def fused_mlp(self, down: Vnni, x: Tensor, norm: RmsNorm | None) -> Tensor:
+    def fused_mlp(self, down: Native, x: Tensor, norm: RmsNorm | None) -> Tensor:
         """x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)) of fp32 rows `x` [n, in]; this weight is gate, then up."""
         x = x.contiguous()
         n = x.shape[0]

@@ -1,0 +1,121 @@
+/* Vectors of 8 floats, for processors with AVX2, FMA and F16C. */
+#pragma once
+
+#define LANES 8
+typedef __m256 Floats;
+/* The levels of 8 outputs in a group of columns: of 8 times 4 columns, [8 outputs][4 columns] each. */
+typedef struct {
+    __m256i of[GROUP / 4];
+} Levels;
+
+INLINE Floats load(const float *x) { return _mm256_loadu_ps(x); }
+INLINE void store(float *to, Floats x) { _mm256_storeu_ps(to, x); }
+INLINE Floats all(float x) { return _mm256_set1_ps(x); }
+INLINE Floats zeros(void) { return _mm256_setzero_ps(); }
+INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+INLINE Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+INLINE Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+INLINE Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+/* a * b + c, and c - a * b, rounded once. */
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE Floats subtract_product(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+INLINE Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+INLINE Floats magnitude(Floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+INLINE Floats rounded(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+/* x * 2^n, for whole n in [-126, 127]. */
+INLINE Floats scaled(Floats x, Floats n) {
+    const __m256i exponents = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponents, 23)));
+}
+INLINE float sum_of(Floats x) {
+    __m128 part = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    part = _mm_add_ps(part, _mm_movehl_ps(part, part));
+    return _mm_cvtss_f32(_mm_add_ss(part, _mm_movehdup_ps(part)));
+}
+INLINE float peak_of(Floats x) {
+    __m128 part = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    part = _mm_max_ps(part, _mm_movehl_ps(part, part));
+    return _mm_cvtss_f32(_mm_max_ss(part, _mm_movehdup_ps(part)));
+}
+INLINE Floats halves(const uint8_t *at) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)); }
+
+/* Write LANES floats as integers of 8 bits; returns the sum of these. */
+INLINE int32_t store_levels(int8_t *to, Floats x) {
+    const __m256i levels = _mm256_cvtps_epi32(x);
+    const __m128i low = _mm256_castsi256_si128(levels), high = _mm256_extracti128_si256(levels, 1);
+    const __m128i shorts = _mm_packs_epi32(low, high);
+    _mm_storel_epi64((__m128i *)to, _mm_packs_epi16(shorts, shorts));
+    __m128i sum = _mm_add_epi32(low, high);
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+/* All ones in the first `left` lanes. */
+INLINE Floats inside(int64_t left) {
+    const __m256i places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const int32_t within = left < LANES ? (int32_t)left : LANES;
+    return _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(within), places));
+}
+
+/* a, and in its first `left` lanes the larger of a and b, or the sum of both. */
+INLINE Floats larger_inside(Floats a, Floats b, int64_t left) {
+    return _mm256_blendv_ps(a, _mm256_max_ps(a, b), inside(left));
+}
+INLINE Floats add_inside(Floats a, Floats b, int64_t left) {
+    return _mm256_blendv_ps(a, _mm256_add_ps(a, b), inside(left));
+}
+
+/* Write the places of up to LANES biases that are 0, counted from `first`; returns their number. Writes LANES numbers. */
+INLINE int64_t open_places(const float *bias, int64_t left, int64_t first, int32_t *to) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < (left < LANES ? left : LANES); i++) {
+        to[count] = (int32_t)(first + i);
+        count += bias[i] == 0.0f;
+    }
+    return count;
+}
+
+/* The sums of 8 vectors each, in order. */
+INLINE Floats sums_of(Floats *v) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        v[i] = _mm256_hadd_ps(v[2 * i], v[2 * i + 1]);
+    const __m256 first = _mm256_hadd_ps(v[0], v[1]), second = _mm256_hadd_ps(v[2], v[3]);
+    return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31));
+}
+
+/* The levels of the `part`-th LANES outputs of a block. Those of 8 bits are signed here. */
+INLINE Levels levels_of(const uint8_t *block, int part, const int bits) {
+    const __m256i low_half = _mm256_set1_epi8(15), sign = _mm256_set1_epi8(-128);
+    Levels levels;
+#pragma GCC unroll 8
+    for (int q = 0; q < GROUP / 4; q++)
+        if (bits == 8) {
+            levels.of[q] = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(block + 64 * q + 32 * part)), sign);
+        } else {
+            const __m256i pair = _mm256_loadu_si256((const __m256i *)(block + 64 * (q / 2) + 32 * part));
+            levels.of[q] = _mm256_and_si256(q % 2 ? _mm256_srli_epi16(pair, 4) : pair, low_half);
+        }
+    return levels;
+}
+
+/* INTEGER + the products of the outputs' levels with a row's. Sums of 16 bits hold them: 8 pairs of products of 4 bits
+ * are at most 8 * 2 * 15 * 127 = 30,480, and a pair of products of 8 bits is at most 2 * 128 * 127 = 32,512. */
+INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, const int bits) {
+    const int32_t *fours = (const int32_t *)columns;
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sum = _mm256_set1_epi32(INTEGER_BITS), pairs = _mm256_setzero_si256();
+    (void)offset; /* It is for levels of 8 bits that are not signed. */
+#pragma GCC unroll 8
+    for (int q = 0; q < GROUP / 4; q++) {
+        const __m256i level = levels->of[q], row = _mm256_set1_epi32(fours[q]);
+        if (bits == 4) {
+            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(level, row));
+        } else {
+            pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(row, level));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+    return _mm256_castsi256_ps(bits == 4 ? _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones)) : sum);
+}

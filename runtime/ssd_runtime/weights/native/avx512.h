@@ -1,0 +1,101 @@
+/* Vectors of 16 floats, for processors with AVX-512 VNNI. */
+#pragma once
+
+#define LANES 16
+typedef __m512 Floats;
+/* The levels of 16 outputs in a group of columns: of 8 times 4 columns, [16 outputs][4 columns] each. */
+typedef struct {
+    __m512i of[GROUP / 4];
+} Levels;
+
+INLINE Floats load(const float *x) { return _mm512_loadu_ps(x); }
+INLINE void store(float *to, Floats x) { _mm512_storeu_ps(to, x); }
+INLINE Floats all(float x) { return _mm512_set1_ps(x); }
+INLINE Floats zeros(void) { return _mm512_setzero_ps(); }
+INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+INLINE Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+/* a * b + c, and c - a * b, rounded once. */
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE Floats subtract_product(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+INLINE Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+INLINE Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+INLINE Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
+INLINE Floats rounded(Floats x) { return _mm512_roundscale_ps(x, 0); }
+/* x * 2^n, for whole n in [-126, 127]. */
+INLINE Floats scaled(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+INLINE float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
+INLINE float peak_of(Floats x) { return _mm512_reduce_max_ps(x); }
+INLINE Floats halves(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
+
+/* Write LANES floats as integers of 8 bits; returns the sum of these. */
+INLINE int32_t store_levels(int8_t *to, Floats x) {
+    const __m512i levels = _mm512_cvtps_epi32(x);
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8(levels));
+    return _mm512_reduce_add_epi32(levels);
+}
+
+INLINE __mmask16 inside(int64_t left) {
+    return left < LANES ? (__mmask16)((1u << left) - 1) : 0xffff;
+}
+
+/* a, and in its first `left` lanes the larger of a and b, or the sum of both. */
+INLINE Floats larger_inside(Floats a, Floats b, int64_t left) { return _mm512_mask_max_ps(a, inside(left), a, b); }
+INLINE Floats add_inside(Floats a, Floats b, int64_t left) { return _mm512_mask_add_ps(a, inside(left), a, b); }
+
+/* Write the places of up to LANES biases that are 0, counted from `first`; returns their number. Writes LANES numbers. */
+INLINE int64_t open_places(const float *bias, int64_t left, int64_t first, int32_t *to) {
+    const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __mmask16 within = inside(left);
+    const __mmask16 open = _mm512_mask_cmpeq_ps_mask(within, _mm512_maskz_loadu_ps(within, bias), _mm512_setzero_ps());
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(open, _mm512_add_epi32(places, _mm512_set1_epi32((int32_t)first))));
+    return __builtin_popcount(open);
+}
+
+/* The sums of 16 vectors each, in order. Vectors are folded in pairs, to a half, a quarter, an eighth and one number each,
+ * so that all sums take 15 additions, where they take 64 one by one. */
+INLINE Floats sums_of(Floats *v) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        const __m512 low = _mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), high = _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee);
+        v[i] = _mm512_add_ps(low, high);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512 low = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), high = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd);
+        v[i] = _mm512_add_ps(low, high);
+    }
+    /* The four lanes of v[i] hold vectors i, i + 8, i + 4 and i + 12, in four numbers each. */
+    const __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const __m512 second = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
+    return _mm512_shuffle_f32x4(sums, sums, 0xd8);
+}
+
+/* The levels of the `part`-th LANES outputs of a block. */
+INLINE Levels levels_of(const uint8_t *block, int part, const int bits) {
+    const __m512i low_half = _mm512_set1_epi8(15);
+    Levels levels;
+    (void)part; /* A tile has as many outputs as a vector. */
+#pragma GCC unroll 8
+    for (int q = 0; q < GROUP / 4; q++)
+        if (bits == 8) {
+            levels.of[q] = _mm512_loadu_si512(block + 64 * q);
+        } else {
+            const __m512i pair = _mm512_loadu_si512(block + 64 * (q / 2));
+            levels.of[q] = _mm512_and_si512(q % 2 ? _mm512_srli_epi16(pair, 4) : pair, low_half);
+        }
+    return levels;
+}
+
+/* INTEGER + the products of the outputs' levels with a row's. Those of 8 bits are 128 too large, by which `offset` is
+ * too small. */
+INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, const int bits) {
+    const int32_t *fours = (const int32_t *)columns;
+    __m512i sum = _mm512_set1_epi32(bits == 4 ? INTEGER_BITS : offset);
+#pragma GCC unroll 8
+    for (int q = 0; q < GROUP / 4; q++)
+        sum = _mm512_dpbusd_epi32(sum, levels->of[q], _mm512_set1_epi32(fours[q]));
+    return _mm512_castsi512_ps(sum);
+}
