@@ -13,7 +13,7 @@ from bench.fixtures.hard_planted import plant_diffuse, plant_pairs
 from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_compiler.search.bayesian import Subspace, Variable, optimise, skippable_spans, undecided_sublayers
-from ssd_compiler.search.evaluate import Evaluator, Rated
+from ssd_compiler.search.evaluate import FAR_BEHIND, Evaluator, Rated
 from ssd_compiler.search.frontier import select_frontier
 from ssd_compiler.search.search import SearchBounds, SearchResult, _perfect_runs, light_masks, search, uniform_masks
 from ssd_compiler.settings import SearchMethod
@@ -146,6 +146,25 @@ def test_a_mask_is_held_against_the_best_on_the_same_sequences(
         some.rate(mask, "x")
     assert some.best().mask == better
     assert [some.rated[mask].complete for mask in (good, better, bad)] == [True, True, False]
+
+
+def test_a_mask_that_was_given_up_is_not_rated_above_the_best_because_the_first_sequence_is_easy(
+    reference: ReferenceStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = 32
+
+    def replay_mask(_: object, states: ReferenceStates, mask: SkipMask, __: object) -> list[Trace]:
+        right = [0.99 if mask == good else 0.7, *[0.3] * 3]
+        held = [np.arange(tokens) < share * tokens for share in right[: len(states.groups)]]
+        return [Trace(matches, np.full(tokens, 0.9)) for matches in held]
+
+    monkeypatch.setattr("ssd_compiler.search.evaluate.replay_mask", replay_mask)
+    good, given_up = SkipMask.of(8, range(2, 12)), SkipMask.of(8, range(1, 11))
+    some = evaluator(reference, 9)
+    best, rated = some.rate(good, "x"), some.rate(given_up, "x")
+    assert not rated.complete
+    assert best.speedup < rated.option.speedup, "the first sequence alone"
+    assert rated.speedup < FAR_BEHIND * best.speedup
 
 
 def test_the_knapsack_leaves_the_others_their_share_of_the_time(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from ssd_compiler.progress import Tick
@@ -27,13 +27,10 @@ class Rated:
     profile: AcceptanceProfile
     option: Option
     traces: tuple[Trace, ...]
-    complete: bool
-    """Whether all calibration rows were looked at."""
-
-    @property
-    def speedup(self) -> float:
-        """Predicted, against plain decoding."""
-        return self.option.speedup
+    speedup: float
+    """Predicted, against plain decoding on all calibration rows."""
+    complete: bool = True
+    """Whether all of them were looked at."""
 
 
 @dataclass(slots=True)
@@ -84,9 +81,7 @@ class Evaluator:
         known = self.rated.get(mask)
         if known is not None:
             return known
-        rated = self._look(mask, origin)
-        if rated is None:
-            rated = self._rate(mask, origin, self.reference, True)
+        rated = self._look(mask, origin) or self._rate(mask, origin, self.reference)
         self.rated[mask] = rated
         if rated.complete and (not self.progress or rated.speedup > self.progress[-1][1]):
             self.progress.append((perf_counter() - self.began, rated.speedup))
@@ -94,21 +89,26 @@ class Evaluator:
         return rated
 
     def _look(self, mask: SkipMask, origin: str) -> Rated | None:
-        """Rate the mask on the first sequences only; None if it is not much slower there than the best one."""
+        """Rate the mask on the first sequences only; None if it is not much slower there than the best one.
+
+        These may be easier to draft than the others. So its speed-up is the best one's on all sequences, lowered by as
+        much as the mask is slower on the first ones.
+        """
         first = max(1, len(self.reference.groups) // 4)
         alike = [each for each in self.rated.values() if each.complete and bool(each.mask.light) == bool(mask.light)]
         if not alike or first == len(self.reference.groups):
             return None
-        rated = self._rate(mask, origin, self.reference.head(first), False)
+        rated = self._rate(mask, origin, self.reference.head(first))
         best = max(alike, key=lambda each: each.option.tokens_per_second)
-        return rated if rated.speedup < FAR_BEHIND * self._option(best.mask, best.traces[:first]).speedup else None
+        share = rated.speedup / self._option(best.mask, best.traces[:first]).speedup
+        return replace(rated, speedup=share * best.speedup, complete=False) if share < FAR_BEHIND else None
 
-    def _rate(self, mask: SkipMask, origin: str, reference: ReferenceStates, complete: bool) -> Rated:
+    def _rate(self, mask: SkipMask, origin: str, reference: ReferenceStates) -> Rated:
         traces = tuple(replay_mask(self.decoder, reference, mask, self.block))
         kept = len(mask) - mask.first_changed - (len(list(mask)))
         self.forwards += kept / len(mask) * len(reference) / len(self.reference)
         option = self._option(mask, traces)
-        return Rated(mask, origin, option.entry.profile, option, traces, complete)
+        return Rated(mask, origin, option.entry.profile, option, traces, option.speedup)
 
     def _option(self, mask: SkipMask, traces: Sequence[Trace]) -> Option:
         """The best way to draft with a mask, by what it drafted."""
