@@ -157,7 +157,7 @@ class SearchCost(BaseModel):
     """Pairs of seconds since the search began and best predicted speed-up, one for each improvement."""
     rated: list[tuple[MaskText, Origin, Speedup]] = Field(default=[], max_length=MAX_PROGRESS)
     """Every mask that was rated: the mask, the name of the search that found it, and its predicted speed-up. Masks that
-    were much slower than the best one on the first texts were not tried on the others; theirs is estimated from these."""
+    were much slower than the best one on the first texts were not tried on the others: theirs is an estimate."""
 
 
 class ExitChoice(BaseModel):
