@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def today(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[Outcome]]
 
 
 def quoted(text: str, outcomes: Mapping[str, Sequence[Outcome]]) -> str:
-    """Write the figures between a text's marks, those of the latest outcome. Raises UserError for an unknown figure."""
+    """Write the figures between a text's marks (`value`). Raises UserError for an unknown figure."""
 
     def figure(match: re.Match[str]) -> str:
         part, key, _ = match.groups()
@@ -104,17 +105,23 @@ def quoted(text: str, outcomes: Mapping[str, Sequence[Outcome]]) -> str:
 
 
 def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str:
-    """A figure of a part's latest outcome, `not measured` without one. Raises UserError if there is no such figure."""
+    """A figure of a part, `not measured` without an outcome. Raises UserError if there is no such figure.
+
+    It is that of the machine with the most parts, so that a text quotes one machine; else that of the latest outcome.
+    """
     known = next((each for each in PARTS if each.name == part), None)
     keys = {figure.key: figure for figure in known.figures} if known else {}
     if key not in ("machine", *keys):
         raise UserError(f"{part}: {key}: no such figure; known are machine, {', '.join(keys)}")
-    latest = next(iter(today(outcomes).get(part, [])), None)
-    if latest is None:
+    known_of_part = today(outcomes).get(part, [])
+    parts_of = Counter(slug(each.processor) for some in outcomes.values() for each in some)
+    # Of equals, the first: the latest.
+    outcome = max(known_of_part, key=lambda each: parts_of[slug(each.processor)], default=None)
+    if outcome is None:
         return "not measured"
     if key == "machine":
-        return machine(latest)
-    return keys[key].text(latest).replace("**", "") or "not measured"
+        return machine(outcome)
+    return keys[key].text(outcome).replace("**", "") or "not measured"
 
 
 def machine(outcome: Outcome) -> str:

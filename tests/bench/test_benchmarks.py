@@ -85,7 +85,7 @@ def test_the_page_has_a_column_per_machine_and_names_what_was_not_measured() -> 
     assert "## Not measured yet" in text
 
 
-def test_texts_quote_the_latest_outcome() -> None:
+def test_texts_quote_the_outcomes() -> None:
     found = {"spec-bench": [outcome(rows({"plain": 2.0, "auto": 1.0}))]}
     text = "It is <!--f spec-bench: auto/plain-->1.00<!--/f--> times on <!--f spec-bench: machine--><!--/f-->."
     filled = quoted(text, found)
@@ -95,6 +95,14 @@ def test_texts_quote_the_latest_outcome() -> None:
     assert "not measured" in quoted(text, {})
     with pytest.raises(UserError, match="no such figure"):
         quoted("<!--f spec-bench: speed--><!--/f-->", found)
+
+
+def test_texts_quote_the_machine_with_the_most_parts_even_where_another_was_measured_later() -> None:
+    slow, fast = rows({"plain": 2.0, "auto": 1.0}), rows({"plain": 3.0, "auto": 1.0})
+    first, later = outcome(slow), outcome(fast, processor="B CPU (456def)")
+    found = {"spec-bench": [later, first], "gsm8k": [outcome(slow, part="gsm8k")]}
+    assert value(found, "spec-bench", "auto/plain") == "2.00 (2.00–2.00)"
+    assert value({"spec-bench": [later, first]}, "spec-bench", "auto/plain") == "3.00 (3.00–3.00)"
 
 
 def test_every_part_is_a_command_that_there_is() -> None:
