@@ -46,21 +46,21 @@ class Measurement:
     def measure(self, folder: Path, full: bool, packages: str) -> Outcome:
         """Run the tool; its output is the outcome. Exits where the tool fails."""
         folder.mkdir(parents=True, exist_ok=True)
-        digest = self._digest()
+        settings = self._settings()
         command = [sys.executable, "-m", self.tool, *self._arguments(folder)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             print(done.stdout, end="")
             sys.exit(done.returncode)
         machine = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. "
-        bundle = f"Bundle {digest[:8]}. " if digest else ""
+        bundle = f"Bundle {str(settings['bundle'])[:8]}. " if settings["bundle"] else ""
         return Outcome(
             part=self.outcome_name(full),
             processor=processor(),
             origin=f"{'' if self.derived else machine}{bundle}Command: `{self.command(SHOWN)}`.",
             packages=packages,
             commit=commit(),
-            settings=self._settings(),
+            settings=settings,
             printed=done.stdout.rstrip(),
         )
 
@@ -82,12 +82,9 @@ class Measurement:
         return self.name
 
     def _settings(self) -> dict[str, object]:
-        return {"tool": self.tool, "arguments": list(self.arguments), "bundle": self._digest()}
-
-    def _digest(self) -> str | None:
-        """The digest of the bundle that the tool reads; None where it reads the model alone."""
-        reads = not self.without_bundle and self.bundle.path in self.arguments
-        return self.bundle.digest() if reads else None
+        reads_bundle = not self.without_bundle and self.bundle.path in self.arguments
+        bundle = self.bundle.digest() if reads_bundle else None
+        return {"tool": self.tool, "arguments": list(self.arguments), "bundle": bundle}
 
     def _arguments(self, folder: Path) -> list[str]:
         return [argument.format(out=folder) for argument in self.arguments]

@@ -1,4 +1,4 @@
-"""How many sequences and rows share a step."""
+"""The load of a scheduler's step: its numbers of sequences and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What running a prompt gives: the states that choose its first new token and its route."""
+"""The result of running a prompt: the states that choose its first new token and its route."""
 
 from __future__ import annotations
 
