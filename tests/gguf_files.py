@@ -1,24 +1,86 @@
-"""Small `.gguf` files of tiny models, quantised by the `gguf` library."""
+"""Small `.gguf` files of tiny models, as llama.cpp's converter writes them, with random blocks of any type."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from ssd_runtime.loading.packed import packed_model
-from ssd_runtime.weights.gguf_file import GgufFile
-from ssd_runtime.weights.gguf_index import GgufIndex
+from ssd_runtime.loading.gguf.models import packed_model
+from ssd_runtime.weights.gguf.file import GgufFile
+from ssd_runtime.weights.gguf.index import GgufIndex
 from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+"""Names of architectures that differ from transformers' type."""
+ALTERNATING = ("llama", "granite", "smollm3")
+"""Architectures whose rotations pair neighbouring columns."""
+SCALES = {
+    Type.Q4_0: (0,),
+    Type.Q4_1: (0, 2),
+    Type.Q5_0: (0,),
+    Type.Q5_1: (0, 2),
+    Type.Q8_0: (0,),
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
+    Type.IQ2_XXS: (0,),
+    Type.IQ2_XS: (0,),
+    Type.IQ2_S: (0,),
+    Type.IQ3_XXS: (0,),
+    Type.IQ3_S: (0,),
+    Type.IQ1_S: (0,),
+    Type.IQ4_NL: (0,),
+    Type.IQ4_XS: (0,),
+    Type.TQ1_0: (52,),
+    Type.TQ2_0: (64,),
+}
+"""Places of the fp16 numbers in a block of each type."""
+EXPONENTS = {Type.MXFP4: (range(1), 122), Type.NVFP4: (range(4), 40)}
+"""Places of the bytes that scale a block, and a small value of them."""
+
+
+def random_blocks(kind: Type, rows: int, columns: int, spread: float = 0.3, seed: int = 0) -> NDArray[Any]:
+    """Random blocks [rows, bytes] of a type whose weights are about as large as `spread`; numbers for dense types."""
+    random = np.random.default_rng(seed)
+    if kind in (Type.F32, Type.F16, Type.BF16):
+        return np.asarray(quantize(random.normal(0, spread, (rows, columns)).astype(np.float32), kind))
+    per, size = GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (rows, columns // per, size), np.uint8)
+    if kind in EXPONENTS:
+        places, value = EXPONENTS[kind]
+        data[..., places.start : places.stop] = value
+        return data.reshape(rows, -1)
+    _set_scale(data, kind, 1.0)
+    unit = np.std(dequantize(data.reshape(rows, -1), kind))
+    _set_scale(data, kind, spread / unit)
+    return data.reshape(rows, -1)
+
+
+def _set_scale(data: NDArray[Any], kind: Type, scale: float) -> None:
+    """Give this scale to blocks [rows, n, bytes]."""
+    half = np.float16(scale)
+    for at in SCALES.get(kind, ()):
+        data[..., at : at + 2] = half.reshape(1).view(np.uint8)
+    if kind == Type.IQ1_M:  # the four bits at the top of four numbers are the scale
+        bits = int(half.view(np.uint16))
+        for part in range(4):
+            data[..., 49 + 2 * part] = (data[..., 49 + 2 * part] & 15) | ((bits >> 4 * part & 15) << 4)
 
 
 def quantised_pair(
@@ -28,39 +90,166 @@ def quantised_pair(
     dense = tiny_model(variant, seed=7, **{**SIZES, **overrides})
     path = folder / f"{variant}-{kind.name}.gguf"
     save_gguf(path, dense, kind)
-    packed, file = packed_model(path, GgufIndex.read(path), dense.config)
+    packed, file = packed_model(GgufIndex.read(path), dense.config)
     return packed, file, dense
 
 
 @torch.no_grad()
-def save_gguf(path: Path, model: PreTrainedModel, kind: Type) -> None:
-    """Write a model's weights as llama.cpp's converter would, and give the model the values that are written."""
-    architecture = model.config.model_type
-    names = gguf.get_tensor_name_map(
-        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), model.config.num_hidden_layers
-    )
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, parameter in model.named_parameters():
-        module, _, part = name.rpartition(".")
-        values = parameter.detach()
-        if "norm" not in name and parameter.ndim == 2:
-            blocks = quantize(_ordered(model, module, values, undo=False).numpy(), kind)
-            writer.add_tensor(f"{names.get_name(module)}.{part}", blocks, raw_dtype=kind)
-            kept = torch.from_numpy(dequantize(blocks, kind))
-            parameter.copy_(_ordered(model, module, kept, undo=True))
-        else:
-            writer.add_tensor(f"{names.get_name(module)}.{part}", _ordered(model, module, values, undo=False).numpy())
+def save_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    kind: Type,
+    metadata: Mapping[str, Any] | None = None,
+    omit: Container[str] = (),
+    extra: Mapping[str, NDArray[Any]] | None = None,
+    tensors_per_part: int = 0,
+) -> None:
+    """Write a model as llama.cpp's converter would, and give the model the values that are written.
+
+    Weights of types that `gguf` cannot quantise are random blocks. Entries of `metadata` replace the model's own; None
+    leaves one out. With `tensors_per_part`, the file is split.
+    """
+    architecture = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
+    for key, value in {**_metadata(model, architecture), **(metadata or {})}.items():
+        _add(writer, key, value)
+    tensors = {name: tensor for name, tensor in _tensors(model, architecture, kind).items() if name not in omit}
+    for name, (blocks, of) in tensors.items():
+        writer.add_tensor(name, blocks, raw_dtype=of)
+    for name, numbers in {**_rope_factors(model), **(extra or {})}.items():
+        if name not in omit:
+            writer.add_tensor(name, np.asarray(numbers, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _ordered(model: PreTrainedModel, module: str, rows: torch.Tensor, undo: bool) -> torch.Tensor:
-    """Rows of Llama's queries and keys in the order of its files, where the halves of a head alternate."""
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _tensors(model: PreTrainedModel, architecture: str, kind: Type) -> dict[str, tuple[NDArray[Any], Type]]:
+    names = gguf.get_tensor_name_map(
+        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), model.config.num_hidden_layers
+    )
+    found = dict[str, tuple[NDArray[Any], Type]]()
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        module, _, part = name.rpartition(".")
+        stored = f"{names.get_name(module)}.{part}"
+        values = parameter.detach()
+        if "norm" not in name and parameter.ndim == 2:
+            blocks = _blocks(_ordered(model, architecture, module, values, undo=False), kind, number)
+            found[stored] = blocks, kind
+            kept = torch.from_numpy(np.array(dequantize(blocks, kind), np.float32))
+            parameter.copy_(_ordered(model, architecture, module, kept, undo=True))
+        else:
+            offset = 1.0 if architecture.startswith("gemma") and "norm" in name else 0.0
+            written = _ordered(model, architecture, module, values, undo=False) + offset
+            found[stored] = written.numpy(), Type.F32
+            parameter.copy_(_ordered(model, architecture, module, written, undo=True) - offset)
+    return found
+
+
+def _blocks(values: torch.Tensor, kind: Type, seed: int) -> NDArray[Any]:
+    try:
+        return np.asarray(quantize(values.numpy(), kind))
+    except NotImplementedError:
+        return random_blocks(kind, *values.shape, seed=seed)
+
+
+def _ordered(model: PreTrainedModel, architecture: str, module: str, rows: torch.Tensor, undo: bool) -> torch.Tensor:
+    """Rows of queries and keys in the order of files whose rotations pair neighbouring columns."""
     last = module.rpartition(".")[2]
-    if model.config.model_type != "llama" or last not in HEADS:
+    if architecture not in ALTERNATING or last not in HEADS:
         return rows
     heads = getattr(model.config, HEADS[last])
     parts = rows.unflatten(0, (heads, -1, 2) if undo else (heads, 2, -1))
     return parts.transpose(1, 2).reshape(rows.shape).contiguous()
+
+
+def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
+    config = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    keys: dict[str, Any] = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "attention.sliding_window": None if architecture == "llama" else getattr(config, "sliding_window", None),
+        "attn_logit_softcapping": None if architecture == "gemma3" else getattr(config, "attn_logit_softcapping", None),
+        "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
+        "attention.scale": getattr(config, "attention_multiplier", None),
+        "embedding_scale": getattr(config, "embedding_multiplier", None),
+        "residual_scale": getattr(config, "residual_multiplier", None),
+        "logit_scale": getattr(config, "logits_scaling", None),
+        **_rope(config, width),
+    }
+    if architecture == "gemma2":  # 0 says that there is no cap; without the keys there are Gemma-2's own
+        caps = ("attn_logit_softcapping", "final_logit_softcapping")
+        keys |= {name: getattr(config, name) or 0.0 for name in caps}
+    if architecture == "gemma3":
+        keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    tokens = [f"<{number}>" for number in range(config.vocab_size)]
+    return {
+        **{f"{architecture}.{key}": value for key, value in keys.items()},
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+def _rope(config: Any, width: int) -> dict[str, Any]:
+    parameters = config.rope_parameters
+    whole = parameters.get("full_attention", parameters)
+    kind = whole["rope_type"]
+    partial = whole.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+    keys = {
+        "rope.dimension_count": int(width * partial),
+        "rope.freq_base": whole["rope_theta"],
+        "rope.freq_base_swa": parameters["sliding_attention"]["rope_theta"] if whole is not parameters else None,
+    }
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": whole["factor"]}
+    if kind in ("yarn", "longrope"):
+        keys["rope.scaling.original_context_length"] = whole["original_max_position_embeddings"]
+    if kind == "yarn":
+        names = {"attention_factor": "attn_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+        keys |= {f"rope.scaling.yarn_{key}": whole.get(name) for name, key in names.items()}
+    if kind == "longrope":
+        original = whole["original_max_position_embeddings"]
+        factor = whole.get("factor") or config.max_position_embeddings / original
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
+    return keys
+
+
+def _rope_factors(model: PreTrainedModel) -> dict[str, NDArray[Any]]:
+    """The factors of Llama 3's scaling and of longrope, which files hold as tensors."""
+    parameters = model.config.rope_parameters
+    kind = parameters.get("rope_type")
+    if kind == "longrope":
+        return {f"rope_factors_{length}.weight": parameters[f"{length}_factor"] for length in ("short", "long")}
+    if kind != "llama3":
+        return {}
+    scaled = model.model.rotary_emb.inv_freq.double().numpy()
+    plain = parameters["rope_theta"] ** (-np.arange(0, 1, 1 / len(scaled)))
+    return {"rope_freqs.weight": plain / scaled}

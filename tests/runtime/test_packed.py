@@ -18,22 +18,19 @@ from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
-from ssd_runtime.loading.packed import packed_model
 from ssd_runtime.model.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.model.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.profiling.latency import device_key
-from ssd_runtime.weights.gguf_blocks import dense, levels4, levels8
-from ssd_runtime.weights.gguf_index import GgufIndex
+from ssd_runtime.weights.gguf.blocks import dense, levels4, levels8
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedLinear
-from tests.gguf_files import quantised_pair, save_gguf
+from tests.gguf_files import quantised_pair
 from tests.kernels import kernel_name
-from tests.models import tiny_model
 
 FAMILIES = ("llama", "qwen2")
 LIMITS = Limits(24)
@@ -230,26 +227,6 @@ def test_a_hooked_projection_runs_its_hook(tmp_path: Path) -> None:
     assert torch.equal(Decoder(packed).layers[0].down(x), 2 * plain)
 
 
-def test_a_missing_tensor_is_a_users_error(tmp_path: Path) -> None:
-    model = tiny_model("llama", hidden_size=64, intermediate_size=96, head_dim=16)
-    path = tmp_path / "model.gguf"
-    save_gguf(path, model, Type.Q4_0)
-    index = GgufIndex.read(path)
-    del index.tensors["blk.2.ffn_down.weight"]
-    with pytest.raises(UserError, match=r"no tensor for model\.layers\.2\.mlp\.down_proj\.weight; .*--weights dense"):
-        packed_model(path, index, model.config)
-
-
-def test_a_file_cut_short_is_a_users_error(tmp_path: Path) -> None:
-    model = tiny_model("llama", hidden_size=64, intermediate_size=96, head_dim=16)
-    path = tmp_path / "model.gguf"
-    save_gguf(path, model, Type.Q4_0)
-    index = GgufIndex.from_json(GgufIndex.read(path).to_json())
-    path.write_bytes(path.read_bytes()[:-4096])
-    with pytest.raises(UserError, match="shorter than its header says"):
-        packed_model(path, index, model.config)
-
-
 @pytest.mark.parametrize(
     ("spec", "settings", "message"),
     [
@@ -276,12 +253,3 @@ def test_a_dense_models_bundle_serves_the_packed_one_and_no_other_model() -> Non
     for other in ({**packed, "config_sha256": "c" * 64}, {"weights_sample_sha256": "b" * 64}):
         with pytest.raises(UserError, match="compiled for m"):
             bundle.require_same_model(fingerprint(**other), "bundle")
-
-
-def test_an_unknown_architecture_is_a_users_error(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF")
-    with pytest.raises(UserError, match="this is phi3; use --weights dense"):
-        packed_model(path, GgufIndex("phi3", {}), tiny_model("llama").config)
-    with pytest.raises(UserError, match="not a GGUF file"):
-        GgufIndex.read(path)

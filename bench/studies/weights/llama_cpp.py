@@ -66,7 +66,9 @@ def main() -> None:
     }
     ledger = Ledger(arguments.out / NAME, settings)
     if todo := [prompt for prompt in prompts if not ledger.has(prompt.id, 0)]:
-        measure(ledger, engine, Peer(arguments.python, find_packed(arguments.model).gguf), todo, arguments)
+        index = find_packed(arguments.model).gguf
+        assert index is not None
+        measure(ledger, engine, Peer(arguments.python, index.path), todo, arguments)
     show(standings(ledger.rows, [PLAIN, LLAMA]), PLAIN, [PLAIN, LLAMA], Console(highlight=False, width=120))
 
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from ssd_artifacts.bundle import Bundle
@@ -18,15 +25,14 @@ from ssd_artifacts.fingerprint import (
     ModelFingerprint,
     WeightHashes,
     config_sha256,
-    file_digest,
     tokenizer_sha256,
     weight_hashes,
 )
 from ssd_profiles.errors import UserError, first_line
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.loading.packed import packed_model
+from ssd_runtime.loading.gguf.conversion import gguf_digest
+from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.loading.sources import (
-    INDEX,
     LOAD_ERRORS,
     Source,
     can_be_packed,
@@ -39,7 +45,6 @@ from ssd_runtime.model.families import family_of
 from ssd_runtime.profiling.memory import require_room, weight_bytes
 from ssd_runtime.weights.dtype_choice import faster_dtype
 from ssd_runtime.weights.dtype_names import AUTO, read_dtype
-from ssd_runtime.weights.gguf_index import GgufIndex
 
 UNSUPPORTED = (
     "no_repeat_ngram_size",
@@ -107,7 +112,7 @@ class LoadedModel:
         config = self.model.config
         source = self.source or source_of(self.model)
         if source.gguf is not None:
-            digest = file_digest(source.gguf)
+            digest = gguf_digest(source.gguf)
             hashes = WeightHashes(digest, digest)
         else:
             hashes = weight_hashes(weight_files(source.folder), full)
@@ -237,11 +242,12 @@ def _load_packed(spec: str, device: str | None, dtype: str | None) -> LoadedMode
     try:
         config = AutoConfig.from_pretrained(source.folder)
         tokenizer = AutoTokenizer.from_pretrained(source.folder)
-        index = GgufIndex.from_json((source.folder / INDEX).read_text(encoding="utf-8"))
+        generation = GenerationConfig.from_pretrained(source.folder)
     except LOAD_ERRORS as error:
         raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
-    require_room(spec, source.gguf.stat().st_size, torch.device("cpu"))
-    model, file = packed_model(source.gguf, index, config)
+    require_room(spec, source.gguf.nbytes, torch.device("cpu"))
+    model, file = packed_model(source.gguf, config)
+    model.generation_config = generation
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

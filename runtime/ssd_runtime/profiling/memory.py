@@ -64,16 +64,6 @@ def weight_bytes(files: Sequence[Path], dtype: torch.dtype | None) -> int:
     return total
 
 
-def gguf_bytes(path: Path) -> int:
-    """Bytes of the weights of a .gguf file in fp32. Raises UserError if it is not a GGUF file."""
-    from gguf import GGUFReader
-
-    try:
-        return sum(int(tensor.n_elements) * 4 for tensor in GGUFReader(path).tensors)
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise UserError(f"{path}: not a GGUF file ({error}); download or convert it again") from None
-
-
 def require_room(spec: str, needed: int, device: torch.device) -> None:
     """Raise UserError if `needed` bytes are not free on `device`."""
     free = available_bytes(device)

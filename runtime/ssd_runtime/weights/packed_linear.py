@@ -39,22 +39,26 @@ class PackedEmbedding(nn.Module):
     """An embedding whose rows stay in the file as they are and are dequantised when they are read.
 
     `stored` [vocabulary, bytes] is the file's tensor; `dequantise` returns the numbers of some of its rows in fp32.
+    `embed_scale` is the factor that the replaced module applies; None if it applies none.
     """
 
     def __init__(
-        self, stored: NDArray[np.uint8], dequantise: Callable[[NDArray[np.uint8]], NDArray[np.float32]], factor: float
+        self,
+        stored: NDArray[np.uint8],
+        dequantise: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
+        embed_scale: float | None,
     ) -> None:
         super().__init__()
         self._stored = stored
         self._dequantise = dequantise
-        self._factor = factor
+        self.embed_scale = embed_scale
         self.num_embeddings = len(stored)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embeddings [..., hidden] of token ids [...]."""
         rows = torch.from_numpy(self._dequantise(self._stored[ids.reshape(-1).numpy()]))
-        if self._factor != 1.0:
-            rows = rows * self._factor
+        if self.embed_scale is not None:
+            rows = rows * self.embed_scale
         return rows.view(*ids.shape, -1)
 
 

@@ -1,36 +1,45 @@
-"""Builds a transformers model whose projections keep the quantised weights of a `.gguf` file."""
+"""Builds transformers models with the weights of a `.gguf` file, dequantised or packed."""
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 from accelerate import init_empty_weights
 from gguf.quants import dequantize
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ssd_profiles.errors import UserError
+from ssd_runtime.loading.gguf.architectures import architecture_of
+from ssd_runtime.loading.gguf.rope import TENSORS
 from ssd_runtime.model.families import family_of
 from ssd_runtime.profiling.memory import return_freed
-from ssd_runtime.weights.gguf_file import GgufFile
-from ssd_runtime.weights.gguf_index import GgufIndex
+from ssd_runtime.weights.gguf.file import GgufFile
+from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedLinear
 
 EMBEDDING = "model.embed_tokens"
 
 
-def packed_model(path: Path, index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel, GgufFile]:
+def dense_model(index: GgufIndex, config: PreTrainedConfig) -> PreTrainedModel:
+    """Build the model of `config` with the weights of a `.gguf` file in fp32.
+
+    Raises UserError unless the file has each of the model's tensors in its shape, and no others.
+    """
+    model, file = _empty(index, config)
+    _fill(model, file)
+    model.tie_weights()
+    return model
+
+
+def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel, GgufFile]:
     """Build the model of `config` with the weights of a `.gguf` file; returns both.
 
     Projections are `PackedLinear`, or `nn.Linear` where the file has them dense. Embeddings are read from the file, row
-    by row. All else is fp32. Raises UserError when the file lacks tensors or is of an unknown architecture.
+    by row. All else is fp32. Raises UserError as `dense_model` does.
     """
     family = family_of(config)
-    file = GgufFile(path, index, config)
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model, file = _empty(index, config)
     with torch.inference_mode():
         for number in range(config.num_hidden_layers):
             layer = f"model.layers.{number}"
@@ -40,12 +49,27 @@ def packed_model(path: Path, index: GgufIndex, config: PreTrainedConfig) -> tupl
                 _place(model, file, [f"{layer}.mlp.{name}" for name in shared])
         _place(model, file, ["lm_head"])
         _place_embedding(model, file)
+    _fill(model, file)
+    return model, file
+
+
+def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel, GgufFile]:
+    """The model without memory for its weights, and the file, which has all of them."""
+    family_of(config)
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    file = GgufFile(index, architecture_of(index).layout, config)
+    file.require({name: parameter.shape for name, parameter in model.named_parameters()}, TENSORS)
+    return model.eval(), file
+
+
+def _fill(model: PreTrainedModel, file: GgufFile) -> None:
+    """Give memory and the file's values to all parameters that have none."""
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta:
-            _set(model, name, nn.Parameter(_of_shape(file, name, parameter.shape), requires_grad=False))
+            _set(model, name, nn.Parameter(file.dense(name, parameter.shape), requires_grad=False))
     file.forget()
     return_freed()
-    return model.eval(), file
 
 
 def _place(model: nn.Module, file: GgufFile, names: list[str]) -> None:
@@ -61,23 +85,9 @@ def _place(model: nn.Module, file: GgufFile, names: list[str]) -> None:
 
 def _place_embedding(model: PreTrainedModel, file: GgufFile) -> None:
     data, kind = file.stored(f"{EMBEDDING}.weight")
-    module = model.get_submodule(EMBEDDING)
-    if len(data) != model.config.vocab_size:
-        raise UserError(
-            f"{file.path}: its embedding and tokenizer differ in size; convert it again, or use --weights dense"
-        )
-    factor = float(getattr(module, "embed_scale", 1.0))
-    _set(model, EMBEDDING, PackedEmbedding(data, partial(dequantize, qtype=kind), factor))
-
-
-def _of_shape(file: GgufFile, name: str, shape: torch.Size) -> Tensor:
-    tensor = file.dense(name)
-    if tensor.shape != shape:
-        raise UserError(
-            f"{file.path}: {name} is {tuple(tensor.shape)}, expected {tuple(shape)}; download it again, or use "
-            "--weights dense"
-        )
-    return tensor
+    scale = getattr(model.get_submodule(EMBEDDING), "embed_scale", None)
+    dequantise = partial(dequantize, qtype=kind)
+    _set(model, EMBEDDING, PackedEmbedding(data, dequantise, None if scale is None else float(scale)))
 
 
 def _set(model: nn.Module, name: str, value: nn.Module | nn.Parameter) -> None:

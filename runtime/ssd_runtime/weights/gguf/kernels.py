@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_runtime.weights.gguf_blocks import groups8, levels4, levels8
+from ssd_runtime.weights.gguf.blocks import groups8, levels4, levels8
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.kernels.kernel import Kernel

@@ -1,0 +1,107 @@
+"""The configuration of a `.gguf` file's model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.gguf.architectures import Entries, architecture_of
+from ssd_runtime.loading.gguf.metadata import Metadata
+from ssd_runtime.loading.gguf.rope import BASE, rope_parameters
+from ssd_runtime.weights.gguf.file import EMBEDDING, HEAD
+from ssd_runtime.weights.gguf.index import GgufIndex
+
+HARMLESS = ("vocab_size", "pooling_type")
+"""Keys that say again what tensors say, or that matter to embedding models alone."""
+NO_EXPERTS = ("expert_count", "expert_used_count")
+WIDEST_HEAD = 4096
+
+
+def gguf_config(index: GgufIndex) -> PreTrainedConfig:
+    """Make the configuration of a file's model.
+
+    Raises UserError for architectures and metadata that are not known here, and for sizes that contradict each other.
+    """
+    architecture = architecture_of(index)
+    kind = index.metadata.get("general.type", "model")
+    if kind != "model":
+        raise UserError(f"{index.path}: holds a {kind}, not a model")
+    metadata = Metadata(index, index.architecture)
+    entries = _common(index, metadata)
+    entries |= {
+        entry: any(f"blk.0.{name}.bias" in index.tensors for name in names)
+        for entry, names in (architecture.biases or {}).items()
+    }
+    entries = {"model_type": architecture.model_type, **entries, **architecture.entries(metadata, entries)}
+    entries["rope_parameters"] = _rope(index, metadata, entries)
+    metadata.ignore(HARMLESS)
+    metadata.expect("attention.causal", True)
+    metadata.expect("use_parallel_residual", False)
+    for key in NO_EXPERTS:
+        metadata.expect(key, 0)
+    metadata.require_all_taken()
+    try:
+        return AutoConfig.for_model(entries.pop("model_type"), **entries)
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        raise UserError(f"{index.path}: its metadata is not a model's ({str(error).splitlines()[0]})") from None
+
+
+def _common(index: GgufIndex, metadata: Metadata) -> Entries:
+    embedding = index.places.get(EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2:
+        raise UserError(f"{index.path}: has no embedding ({EMBEDDING}); download or convert it again")
+    hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
+    if hidden != embedding.shape[1] or heads > hidden:
+        raise UserError(
+            f"{index.path}: says {heads} heads and a hidden size of {hidden}, but {EMBEDDING} is "
+            f"{list(embedding.shape)}; convert it again"
+        )
+    layers = metadata.count("block_count")
+    if not any(name.startswith(f"blk.{layers - 1}.") for name in index.tensors):
+        raise UserError(f"{index.path}: has no tensors of block {layers - 1}, the last that it says; download it again")
+    kv_heads = metadata.optional(int, "attention.head_count_kv") or heads
+    width = metadata.optional(int, "attention.key_length")
+    values = metadata.optional(int, "attention.value_length")
+    width = hidden // heads if width is None else width
+    if values not in (None, width):
+        raise metadata.refusal("attention.value_length", f"is {values} and not the keys', which")
+    if not 1 <= width <= WIDEST_HEAD:
+        raise metadata.refusal("attention.key_length", f"is {width}, which")
+    return {
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": metadata.count("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": width,
+        "max_position_embeddings": metadata.count("context_length"),
+        "rms_norm_eps": metadata.required(float, "attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": HEAD not in index.tensors,
+        "bos_token_id": None,  # the vocabulary says these; a family's own would name other tokens
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, Any]:
+    width, context = entries["head_dim"], entries["max_position_embeddings"]
+    rotated = metadata.optional(int, "rope.dimension_count") or width
+    if rotated % 2 or rotated > width or (rotated != width and entries["model_type"] != "phi3"):
+        raise metadata.refusal("rope.dimension_count", f"is {rotated} for heads of {width}, which")
+    metadata.expect("rope.dimension_count_swa", rotated)
+    parameters = rope_parameters(index, metadata, rotated // 2, context)
+    if rotated != width:
+        entries["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotated / width
+    if parameters["rope_type"] == "longrope":
+        entries["original_max_position_embeddings"] = parameters["original_max_position_embeddings"]
+    local = metadata.optional(float, "rope.freq_base_swa")
+    if entries["model_type"] != "gemma3_text":
+        if local not in (None, parameters["rope_theta"]):
+            raise metadata.refusal("rope.freq_base_swa", f"is {local}, which")
+        return parameters
+    # Gemma-3 scales the angles of layers without a window alone.
+    windowed = {"rope_type": "default", "rope_theta": BASE if local is None else local}
+    return {"full_attention": parameters, "sliding_attention": windowed}

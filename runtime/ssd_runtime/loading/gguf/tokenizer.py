@@ -1,0 +1,240 @@
+"""The tokenizer of a `.gguf` file, and the tokens that end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gguf import TokenType
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.gguf.metadata import Metadata
+from ssd_runtime.loading.gguf.pre_tokenizers import pre_tokenizer
+from ssd_runtime.weights.gguf.index import ADVICE, GgufIndex
+
+PREFIX = "tokenizer"
+SPACE = "▁"
+"""The space in the tokens of SentencePiece."""
+ENDS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<｜end▁of▁sentence｜>",
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+)
+"""Tokens that end an answer by their names, as llama.cpp has them: turns, texts, and the files of code models."""
+CONTROL_LIKE = ("<|", "<｜")
+"""Beginnings of names that text does not have, so that a file which calls such a token ordinary is wrong."""
+END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+"""Keys of tokens that end an answer."""
+OTHER_KEYS = ("seperator", "cls", "mask", "fim_pre", "fim_suf", "fim_mid", "prefix", "suffix", "middle")
+HARMLESS = ("huggingface.json", "rwkv.world", "chat_templates", "ggml.token_type_count", "ggml.add_sep_token")
+SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
+"""Ids of SentencePiece's tokens if the file does not say."""
+SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
+NO_MERGE = (*SPECIAL, TokenType.USER_DEFINED, TokenType.BYTE, TokenType.UNUSED)
+"""Types of tokens that text cannot become by merging pieces."""
+STRIPPING = ("phi-3", "phi3")
+"""Parts of models' names whose special tokens take the spaces after them along, which no metadata says."""
+NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a file with their types, and the ids of those with a role."""
+
+    tokens: list[str]
+    types: list[int]
+    roles: dict[str, int]
+    """Ids by the first part of their key, such as `bos`."""
+
+    @classmethod
+    def of(cls, index: GgufIndex, metadata: Metadata) -> Vocabulary:
+        """Read the tokens. Raises UserError if two are the same, or if their number is not the embedding's."""
+        tokens = metadata.listed("ggml.tokens")
+        if not tokens or not all(isinstance(token, str) for token in tokens):
+            raise UserError(f"{index.path}: has no tokens; {ADVICE}")
+        tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
+        rows = index.places["token_embd.weight"].shape[0] if "token_embd.weight" in index.tensors else len(tokens)
+        if len(tokens) != rows:
+            raise UserError(f"{index.path}: has {len(tokens)} tokens, but its embedding has {rows} rows; {ADVICE}")
+        if len(set(tokens)) != len(tokens):
+            twice = next(token for number, token in enumerate(tokens) if token in tokens[:number])
+            raise UserError(f"{index.path}: has the token {twice!r} twice; {ADVICE}")
+        types = metadata.listed("ggml.token_type") or [int(TokenType.NORMAL)] * len(tokens)
+        if len(types) != len(tokens):
+            raise UserError(f"{index.path}: has {len(types)} token types for {len(tokens)} tokens; {ADVICE}")
+        roles = dict[str, int]()
+        for role in ("bos", "unknown", "padding", *END_KEYS, *OTHER_KEYS):
+            found = metadata.optional(int, f"ggml.{role}_token_id")
+            if found is not None and 0 <= found < len(tokens):  # files mark absent tokens by ids outside
+                roles[role] = found
+        types = [TokenType.CONTROL if _ends(*pair) else pair[1] for pair in zip(tokens, types, strict=True)]
+        return cls(tokens, types, roles)
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The ids by token."""
+        return {token: number for number, token in enumerate(self.tokens)}
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens that end an answer: by their roles, and by their names."""
+        pairs = enumerate(zip(self.tokens, self.types, strict=True))
+        named = {number for number, pair in pairs if _ends(*pair)}
+        return sorted(named | {self.roles[role] for role in END_KEYS if role in self.roles})
+
+    def role(self, name: str) -> str | None:
+        """The token of a role; None without one."""
+        return self.tokens[self.roles[name]] if name in self.roles else None
+
+
+def _ends(token: str, kind: int) -> bool:
+    """Whether a token ends an answer by its name. `</s>` and its like may be ordinary text, as in Qwen's vocabulary."""
+    return token in ENDS and (kind != TokenType.NORMAL or token.startswith(CONTROL_LIKE))
+
+
+def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]]:
+    """Make the tokenizer of a file; returns it with the tokens that end an answer, in ascending order.
+
+    Raises UserError for kinds of tokenizers that are not served, and for damaged ones.
+    """
+    metadata = Metadata(index, PREFIX)
+    vocabulary = Vocabulary.of(index, metadata)
+    kind = metadata.required(str, "ggml.model")
+    name = metadata.optional(str, "ggml.pre") or "default"
+    try:
+        if kind == "gpt2":
+            tokenizer, add_bos = _byte_level(index, metadata, vocabulary, name)
+        elif kind == "llama":
+            vocabulary.roles.update({**SENTENCEPIECE, **vocabulary.roles})
+            tokenizer, add_bos = _sentencepiece(index, metadata, vocabulary), True
+        else:
+            raise UserError(f"{index.path}: tokenizers of type {kind!r} are not supported, only gpt2 and llama")
+        _add_specials(tokenizer, vocabulary, str(index.metadata.get("general.name", "")))
+    except UserError:
+        raise
+    except Exception as error:  # what the tokenizers library raises is no narrower
+        raise UserError(f"{index.path}: its tokenizer is damaged ({str(error).splitlines()[0]}); {ADVICE}") from None
+    template = metadata.optional(str, "chat_template")
+    _add_ends_of_text(tokenizer, metadata, vocabulary, add_bos)
+    metadata.ignore(HARMLESS)
+    metadata.ignore(key for key in metadata.left if key.startswith("chat_template."))
+    metadata.expect("ggml.suppress_tokens", [])
+    metadata.require_all_taken()
+    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        chat_template=template,
+        **{f"{name}_token": vocabulary.role(role) for name, role in roles.items()},
+    ), vocabulary.ends
+
+
+def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, name: str) -> tuple[Tokenizer, bool]:
+    pre = pre_tokenizer(name, str(index.path))
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.listed("ggml.merges") or ()]
+    metadata.ignore(("ggml.scores",))
+    metadata.expect("ggml.add_space_prefix", False)
+    metadata.expect("ggml.remove_extra_whitespaces", False)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.ignore_merges))
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, pre.add_bos
+
+
+def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    scores = metadata.listed("ggml.scores")
+    if scores is None or len(scores) != len(vocabulary.tokens):
+        raise UserError(f"{index.path}: has no score for each of {len(vocabulary.tokens)} tokens; {ADVICE}")
+    metadata.ignore(("ggml.merges",))
+    metadata.expect("ggml.remove_extra_whitespaces", False)
+    prefix = metadata.optional(bool, "ggml.add_space_prefix")
+    prefix = True if prefix is None else prefix
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary.ids,
+            merges=_merges(vocabulary, scores),
+            unk_token=vocabulary.role("unknown"),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
+    decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*decoding, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    return tokenizer
+
+
+def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+    """The pairs of pieces that make a piece, those of the highest score first, as SentencePiece merges them."""
+    ids = {
+        token: number
+        for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if kind not in NO_MERGE
+    }
+    found = list[tuple[float, int, int]]()
+    for token, number in ids.items():
+        for at in range(1, len(token)):
+            left, right = ids.get(token[:at]), ids.get(token[at:])
+            if left is not None and right is not None:
+                found.append((-scores[number], left, right))
+    return [(vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(found)]
+
+
+def _add_specials(tokenizer: Tokenizer, vocabulary: Vocabulary, name: str) -> None:
+    strips = any(part in name.lower() for part in STRIPPING)
+    special, defined = list[AddedToken](), list[AddedToken]()
+    for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if kind in SPECIAL:
+            rstrip = strips and token not in NEVER_STRIPPING
+            special.append(AddedToken(token, normalized=False, special=True, rstrip=rstrip))
+        elif kind == TokenType.USER_DEFINED:
+            defined.append(AddedToken(token, normalized=False, rstrip=strips))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(defined)
+
+
+def _add_ends_of_text(tokenizer: Tokenizer, metadata: Metadata, vocabulary: Vocabulary, add_bos: bool) -> None:
+    """Let a text begin with BOS and end with EOS, where the file says so."""
+    begins, ends = metadata.optional(bool, "ggml.add_bos_token"), metadata.optional(bool, "ggml.add_eos_token")
+    bos = "bos" if (add_bos if begins is None else begins) and "bos" in vocabulary.roles else None
+    eos = "eos" if ends and "eos" in vocabulary.roles else None
+    marks = {role: vocabulary.tokens[vocabulary.roles[role]] for role in (bos, eos) if role is not None}
+    if not marks:
+        return
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*([marks["bos"]] if bos else []), "$A", *([marks["eos"]] if eos else [])],
+        special_tokens=[(token, vocabulary.roles[role]) for role, token in marks.items()],
+    )

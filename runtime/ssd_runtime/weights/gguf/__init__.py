@@ -1,0 +1,1 @@
+"""The `.gguf` format: headers, tensors and the kernels of quantised weights."""

@@ -1,0 +1,188 @@
+"""The tensors of a `.gguf` file, as parameters of a transformers model and as kernels for its projections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import gguf
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.weights.gguf.blocks import DENSE, dense, levels4
+from ssd_runtime.weights.gguf.index import ADVICE, GgufIndex, MappedTensors
+from ssd_runtime.weights.gguf.kernels import kernel4, kernel8
+from ssd_runtime.weights.kernels.kernel import Kernel
+from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.light import serves4
+
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+"""Names of the embedding, and of the head where it is not the embedding."""
+UNREADABLE = (Type.Q8_1, Type.Q8_K, Type.I8, Type.I16, Type.I32, Type.I64, Type.F64)
+"""Types that hold no weights, or that the `gguf` library does not dequantise."""
+TOLERANCE = 0.04
+"""Largest relative difference of a kernel's product from the dequantised weight's, in root mean squares. Scales and
+outputs are rounded to bf16, which reaches 1.5% in the demo model."""
+FOUR, EIGHT = "4 bits", "8 bits"
+PROBED = 64
+"""Outputs of each projection that are compared with the dequantised weight at every load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an architecture's files hold weights otherwise than transformers does."""
+
+    pairs_alternate: bool = False
+    """Whether the two columns that a rotation pairs are neighbours in queries and keys, not half a head apart."""
+    norm_offset: float = 0.0
+    """Number that files add to the weights of norms."""
+
+
+TRANSFORMERS = Layout()
+"""The layout of architectures whose files hold weights as transformers does."""
+
+
+class GgufFile:
+    """The tensors of a `.gguf` file for a model of `config`, whose weights it holds in `layout`."""
+
+    def __init__(self, index: GgufIndex, layout: Layout, config: PreTrainedConfig) -> None:
+        self.path = index.path
+        self.requantised = dict[str, str]()
+        """Types of the tensors that are held with other levels than the file's, by their names there."""
+        self._index = index
+        self._layout = layout
+        self._mapped = MappedTensors(index)
+        self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == index.architecture)
+        self._names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+
+    @property
+    def types(self) -> str:
+        """The types of all quantised tensors, such as `Q4_1+Q8_0`."""
+        found = {place.type for place in self._index.places.values()} - set(DENSE)
+        return "+".join(sorted(kind.name for kind in found))
+
+    def require(self, shapes: Mapping[str, Sequence[int]], used: Sequence[str]) -> None:
+        """Raise UserError unless the file has each parameter of `shapes` in its shape, and no tensor but these.
+
+        Biases that no layer has are zero. Tensors of the names `used` are read elsewhere.
+        """
+        places = self._index.places
+        expected = {self._name_of(name): tuple(shape) for name, shape in shapes.items()}
+        kinds = {_of_all_layers(name) for name in places}
+        missing = [
+            name
+            for name in expected
+            if name not in places and not (name.endswith(".bias") and _of_all_layers(name) not in kinds)
+        ]
+        if missing:
+            raise UserError(f"{self.path}: lacks the tensor {missing[0]} ({len(missing)} in all); {ADVICE}")
+        extra = [name for name in places if name not in expected and name not in used]
+        if extra:
+            raise UserError(
+                f"{self.path}: tensor {extra[0]} ({len(extra)} in all) is no part of a model of architecture "
+                f"{self._index.architecture} as it is known here"
+            )
+        for name, shape in expected.items():
+            if name in places and places[name].shape != shape:
+                raise UserError(
+                    f"{self.path}: tensor {name} is {list(places[name].shape)}, expected {list(shape)}; {ADVICE}"
+                )
+            if name in places and places[name].type in UNREADABLE:
+                raise UserError(f"{self.path}: tensor {name} is of type {places[name].type.name}, which is not served")
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor for the parameter `name`."""
+        return self._name_of(name) in self._index.tensors
+
+    def stored(self, name: str) -> tuple[Any, Type]:
+        """The blocks or numbers of a parameter, an array [out, …] in transformers' order, and their type."""
+        found = self._name_of(name)
+        data = self._mapped.array(found)
+        heads = self._heads.get(name.split(".")[-2])
+        if self._layout.pairs_alternate and heads is not None:
+            pairs = data.reshape(heads, -1, 2, *data.shape[1:])
+            data = pairs.swapaxes(1, 2).reshape(data.shape)
+        return data, self._index.places[found].type
+
+    def dense(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A parameter of this shape in fp32."""
+        if not self.has(name):
+            return torch.zeros(*shape)
+        tensor = dense(*self.stored(name))
+        return tensor - self._layout.norm_offset if self._layout.norm_offset and "norm" in name else tensor
+
+    def kernels(self, modules: Sequence[str]) -> list[tuple[list[str], Kernel | None]]:
+        """Kernels of projections that share an input, one per run of equal formats; None for dense weights."""
+        runs = [(kind, list(run)) for kind, run in groupby(modules, key=self._format)]
+        return [(run, self._kernel(kind, run)) for kind, run in runs]
+
+    def forget(self) -> None:
+        """Release the memory of what has been read."""
+        self._mapped.forget()
+
+    def _name_of(self, name: str) -> str:
+        module, _, part = name.rpartition(".")
+        if module == "lm_head":  # not every architecture's table of names has it
+            return f"{(HEAD if HEAD in self._index.tensors else EMBEDDING).removesuffix('.weight')}.{part}"
+        return f"{self._names.get_name(module)}.{part}"
+
+    def _format(self, module: str) -> str:
+        data, kind = self.stored(f"{module}.weight")
+        if kind in DENSE:
+            return module  # a run of its own
+        first = levels4(data[:1], kind)
+        return FOUR if first is not None and serves4(len(data), first.levels.shape[1]) else EIGHT
+
+    def _kernel(self, kind: str, modules: list[str]) -> Kernel | None:
+        if kind not in (FOUR, EIGHT):
+            return None
+        stored = [self.stored(f"{module}.weight") for module in modules]
+        bias = self._bias(modules)
+        if kind == FOUR:
+            kernel = kernel4(stored, bias)
+        else:
+            kernel = kernel8(stored, bias)
+            self.requantised |= {
+                self._name_of(f"{module}.weight"): of.name
+                for module, (_, of) in zip(modules, stored, strict=True)
+                if not (of == Type.Q8_0 and isinstance(kernel, Native))
+            }
+        self._check(kernel, modules, bias)
+        return kernel
+
+    def _check(self, kernel: Kernel, modules: Sequence[str], bias: Tensor | None) -> None:
+        """Raise UserError unless the kernel's product is that of the dequantised weight, on rows of each module."""
+        begin = 0
+        for module in modules:
+            data, kind = self.stored(f"{module}.weight")
+            rows = min(len(data), PROBED)
+            weight = torch.from_numpy(dequantize(data[:rows], kind))
+            probe = torch.linspace(-1, 1, weight.shape[1])[None].to(torch.bfloat16).float()
+            expected = probe @ weight.T
+            if bias is not None:
+                expected += bias[begin : begin + rows]
+            got = kernel(probe)[:, begin : begin + rows]
+            if not (got - expected).norm() <= TOLERANCE * expected.norm():
+                raise UserError(
+                    f"{self.path}: the {kernel.name} kernel computes {module} wrongly on this processor; "
+                    "use --weights dense"
+                )
+            begin += len(data)
+
+    def _bias(self, modules: Sequence[str]) -> Tensor | None:
+        if not any(self.has(f"{module}.bias") for module in modules):
+            return None
+        rows = [len(self.stored(f"{module}.weight")[0]) for module in modules]
+        return torch.cat([self.dense(f"{module}.bias", (out,)) for module, out in zip(modules, rows, strict=True)])
+
+
+def _of_all_layers(name: str) -> str:
+    return re.sub(r"^blk\.\d+\.", "blk.*.", name)

@@ -1,0 +1,239 @@
+"""A file is the model that transformers computes with the same weights, dense and packed, of every kind there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.loading.gguf.config import gguf_config
+from ssd_runtime.loading.gguf.models import dense_model, packed_model
+from ssd_runtime.loading.models import load_model
+from ssd_runtime.model.checks.parity import require_faithful
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.weights.gguf.index import GgufIndex
+from tests.gguf_files import EXPONENTS, SCALES, SIZES, random_blocks, save_gguf
+from tests.models import tiny_model
+from tests.runtime.gguf.vocabularies import byte_level
+
+IDS = torch.arange(1, 60)[None]
+GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+FACTORS = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35]
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": FACTORS,
+    "long_factor": [2 * each for each in FACTORS],
+    "original_max_position_embeddings": 32,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama untied": ("llama", {"tie_word_embeddings": False}),
+    "llama biases": ("llama-biases", {}),
+    "llama no groups": ("llama-no-groups", {}),
+    "llama one kv head": ("llama-one-kv-head", {}),
+    "llama wide heads": ("llama-wide-heads", {"head_dim": 32}),
+    "llama linear": ("llama-linear-rope", {}),
+    "llama rope_freqs": ("llama-llama3-rope", {}),
+    "llama yarn": ("llama-yarn-rope", {}),
+    "llama yarn, attention factor": ("llama", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
+    "llama yarn, betas": ("llama", {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0}}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 untied": ("qwen2-untied", {}),
+    "qwen2 yarn": ("qwen2-yarn-rope", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3 biases": ("qwen3", {"attention_bias": True}),
+    "phi3": ("phi3", {}),
+    "phi3 window": ("phi3-sliding", {}),
+    "phi3 partial": ("phi3-partial-rope", {}),
+    "phi3 longrope": ("phi3-longrope", {"rope_parameters": LONGROPE}),
+    "gemma2": ("gemma2", GEMMA),
+    "gemma2 no caps": ("gemma2-no-caps", GEMMA),
+    "gemma3": ("gemma3", GEMMA),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {}),
+    "granite biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+}
+TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
+    """The configuration that is read is another object than the model's, so every entry counts."""
+    variant, changes = MODELS[name]
+    truth = tiny_model(variant, seed=7, **{**SIZES, **changes})
+    path = tmp_path / "model.gguf"
+    save_gguf(path, truth, Type.Q8_0)
+    index = GgufIndex.read(path)
+    config = gguf_config(index)
+    expected = truth(IDS).logits
+    torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    packed, _ = packed_model(index, config)
+    require_faithful(Decoder(packed))
+    # Rows are rounded to 8 bits, which these random layers amplify; another model is 1.4 away.
+    assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+@torch.inference_mode()
+def test_every_type_of_weights_is_read(kind: Type, tmp_path: Path) -> None:
+    truth = tiny_model("llama", seed=7, **{**SIZES, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64})
+    path = tmp_path / "model.gguf"
+    save_gguf(path, truth, kind)
+    index = GgufIndex.read(path)
+    config = gguf_config(index)
+    expected = truth(IDS).logits
+    assert expected.isfinite().all()
+    torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    packed, _ = packed_model(index, config)
+    assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+
+
+def test_random_blocks_are_of_the_size_that_is_asked() -> None:
+    for kind in TYPES:
+        weight = dequantize(random_blocks(kind, 64, 256), kind)
+        assert 0.02 < np.std(weight) < 2, kind
+
+
+@pytest.mark.parametrize("given", [1, 2, 3])
+@torch.inference_mode()
+def test_a_split_file_is_read_whole_whichever_part_is_given(given: int, tmp_path: Path) -> None:
+    truth = tiny_model("qwen2", seed=7, **SIZES)
+    save_gguf(tmp_path / "model.gguf", truth, Type.Q4_0, tensors_per_part=20)
+    parts = sorted(tmp_path.iterdir())
+    assert [part.name for part in parts] == [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    index = GgufIndex.read(parts[given - 1])
+    got = dense_model(index, gguf_config(index))(IDS).logits
+    torch.testing.assert_close(got, truth(IDS).logits, rtol=1e-4, atol=1e-4)
+    for damage, message in (
+        (lambda: parts[1].rename(tmp_path / "kept"), "missing"),
+        (lambda: parts[1].write_bytes(parts[0].read_bytes()), r"is part \(0, 3\) of another model, expected \(1, 3\)"),
+    ):
+        damage()
+        with pytest.raises(UserError, match=message):
+            GgufIndex.read(parts[0])
+
+
+@pytest.mark.parametrize("weights", ["dense", "packed"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"omit": ["blk.2.ffn_down.weight"]}, r"lacks the tensor blk\.2\.ffn_down\.weight"),
+        ({"omit": ["blk.1.attn_q.bias"]}, r"lacks the tensor blk\.1\.attn_q\.bias"),
+        ({"omit": ["output_norm.weight"]}, r"lacks the tensor output_norm\.weight"),
+        ({"extra": {"blk.1.attn_output.bias": np.ones(64)}}, r"tensor blk\.1\.attn_output\.bias .* no part"),
+        ({"extra": {"blk.4.attn_norm.weight": np.ones(64)}}, r"tensor blk\.4\.attn_norm\.weight .* no part"),
+        ({"extra": {"rope_freqs.weight": np.ones(7)}}, r"rope_freqs\.weight is F32 \[7\], expected F32 \[8\]"),
+        (
+            {"metadata": {"qwen2.feed_forward_length": 128}},
+            r"blk\.0\.ffn_gate\.weight is \[96, 64\], expected \[128, 64\]",
+        ),
+        ({"metadata": {"qwen2.block_count": 10**8}}, "no tensors of block 99999999"),
+        ({"metadata": {"qwen2.block_count": 3}}, r"tensor blk\.3\..* no part"),
+        ({"metadata": {"qwen2.attention.value_length": 10**6}}, "value_length is 1000000"),
+        ({"metadata": {"qwen2.attention.head_count": 0}}, "head_count is 0, expected at least 1"),
+        ({"metadata": {"qwen2.embedding_length": "64"}}, "embedding_length is '64', expected int"),
+        ({"metadata": {"qwen2.attention.sliding_window": 4}}, "sliding_window is not known here and is not supported"),
+        ({"metadata": {"qwen2.rope.scaling.type": "su"}}, "rope.scaling.type"),
+        ({"metadata": {"qwen2.rope.scaling.alpha": 2.0}}, "rope.scaling.alpha is not known here"),
+        ({"metadata": {"qwen2.expert_count": 8}}, "expert_count is 8"),
+        ({"metadata": {"qwen2.attention.causal": False}}, "causal is False"),
+        ({"metadata": {"tokenizer.ggml.normalizer.lowercase": True}}, r"lowercase is not known here"),
+        ({"metadata": {"tokenizer.ggml.pre": "kimi-k2"}}, "pre-tokenizer 'kimi-k2' is not supported"),
+        ({"metadata": {"tokenizer.ggml.pre": "another"}}, "pre-tokenizer 'another' is not supported"),
+        ({"metadata": {"tokenizer.ggml.model": "t5"}}, "tokenizers of type 't5'"),
+        ({"metadata": {"tokenizer.ggml.tokens": ["a"] * 96}}, "the token 'a' twice"),
+        ({"metadata": {"tokenizer.ggml.tokens": ["a"]}}, "1 tokens, but its embedding has 96 rows"),
+        ({"metadata": {"general.type": "adapter"}}, "holds a adapter"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_what_is_not_the_model_that_it_says_is_refused_by_name(
+    weights: str, changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    save_gguf(path, tiny_model("qwen2", **SIZES), Type.Q8_0, **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        load_model(str(path), "cpu", weights=weights)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    # What a refused conversion had begun is not kept.
+    assert not list((tmp_path / "cache" / "models").glob("model-*/model.safetensors"))
+
+
+@pytest.mark.parametrize("weights", ["dense", "packed"])
+def test_an_architecture_that_is_not_served_is_refused_with_the_list(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    save_gguf(path, tiny_model("llama", **SIZES), Type.Q8_0, {"general.architecture": "falcon"})
+    with pytest.raises(UserError, match=r"architecture falcon are not supported, only llama, qwen2, .*smollm3"):
+        load_model(str(path), "cpu", weights=weights)
+
+
+@pytest.mark.parametrize("weights", ["dense", "packed"])
+def test_padded_vocabularies_and_harmless_metadata_are_read(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    tokens = [*(f"<{number}>" for number in range(90)), *(f"[PAD{number}]" for number in range(6))]
+    changes = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 90 + [5] * 6,
+        "llama.vocab_size": 90,
+        "llama.rope.scaling.finetuned": False,
+        "general.license": "apache-2.0",
+        "quantize.imatrix.file": "x.dat",
+    }
+    save_gguf(path, tiny_model("llama", **SIZES), Type.Q8_0, changes)
+    loaded = load_model(str(path), "cpu", weights=weights)
+    assert loaded.model.config.vocab_size == 96
+    assert loaded.decode([3]) == "<3>"
+
+
+@pytest.mark.parametrize("weights", ["dense", "packed"])
+def test_a_qwen_file_whose_eos_is_the_texts_end_stops_at_a_turns_end_too(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    vocabulary = byte_level("qwen2")
+    tokens = [*vocabulary["tokenizer.ggml.tokens"], "<|endoftext|>"]
+    vocabulary |= {
+        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{number}]" for number in range(-len(tokens) % 16))],
+        "tokenizer.ggml.token_type": [*vocabulary["tokenizer.ggml.token_type"], 3, *[5] * (-len(tokens) % 16)],
+        "tokenizer.ggml.eos_token_id": len(tokens) - 1,
+    }
+    model = tiny_model("qwen2", **{**SIZES, "vocab_size": len(vocabulary["tokenizer.ggml.tokens"])})
+    path = tmp_path / "model.gguf"
+    save_gguf(path, model, Type.Q8_0, vocabulary)
+    loaded = load_model(str(path), "cpu", weights=weights)
+    assert {tokens[end] for end in loaded.eos_ids} == {"<|im_end|>", "<|endoftext|>"}
+    # A model that says the turn's end, whatever it is asked: nothing of it is shown, and nothing follows.
+    says = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    session = Session(Decoder(loaded.model))
+    monkeypatch.setattr(session.decoder, "head", lambda normed, width=None: _says(says, len(normed), len(tokens)))
+    generation = generate(session, loaded.encode([("user", "Hi")]), PlainPlanner(), Limits(8, loaded.eos_ids))
+    assert generation.token_ids == [says]
+
+
+def _says(token: int, rows: int, vocabulary: int) -> torch.Tensor:
+    logits = torch.zeros(rows, vocabulary)
+    logits[:, token] = 9.0
+    return logits

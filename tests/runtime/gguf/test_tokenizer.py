@@ -1,0 +1,137 @@
+"""A file's tokenizer gives llama.cpp's ids: those recorded from it, and its own where its Python package is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.gguf.pre_tokenizers import PRE_TOKENIZERS, REFUSED
+from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
+from ssd_runtime.weights.gguf.index import GgufIndex
+from tests.runtime.gguf.vocabularies import RECORDED, byte_level, sentencepiece, write_vocabulary
+from tests.texts import TEXTS
+
+KINDS = {
+    **{name: byte_level(name) for name in PRE_TOKENIZERS if name in RECORDED["ids"]},
+    "sentencepiece": sentencepiece(add_space_prefix=True),
+    "sentencepiece without prefix": sentencepiece(add_space_prefix=False),
+}
+
+
+MARKS = {"नमस्ते दुनिया", "สวัสดีชาวโลก", "e\u0301 a\u0308 n\u0303"}
+CASES = {"HelloWorldFooBar", "camelCaseAndPascalCase", "iPhone XMLHttpRequest", "year2024month11"}
+APPROXIMATED = {"tekken": MARKS, "gpt-4o": MARKS, "tiny_aya": CASES, "youtu": CASES}
+"""Texts that llama.cpp cuts otherwise than the models' own expressions, which it changed for its engine: its letters
+have no marks, or its words no inner capitals. Ours are the models' own."""
+
+
+def tokenizer_of(path: Path, metadata: dict[str, Any]) -> tuple[Any, list[int]]:
+    write_vocabulary(path, metadata)
+    return gguf_tokenizer(GgufIndex.read(path))
+
+
+def differing(tokenizer: Any, expected: dict[str, list[int]]) -> set[str]:
+    """The texts whose ids are others than expected."""
+    return {text for text, ids in expected.items() if tokenizer(text)["input_ids"] != ids}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sixty_texts_have_the_ids_that_were_recorded(kind: str, tmp_path: Path) -> None:
+    tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", KINDS[kind])
+    expected = dict(zip(TEXTS, RECORDED["ids"][kind], strict=True))
+    assert differing(tokenizer, expected) <= APPROXIMATED.get(kind, set())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sixty_texts_have_the_ids_of_an_installed_llama_cpp(kind: str, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", KINDS[kind])
+    theirs = llama_cpp.Llama(str(tmp_path / "v.gguf"), vocab_only=True, verbose=False)
+    expected = {text: theirs.tokenize(text.encode(), add_bos=True, special=True) for text in TEXTS}
+    assert differing(tokenizer, expected) <= APPROXIMATED.get(kind, set())
+
+
+def test_every_way_of_cutting_was_recorded() -> None:
+    assert set(PRE_TOKENIZERS.values()) == {PRE_TOKENIZERS[name] for name in PRE_TOKENIZERS if name in RECORDED["ids"]}
+    distinct = {tuple(map(tuple, RECORDED["ids"][kind])) for kind in KINDS}
+    assert len(distinct) >= len(KINDS) - 6, "texts that tell pre-tokenizers apart"
+
+
+def test_a_name_is_converted_or_refused_with_its_reason(tmp_path: Path) -> None:
+    assert not set(PRE_TOKENIZERS) & set(REFUSED)
+    for name, reason in {**REFUSED, "of-tomorrow": "it is not known here"}.items():
+        with pytest.raises(UserError, match=f"'{name}' is not supported .{reason}") as caught:
+            tokenizer_of(tmp_path / "v.gguf", byte_level("default") | {"tokenizer.ggml.pre": name})
+        assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_gives_the_text_back(kind: str, tmp_path: Path) -> None:
+    tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", KINDS[kind])
+    for text in (text for text in TEXTS if "<" not in text):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids) in (text, text.removeprefix(" "))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "begins"),
+    [
+        (byte_level("llama-bpe"), True),
+        (byte_level("llama-bpe") | {"tokenizer.ggml.add_bos_token": False}, False),
+        (byte_level("qwen2"), False),
+        (byte_level("qwen2") | {"tokenizer.ggml.add_bos_token": True}, True),
+        (sentencepiece(add_space_prefix=True), True),
+        (sentencepiece(add_space_prefix=True) | {"tokenizer.ggml.add_bos_token": False}, False),
+    ],
+)
+def test_a_text_begins_with_bos_where_the_file_or_its_kind_says(
+    metadata: dict[str, Any], begins: bool, tmp_path: Path
+) -> None:
+    tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", metadata)
+    assert (tokenizer("Hello")["input_ids"][0] == tokenizer.bos_token_id) == begins
+    assert tokenizer.bos_token_id not in tokenizer("Hello", add_special_tokens=False)["input_ids"]
+
+
+def with_tokens(metadata: dict[str, Any], tokens: dict[str, int], **roles: str) -> dict[str, Any]:
+    """The vocabulary with further tokens and their types, and with roles for some of them."""
+    names = [*metadata["tokenizer.ggml.tokens"], *tokens]
+    types = [*metadata["tokenizer.ggml.token_type"], *tokens.values()]
+    keys = {f"tokenizer.ggml.{role}_token_id": names.index(name) for role, name in roles.items()}
+    return metadata | {"tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": types} | keys
+
+
+@pytest.mark.parametrize(
+    ("tokens", "roles", "ends"),
+    [
+        ({"<|endoftext|>": 3}, {"eos": "<|endoftext|>"}, {"<|endoftext|>", "<|im_end|>"}),
+        ({"<stop>": 3}, {"eos": "<|im_end|>", "eot": "<stop>"}, {"<|im_end|>", "<stop>"}),
+        ({"<stop>": 3}, {"eos": "<|im_end|>", "eom": "<stop>"}, {"<|im_end|>", "<stop>"}),
+        ({"<|eot_id|>": 1}, {}, {"<|im_end|>", "<|eot_id|>"}),
+        ({"</s>": 1}, {}, {"<|im_end|>"}),
+        ({"</s>": 3, "<|file_sep|>": 3}, {}, {"<|im_end|>", "</s>", "<|file_sep|>"}),
+    ],
+)
+def test_an_answer_ends_at_every_token_that_says_so(
+    tokens: dict[str, int], roles: dict[str, str], ends: set[str], tmp_path: Path
+) -> None:
+    tokenizer, found = tokenizer_of(tmp_path / "v.gguf", with_tokens(byte_level("qwen2"), tokens, **roles))
+    assert set(tokenizer.convert_ids_to_tokens(found)) == ends
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer is damaged"),
+        ({"tokenizer.ggml.token_type": [1, 2]}, "2 token types for"),
+        ({"tokenizer.ggml.add_space_prefix": True}, "add_space_prefix is True"),
+        ({"tokenizer.ggml.suppress_tokens": [1]}, "suppress_tokens"),
+        ({"tokenizer.ggml.precompiled_charsmap": [1, 2]}, "precompiled_charsmap is not known here"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_followed_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        tokenizer_of(tmp_path / "v.gguf", byte_level("qwen2") | changes)
+    assert "\n" not in str(caught.value)
