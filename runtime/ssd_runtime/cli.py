@@ -156,7 +156,9 @@ def run(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=1 << 62, help="Seed of sampling; random by default.", rich_help_panel=SAMPLING_PANEL),
+        typer.Option(
+            min=0, max=(1 << 63) - 1, help="Seed of sampling; random by default.", rich_help_panel=SAMPLING_PANEL
+        ),
     ] = None,
     rejection: Annotated[
         bool,

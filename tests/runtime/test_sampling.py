@@ -39,6 +39,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.sampling.params import GREEDY, SamplingParams, read_sampling
+from ssd_runtime.sampling.seeds import seed_generator
 from ssd_runtime.sampling.sampler import Proposal, Sampler, draw, gumbel, rejection_sample
 from tests.models import VOCABULARY, tiny_model
 from tests.tables import latency_table
@@ -99,6 +100,29 @@ def test_another_seed_gives_another_output() -> None:
         for seed in range(8)
     }
     assert len(outputs) == 8
+
+
+def test_every_bit_of_a_seed_counts() -> None:
+    """Seeds of 64 bits, negative ones included, have outputs of their own; small ones keep torch's stream."""
+    seeds = [3, 3 + (1 << 32), 3 + (1 << 33), 3 + (1 << 62), 3 << 32, -1, (1 << 32) - 1, (1 << 63) - 1, -(1 << 63)]
+    outputs = {
+        tuple(generate(Session(DECODER, SamplingParams(1.0, seed=seed)), [3, 1], PlainPlanner(), Limits(12)).token_ids)
+        for seed in seeds
+    }
+    assert len(outputs) == len(seeds)
+    generator = torch.Generator()
+    seed_generator(generator, 3)
+    assert torch.equal(torch.rand(9, generator=generator), torch.rand(9, generator=torch.Generator().manual_seed(3)))
+
+
+@pytest.mark.parametrize("seed", [1 << 32, 5 + (7 << 32), -2])
+def test_a_wide_seed_initialises_the_twister_as_numpy_does(seed: int) -> None:
+    """The state that is written into torch's generator has the layout that torch reads."""
+    generator = torch.Generator()
+    seed_generator(generator, seed)
+    words = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]).randint(0, 1 << 32, 1500, np.uint32)
+    expected = torch.from_numpy((words % (1 << 24)).astype(np.float32)) / (1 << 24)
+    assert torch.equal(torch.rand(1500, generator=generator), expected)
 
 
 @pytest.mark.parametrize("penalty", [1.1, 2.0])

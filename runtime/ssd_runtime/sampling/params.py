@@ -28,6 +28,7 @@ class SamplingParams:
     repetition_penalty: float | None = None
     """Penalty on seen tokens, in greedy decoding too; None for that of the model's generation config."""
     seed: int = 0
+    """Seed of 64 bits; every bit of it counts."""
     rejection: bool = False
     """Draw drafts independently and test them by rejection, instead of drawing them with the target's random
     numbers."""

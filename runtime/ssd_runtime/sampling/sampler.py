@@ -19,6 +19,7 @@ from transformers import (
 from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sampling.seeds import seed_generator
 from ssd_runtime.sampling.seen_tokens import SeenTokens
 
 Paths = Callable[[], list[list[int]]]
@@ -73,7 +74,7 @@ class Sampler:
 
     def restart(self, prompt_tokens: int) -> None:
         """Restart after a prompt of `prompt_tokens` tokens, with the first random numbers of the seed."""
-        self._generator.manual_seed(self._seed)
+        seed_generator(self._generator, self._seed)
         self._noise: list[Tensor] = []
         self._first = prompt_tokens
         """Position of the first kept noise vector."""

@@ -429,6 +429,20 @@ def test_a_seed_decides_what_is_sampled_whatever_is_drafted(
     assert model.generate(**inputs, **options, custom_generate=fast).tolist() != first
 
 
+def test_every_bit_of_torchs_seed_counts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fast: CustomGenerate
+) -> None:
+    prompt = tokenizer(TEXTS[0], return_tensors="pt")
+
+    def sampled(seed: int) -> list[int]:
+        torch.manual_seed(seed)
+        return model.generate(**prompt, do_sample=True, max_new_tokens=8, custom_generate=fast)[0].tolist()
+
+    answers = [sampled(seed) for seed in (4, 4 + (1 << 32), 4 + (1 << 33))]
+    assert len(set(map(tuple, answers))) == 3
+    assert sampled(4) == answers[0]
+
+
 def test_samples_have_stock_decodings_distribution(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fast: CustomGenerate
 ) -> None:

@@ -82,7 +82,7 @@ class Row:
 def rows_of(call: GenerateCall) -> list[Row]:
     """The rows of a call. Sampling takes one seed per row from torch's global generator."""
     config = call.config
-    seeds = torch.randint(MAX_SEED, (call.rows,)).tolist() if config.do_sample else [0] * call.rows
+    seeds = _seeds(call.rows) if config.do_sample else [0] * call.rows
     keep_scores = bool(config.return_dict_in_generate and config.output_scores)
     keep_logits = bool(config.return_dict_in_generate and config.output_logits)
     rows = []
@@ -106,6 +106,15 @@ def rows_of(call: GenerateCall) -> list[Row]:
             )
         )
     return rows
+
+
+def _seeds(rows: int) -> list[int]:
+    """Draw one seed per row.
+
+    torch's CPU generator ignores the upper half of the seed of `torch.manual_seed`, which is therefore added here.
+    """
+    upper = torch.initial_seed() >> 32 << 32
+    return [seed ^ upper for seed in torch.randint(MAX_SEED, (rows,)).tolist()]
 
 
 def _of_row(processor: LogitsProcessor, number: int) -> LogitsProcessor:
