@@ -199,6 +199,13 @@ def test_every_choice_has_a_seed_of_its_own(service: Service, client: openai.Ope
     assert three.usage.ssd["seed"] == 7  # type: ignore[attr-defined]
 
 
+def test_every_bit_of_a_seed_counts(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 12, "temperature": 0.9}
+    seeds = [7, 7 + (1 << 32), 7 + (1 << 33), -7, (1 << 63) - 1, -(1 << 63)]
+    texts = {client.chat.completions.create(**asked, seed=seed).choices[0].message.content for seed in seeds}
+    assert len(texts) == len(seeds)
+
+
 def test_answers_end_before_stop_strings(service: Service, client: openai.OpenAI) -> None:
     text = expected(service, TEXTS[0], 40)
     stop = text[10:13]
@@ -272,6 +279,29 @@ def test_what_cannot_be_honoured_is_refused_by_name(address: str, fields: Any, p
     assert body["error"]["type"] == "invalid_request_error"
     assert (body["error"]["param"], body["error"]["code"]) == (param, code)
     assert body["error"]["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias: '5': input should be less than or equal to 100"),
+        ({"logit_bias": {"5": -100.5}}, "logit_bias", "logit_bias: '5': input should be greater than or equal to -100"),
+        ({"logit_bias": {"str": 101}}, "logit_bias.str", "logit_bias.str: input should be less than or equal to 100"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias", "logit_bias: '5': input should be a valid number"),
+        ({"logit_bias": {"5": None}}, "logit_bias", "logit_bias: '5': input should be a valid number"),
+        ({"logit_bias": [5]}, "logit_bias", "logit_bias: input should be a valid dictionary"),
+        ({"stop": [1]}, "stop", "stop: expected text, or a list of up to four texts"),
+        ({"ssd": {"parameters": {"x": []}}}, "ssd.parameters.x", "ssd.parameters.x: expected text or a number"),
+        ({"ssd": {"parameters": {"a-b": []}}}, "ssd.parameters", "ssd.parameters: 'a-b': expected text or a number"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "messages.0.content", "messages.0.content: expected text"),
+    ],
+    ids=str,
+)
+def test_a_complaint_says_what_is_wrong_with_which_value(address: str, fields: Any, param: str, message: str) -> None:
+    """A name that the client chose, such as a token's id, is no name of a type."""
+    status, body = chat(address, **fields)
+    assert (status, body["error"]["param"]) == (400, param)
+    assert body["error"]["message"].startswith(message)
 
 
 def test_every_field_of_openais_interface_is_known(address: str) -> None:

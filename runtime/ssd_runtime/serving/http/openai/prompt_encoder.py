@@ -20,6 +20,20 @@ from ssd_runtime.serving.http.openai.tool_calls import OPEN
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """Errors that a template raises on messages which it does not expect."""
 
+OF_ANSWERS = (
+    "tool_calls",
+    "function_call",
+    "refusal",
+    "audio",
+    "reasoning_content",
+    "reasoning",
+    "annotations",
+    "parsed",
+)
+"""Fields that only an assistant's message has."""
+CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
+"""Marks, in parts of messages, of the end of a prefix to keep, for other servers; prefixes are kept here anyway."""
+
 
 class PromptEncoder:
     """Encodes prompts for one model; several threads may use it."""
@@ -101,37 +115,43 @@ class PromptEncoder:
 
 def text_of(message: Message, place: int) -> str:
     """The text of a message, whose parts are joined by line feeds. Raises ApiError for parts that are no text."""
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
+    said = message.said
+    if said is None or isinstance(said, str):
+        return said or ""
     texts = list[str]()
-    for number, part in enumerate(message.content):
+    for number, part in enumerate(said):
         where = f"messages.{place}.content.{number}"
-        if part.get("type") != "text":
-            raise invalid(
-                where, f"this model reads text alone, not {part.get('type')!r}; send text", "unsupported_content"
-            )
-        # `cache_control` marks the end of a prefix to keep, for other servers; prefixes are kept here anyway.
-        unknown = sorted(set(part) - {"type", "text", "cache_control"})
-        if unknown or not isinstance(part.get("text"), str):
-            raise invalid(where, f"a text part has `type` and `text`{f', not {unknown[0]!r}' if unknown else ''}")
-        texts.append(part["text"])
+        kind = part.get("type")
+        if kind != "text" and not (kind == "refusal" and message.role == "assistant"):
+            raise invalid(where, f"this model reads text alone, not {kind!r}; send text", "unsupported_content")
+        unknown = sorted(set(part) - {"type", kind, *CACHE_MARKS})
+        if unknown or not isinstance(part.get(kind), str):
+            raise invalid(where, f"a {kind} part has `type` and `{kind}`{f', not {unknown[0]!r}' if unknown else ''}")
+        texts.append(part[kind])
     return "\n".join(texts)
 
 
 def _turn(message: Message, place: int) -> dict[str, Any]:
     """A message as templates expect it."""
+    where = f"messages.{place}"
     content = text_of(message, place)
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
-        raise invalid(f"messages.{place}.content", "it is missing; give text")
+    if message.role != "assistant":
+        if message.content is None:
+            raise invalid(f"{where}.content", "it is missing; give text")
+        for name in OF_ANSWERS:
+            if getattr(message, name):
+                raise invalid(f"{where}.{name}", "only an assistant's message has it; omit it")
     turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_calls:
-        if message.role != "assistant":
-            raise invalid(f"messages.{place}.tool_calls", "only an assistant's message has calls; omit them")
-        turn["tool_calls"] = [_call(call, f"messages.{place}.tool_calls") for call in message.tool_calls]
+        turn["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in message.tool_calls]
+    elif message.function_call is not None:
+        turn["tool_calls"] = [_call(ToolCall(function=message.function_call), f"{where}.function_call")]
+    if reasoning := message.reasoning_content or message.reasoning:
+        turn["reasoning_content"] = reasoning
     if (message.tool_call_id is not None) != (message.role == "tool"):
-        raise invalid(f"messages.{place}.tool_call_id", "a tool's message has it, and no other message")
+        raise invalid(f"{where}.tool_call_id", "a tool's message has it, and no other message")
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
     return turn
@@ -139,15 +159,24 @@ def _turn(message: Message, place: int) -> dict[str, Any]:
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
     """An earlier call as templates expect it: they write the arguments as JSON themselves."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise _bad_arguments(where) from error
-    if not isinstance(arguments, dict):
-        raise _bad_arguments(where)
-    function = {"name": call.function.name, "arguments": arguments}
+    if (call.function is None) == (call.custom is None):
+        raise invalid(where, "a call has either `function` or `custom`; send the call as it was answered")
+    if call.custom is not None:
+        # Templates know functions alone.
+        function = {"name": call.custom.name, "arguments": {"input": call.custom.input}}
+    else:
+        assert call.function is not None, "one of the two is there"
+        function = {"name": call.function.name, "arguments": _arguments(call.function.arguments, where)}
     return {"type": "function", "function": function, **({"id": call.id} if call.id is not None else {})}
 
 
-def _bad_arguments(where: str) -> ApiError:
-    return invalid(where, "`function.arguments` is not a JSON object as text; send the call as it was answered")
+def _arguments(text: str, where: str) -> dict[str, Any]:
+    """The arguments of a call. Raises ApiError unless they are a JSON object as text."""
+    told = "`function.arguments` is not a JSON object as text; send the call as it was answered"
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise invalid(where, told) from error
+    if not isinstance(arguments, dict):
+        raise invalid(where, told)
+    return arguments

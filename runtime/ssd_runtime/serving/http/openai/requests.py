@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,8 +14,6 @@ from ssd_runtime.serving.http.openai.fields import without_effect_removed
 
 MOST_STOPS = 4
 MOST_CHOICES = 16
-TYPES = frozenset({"str", "int", "float", "list", "dict"})
-"""Names of types in the places of pydantic's complaints."""
 EXPECTED = {
     "prompt": "text, a list of texts, token ids, or a list of these; none of them empty",
     "stop": "text, or a list of up to four texts",
@@ -78,29 +77,63 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
+    """What a client has read from `arguments`; it is not looked at."""
+
+
+class CustomInput(Strict):
+    """The call of a tool that takes free text."""
+
+    name: str
+    input: str
 
 
 class ToolCall(Strict):
-    """A call that an earlier answer made."""
+    """A call that an earlier answer made: of a function, or of a tool that takes free text."""
 
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    type: Literal["function", "custom"] | None = None
+    function: CalledFunction | None = None
+    custom: CustomInput | None = None
+    index: int | None = None
+    """Place of the call in a streamed answer."""
+
+
+class SpokenAnswer(BaseModel):
+    """The sound of an earlier answer, of which the text alone is read."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    transcript: Text
 
 
 class Message(Strict):
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    The fields after `tool_call_id` are those that answers have, of this server or another, and that clients send back.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[dict[str, Any]] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    """The last four are empty in the answers that clients send back."""
+    refusal: Text | None = None
+    audio: SpokenAnswer | None = None
+    function_call: CalledFunction | None = None
+    """The form of a call before there were `tool_calls`."""
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    """The newer name of `reasoning_content` in vLLM."""
+    annotations: list[Any] | None = None
+    parsed: Any = None
+    """The last two repeat what the content says, and are not looked at."""
+
+    @property
+    def said(self) -> str | list[dict[str, Any]] | None:
+        """The content of the message, or what an answer has in place of one; None if it has neither."""
+        if self.content is not None or self.refusal is not None:
+            return self.content if self.content is not None else self.refusal
+        return None if self.audio is None else self.audio.transcript
 
 
 class CommonRequest(Strict):
@@ -247,25 +280,38 @@ def read_request(body: bytes, kind: type[Kind]) -> Kind:
     try:
         request = kind.model_validate(without_effect_removed(fields))
     except ValidationError as error:
-        raise _first(error) from None
+        raise _first(error, fields) from None
     request.check()
     return request
 
 
-def _first(error: ValidationError) -> ApiError:
+def _first(error: ValidationError, body: Mapping[str, Any]) -> ApiError:
     """The first complaint, in OpenAI's form."""
     complaint = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = complaint["loc"]
-    # pydantic adds the types that a value may have to its place; clients know the names of fields alone.
-    known = [str(each) for each in place if isinstance(each, int) or each.isidentifier()]
-    types = [each for each in place if not isinstance(each, int) and (each in TYPES or not each.isidentifier())]
-    param = ".".join(each for each in known if each not in TYPES) or None
-    if types:
-        field = next((str(each) for each in reversed(place[: place.index(types[0])]) if isinstance(each, str)), "")
-        where = ".".join(str(each) for each in place[: place.index(types[0])])
-        return invalid(where, f"expected {EXPECTED.get(field, 'a value of another type')}")
+    place = list(complaint["loc"])
+    known = len(place) if complaint["type"] == "missing" else _length_in(body, place)
+    # Names that the client chose, such as tokens' ids, are told in the message; `param` has the names of fields alone.
+    fields = [each for each in place[:known] if isinstance(each, int) or each.isidentifier()]
+    about = "".join(f"{each[:40]!r}: " for each in place[:known] if each not in fields)
+    param = ".".join(map(str, fields)) or None
+    if known < len(place):
+        expected = [EXPECTED[each] for each in fields if isinstance(each, str) and each in EXPECTED]
+        return invalid(param, f"{about}expected {expected[-1] if expected else 'a value of another type'}")
     if complaint["type"] == "extra_forbidden":
-        return invalid(param, "this field is unknown here; omit it", "unknown_parameter")
+        return invalid(param, f"{about}this field is unknown here; omit it", "unknown_parameter")
     if complaint["type"] == "missing":
-        return invalid(param, "it is missing; give it", "missing_required_parameter")
-    return invalid(param, complaint["msg"][:1].lower() + complaint["msg"][1:])
+        return invalid(param, f"{about}it is missing; give it", "missing_required_parameter")
+    return invalid(param, about + complaint["msg"][:1].lower() + complaint["msg"][1:])
+
+
+def _length_in(body: Mapping[str, Any], place: Sequence[int | str]) -> int:
+    """Number of the first parts of a place that lead through the body.
+
+    pydantic appends the type that it tried to the place of a value that may have several.
+    """
+    value: Any = body
+    for number, each in enumerate(place):
+        if not (isinstance(value, dict) and each in value) and not (isinstance(value, list) and isinstance(each, int)):
+            return number
+        value = value[each]
+    return len(place)

@@ -1,0 +1,122 @@
+"""Whatever OpenAI's client holds of an answer is accepted when it is sent back as a message of the conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from pydantic import BaseModel
+
+from ssd_runtime.serving.http.app import Service
+from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.requests import ChatRequest, Message, read_request
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import serving, tiny_engine, tiny_service
+
+QUESTION = {"role": "user", "content": TEXTS[0]}
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}: "
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}) {% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}"
+    "{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+CALL = {"id": "call_1", "type": "function", "function": {"name": "loaves", "arguments": '{"day": 3}'}}
+PARSED_CALL = {**CALL, "function": {**CALL["function"], "parsed_arguments": {"day": 3}}}  # type: ignore[dict-item]
+CITATION = {
+    "type": "url_citation",
+    "url_citation": {"start_index": 0, "end_index": 2, "title": "Loaves", "url": "https://loaves.example"},
+}
+SOUND = {"id": "audio_1", "data": "AAAA", "expires_at": 1, "transcript": "Twelve."}
+CUSTOM = {"id": "call_1", "type": "custom", "custom": {"name": "loaves", "input": "three"}}
+KINDS: list[tuple[type[BaseModel], dict[str, Any], str]] = [
+    (ChatCompletionMessage, {"content": "Twelve."}, "Twelve."),
+    (ChatCompletionMessage, {"content": "Twelve.", "annotations": [CITATION]}, "Twelve."),
+    (ChatCompletionMessage, {"content": None}, ""),
+    (ChatCompletionMessage, {"content": None, "refusal": "I will not count."}, "I will not count."),
+    (ChatCompletionMessage, {"content": None, "audio": SOUND}, "Twelve."),
+    (ChatCompletionMessage, {"content": "", "tool_calls": [CALL]}, 'loaves({"day": 3})'),
+    (ChatCompletionMessage, {"content": None, "tool_calls": [CALL]}, 'loaves({"day": 3})'),
+    (ChatCompletionMessage, {"content": None, "tool_calls": [CUSTOM]}, 'loaves({"input": "three"})'),
+    (ChatCompletionMessage, {"content": None, "function_call": CALL["function"]}, 'loaves({"day": 3})'),
+    (ChatCompletionMessage, {"content": "Twelve.", "reasoning_content": None, "name": None}, "Twelve."),
+    (ChatCompletionMessage, {"content": "Twelve.", "reasoning_content": "3 x 4"}, "(3 x 4) Twelve."),
+    (ChatCompletionMessage, {"content": "Twelve.", "reasoning": "3 x 4"}, "(3 x 4) Twelve."),
+    (ParsedChatCompletionMessage, {"content": '{"n": 12}', "parsed": {"n": 12}}, '{"n": 12}'),
+    (ParsedChatCompletionMessage, {"content": None, "tool_calls": [PARSED_CALL]}, 'loaves({"day": 3})'),
+    (ChoiceDelta, {"content": "Twelve."}, "Twelve."),
+    (ChoiceDelta, {"content": None, "tool_calls": [{"index": 0, **CALL}]}, 'loaves({"day": 3})'),
+    (ChoiceDelta, {"tool_calls": [{"index": 0, **CALL, "type": None}]}, 'loaves({"day": 3})'),
+]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    return tiny_service(tiny_engine(save_tiny_model(tmp_path_factory.mktemp("model"))), template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with serving(service) as address:
+        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("left_out", [{}, {"exclude_unset": True}, {"exclude_none": True}], ids=str)
+@pytest.mark.parametrize(("kind", "fields", "text"), KINDS)
+def test_a_message_of_the_clients_types_is_read(
+    service: Service, kind: type[BaseModel], fields: dict[str, Any], text: str, left_out: dict[str, bool]
+) -> None:
+    """What is said in it reaches the template; the rest repeats that."""
+    dumped = kind.model_validate({"role": "assistant", **fields}).model_dump(**left_out)
+    body = json.dumps({"messages": [QUESTION, dumped, QUESTION]}).encode()
+    ids = service.encoder.chat(read_request(body, ChatRequest).messages, [])
+    expected = f"<s>user: {TEXTS[0]}\n<s>assistant: {text}\n<s>user: {TEXTS[0]}\n<s>assistant: "
+    assert service.encoder.loaded.tokenizer.decode(ids) == expected
+
+
+def test_answers_whole_parsed_and_streamed_go_back_and_forth(client: openai.OpenAI) -> None:
+    """The client's own objects, for a whole conversation."""
+    messages: list[Any] = [QUESTION]
+    # The client refuses to parse an answer that ends at the limit of tokens.
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 60, "stop": ["e", "a", "o", " "]}
+    messages += [client.chat.completions.create(messages=messages, **asked).choices[0].message, QUESTION]
+    messages += [client.chat.completions.create(messages=messages, **asked).choices[0].message.model_dump(), QUESTION]
+    messages += [client.chat.completions.parse(messages=messages, **asked).choices[0].message.model_dump(), QUESTION]
+    with client.chat.completions.stream(messages=messages, **asked) as stream:
+        messages += [stream.get_final_completion().choices[0].message.model_dump(), QUESTION]
+    whole = dict[str, Any]()
+    for chunk in client.chat.completions.create(messages=messages, stream=True, **asked):
+        for name, value in chunk.choices[0].delta.model_dump().items():
+            whole[name] = whole[name] + value if isinstance(whole.get(name), str) and value else whole.get(name, value)
+    assert client.chat.completions.create(messages=[*messages, whole, QUESTION], **asked).choices
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "assistant", "content": "x", "nonsense": None}, "messages.0.nonsense"),
+        ({"role": "user", "content": "x", "refusal": "no"}, "messages.0.refusal"),
+        ({"role": "user", "content": "x", "parsed": {"n": 1}}, "messages.0.parsed"),
+        ({"role": "user", "content": None, "refusal": None}, "messages.0.content"),
+        ({"role": "system", "content": "x", "tool_calls": [CALL]}, "messages.0.tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages.0.tool_calls"),
+        ({"role": "assistant", "audio": {"id": "audio_1"}}, "messages.0.audio.transcript"),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": "three"}}, "messages.0.function_call"),
+    ],
+    ids=str,
+)
+def test_what_says_nothing_to_this_model_is_refused(service: Service, message: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        service.encoder.chat(read_request(json.dumps({"messages": [message]}).encode(), ChatRequest).messages, [])
+    assert refused.value.param == param
+
+
+def test_every_field_of_the_clients_messages_is_known() -> None:
+    """A new version of the client may bring fields that this server has to learn."""
+    for kind in (ChatCompletionMessage, ParsedChatCompletionMessage, ChoiceDelta):
+        assert set(kind.model_fields) <= set(Message.model_fields)
