@@ -39,8 +39,8 @@ from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.sampling.params import GREEDY, SamplingParams, read_sampling
-from ssd_runtime.sampling.seeds import seed_generator
 from ssd_runtime.sampling.sampler import Proposal, Sampler, draw, gumbel, rejection_sample
+from ssd_runtime.sampling.seeds import seed_generator
 from tests.models import VOCABULARY, tiny_model
 from tests.tables import latency_table
 

@@ -172,7 +172,8 @@ class LoadedModel:
 
     def decode(self, ids: list[int]) -> str:
         """Decode token ids to text, without special tokens."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        # Some tokenizers would remove spaces before punctuation, which the tokens have.
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def conversation(prompt: Prompt) -> list[tuple[str, str]]:

@@ -84,7 +84,6 @@ class Service:
         self._check_model(asked.model)
         orders = await run_in_threadpool(chat_orders, asked, self.encoder, self.settings, stream)
         form = ChatForm(
-            self.encoder.token,
             with_tools=bool(asked.offered_tools),
             most_calls=1 if asked.parallel_tool_calls is False else None,
             bare_tools=[] if self.encoder.tags_calls else [tool.function.name for tool in asked.offered_tools],
@@ -99,7 +98,7 @@ class Service:
         self._check_model(asked.model)
         orders = await run_in_threadpool(completion_orders, asked, self.encoder, self.settings, stream)
         texts = [[("user", prompt)] for prompt in asked.prompts if isinstance(prompt, str)]
-        return await self._answer(request, asked, orders, CompletionForm(self.encoder.token), texts)
+        return await self._answer(request, asked, orders, CompletionForm(), texts)
 
     async def _answer(
         self,
@@ -122,6 +121,7 @@ class Service:
             form=form,
             model_name=self.settings.model_name,
             choices=asked.n or 1,
+            token_bytes=self.encoder.token_bytes,
             usage_chunk=asked.wants_usage_chunk,
             token_ids=bool(asked.return_token_ids),
             resumption=resumption,

@@ -16,9 +16,10 @@ from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueF
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.http.openai.forms import Form
-from ssd_runtime.serving.http.openai.logprobs import Json
+from ssd_runtime.serving.http.openai.logprobs import Json, PositionReader
 from ssd_runtime.serving.http.openai.resumption import Resumption
 from ssd_runtime.serving.http.tickets import Block, End, Order, Ticket
+from ssd_runtime.serving.http.token_bytes import TokenBytes
 
 
 class Subscription:
@@ -61,10 +62,9 @@ class Subscription:
 class _Held:
     """The parts of a choice that its chunks have told."""
 
+    positions: PositionReader
     begin: int = 0
     """Number of tokens that were told."""
-    characters: int = 0
-    """Number of characters that were told."""
     tokens: list[int] = field(default_factory=list)
     """Tokens that no chunk has told yet."""
 
@@ -78,6 +78,7 @@ class Answer:
         form: Form,
         model_name: str,
         choices: int,
+        token_bytes: TokenBytes,
         usage_chunk: bool = False,
         token_ids: bool = False,
         resumption: Resumption | None = None,
@@ -91,6 +92,7 @@ class Answer:
         self._subscription = subscription
         self._form = form
         self._choices = choices
+        self._token_bytes = token_bytes
         self._usage_chunk = usage_chunk
         self._token_ids = token_ids
         self._held: dict[int, _Held] = {}
@@ -107,7 +109,9 @@ class Answer:
             self._common |= {"id": resumption.id, "created": resumption.created}
             self._ended = {place for place, choice in resumption.choices.items() if choice.ended}
             for place, text in (told or {}).items():
-                self._held[place] = _Held(begin=len(resumption.choices[place].tokens), characters=len(text))
+                tokens = resumption.choices[place].tokens
+                held = self._held[place] = _Held(PositionReader(token_bytes), len(tokens))
+                held.positions.skip(tokens)
                 form.skip(place, text)
 
     async def whole(self) -> Json:
@@ -119,7 +123,8 @@ class Answer:
         ordered = [outcomes[place] for place in sorted(outcomes)]
         choices = [self._form.choice(place, outcome) for place, outcome in enumerate(ordered)]
         for place, (choice, outcome) in enumerate(zip(choices, ordered, strict=True)):
-            self._tell_tokens(choice, place, outcome.generation.token_ids, _Held())
+            held = _Held(PositionReader(self._token_bytes))
+            self._tell_tokens(choice, place, outcome.generation.token_ids, held)
         return {**self._common, "object": self._form.whole, "choices": choices, "usage": self._usage(ordered)}
 
     async def chunks(self) -> AsyncIterator[str]:
@@ -136,9 +141,8 @@ class Answer:
                 else:
                     outcomes[place] = self._outcome(place, event)
                     choices = self._form.last(place, outcomes[place]) if place not in self._ended else []
-                text = event.text if isinstance(event, Block) else ""
                 # The chunks of one event go out together: a stream that breaks has all of them or none.
-                described = self._described(place, choices, event.tokens, text)
+                described = self._described(place, choices, event.tokens)
                 if described:
                     yield "".join(self._chunk([choice]) for choice in described)
             if self._usage_chunk:
@@ -147,15 +151,14 @@ class Answer:
             yield event_of(error.to_json())
         yield DONE
 
-    def _described(self, place: int, choices: list[Json], tokens: Sequence[int], text: str) -> list[Json]:
+    def _described(self, place: int, choices: list[Json], tokens: Sequence[int]) -> list[Json]:
         """The choices, the first of which tells of new tokens; tokens without a choice wait for one."""
-        held = self._held.setdefault(place, _Held())
+        held = self._held.setdefault(place, _Held(PositionReader(self._token_bytes)))
         held.tokens += tokens
         for choice in choices[:1]:
             self._tell_tokens(choice, place, held.tokens, held)
             held.begin += len(held.tokens)
             held.tokens = []
-            held.characters += len(text)
         return choices
 
     def _tell_tokens(self, choice: Json, place: int, tokens: Sequence[int], held: _Held) -> None:
@@ -164,7 +167,7 @@ class Answer:
             choice["token_ids"] = list(tokens)
         recorder = self._subscription.tickets[place].order.logprobs
         if recorder is not None:
-            choice["logprobs"] = self._form.logprobs(recorder.read(held.begin, tokens), held.characters)
+            choice["logprobs"] = self._form.logprobs(held.positions.read(recorder.read(held.begin, tokens)))
 
     def _chunk(self, choices: list[Json], usage: Json | None = None) -> str:
         """One event; if usage comes at the end, the others say that they have none, as OpenAI's do."""

@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from ssd_runtime.engine.offline.result import Outcome
-from ssd_runtime.serving.http.logits import TokenLogprobs
-from ssd_runtime.serving.http.openai.logprobs import Decode, Json, chat_logprobs, completion_logprobs
+from ssd_runtime.serving.http.openai.logprobs import Json, Position, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.openai.tool_calls import Call, ToolCallReader
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
@@ -24,8 +23,8 @@ class Form(Protocol):
     chunk: str
     """`object` of a chunk."""
 
-    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
-        """The `logprobs` of a choice whose text begins `characters` after the answer's."""
+    def logprobs(self, positions: Sequence[Position]) -> Json:
+        """The `logprobs` of a choice."""
         ...
 
     def first(self, place: int) -> Json | None:
@@ -56,13 +55,9 @@ class CompletionForm:
     whole = "text_completion"
     chunk = "text_completion"
 
-    def __init__(self, decode: Decode) -> None:
-        """`decode` gives the text of a token alone."""
-        self._decode = decode
-
-    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
+    def logprobs(self, positions: Sequence[Position]) -> Json:
         """Lists of tokens, log-probabilities and offsets."""
-        return completion_logprobs(entries, self._decode, characters)
+        return completion_logprobs(positions)
 
     def first(self, place: int) -> Json | None:
         """None: text comes first."""
@@ -92,26 +87,21 @@ class ChatForm:
     chunk = "chat.completion.chunk"
 
     def __init__(
-        self,
-        decode: Decode,
-        with_tools: bool = False,
-        most_calls: int | None = None,
-        bare_tools: Collection[str] = (),
+        self, with_tools: bool = False, most_calls: int | None = None, bare_tools: Collection[str] = ()
     ) -> None:
-        """`decode` gives the text of a token alone. Calls after the first `most_calls` of an answer are dropped.
+        """Calls after the first `most_calls` of an answer are dropped.
 
         Calls of `bare_tools` are read without tags, too (`ToolCallReader`).
         """
-        self._decode = decode
         self._with_tools = with_tools
         self._most_calls = most_calls
         self._bare_tools = bare_tools
         self._readers: dict[int, ToolCallReader] = {}
         """Readers of streamed choices by place."""
 
-    def logprobs(self, entries: Sequence[TokenLogprobs], characters: int) -> Json:
+    def logprobs(self, positions: Sequence[Position]) -> Json:
         """An entry per token."""
-        return chat_logprobs(entries, self._decode)
+        return chat_logprobs(positions)
 
     def first(self, place: int) -> Json | None:
         """The role."""

@@ -16,6 +16,7 @@ from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.requests import Message, Tool, ToolCall
 from ssd_runtime.serving.http.openai.tool_calls import OPEN
+from ssd_runtime.serving.http.token_bytes import TokenBytes
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """Errors that a template raises on messages which it does not expect."""
@@ -41,6 +42,7 @@ class PromptEncoder:
     def __init__(self, loaded: LoadedModel, template: str | None = None) -> None:
         """`template` replaces the tokenizer's chat template, which itself is part of a bundle's fingerprint."""
         self.loaded = loaded
+        self.token_bytes = TokenBytes(loaded.tokenizer)
         self._lock = Lock()
         self._template = template
         self._arguments = {"messages", *signature(loaded.tokenizer.apply_chat_template).parameters}
@@ -103,10 +105,6 @@ class PromptEncoder:
         if max(prompt) >= vocabulary:
             raise invalid("prompt", f"token id {max(prompt)} is none of this model's, which end at {vocabulary - 1}")
         return prompt
-
-    def token(self, token: int) -> str:
-        """The text of a token alone, special ones included."""
-        return str(self.loaded.tokenizer.decode([token]))
 
     def _encoded(self, text: str) -> list[int]:
         with self._lock:

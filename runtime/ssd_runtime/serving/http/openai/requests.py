@@ -290,12 +290,13 @@ def _first(error: ValidationError, body: Mapping[str, Any]) -> ApiError:
     complaint = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = list(complaint["loc"])
     known = len(place) if complaint["type"] == "missing" else _length_in(body, place)
+    names = [str(each) for each in place[:known]]
     # Names that the client chose, such as tokens' ids, are told in the message; `param` has the names of fields alone.
-    fields = [each for each in place[:known] if isinstance(each, int) or each.isidentifier()]
-    about = "".join(f"{each[:40]!r}: " for each in place[:known] if each not in fields)
-    param = ".".join(map(str, fields)) or None
+    chosen = [each for each in place[:known] if isinstance(each, str) and not each.isidentifier()]
+    about = "".join(f"{each[:40]!r}: " for each in chosen)
+    param = ".".join(each for each in names if each not in chosen) or None
     if known < len(place):
-        expected = [EXPECTED[each] for each in fields if isinstance(each, str) and each in EXPECTED]
+        expected = [EXPECTED[each] for each in names if each in EXPECTED]
         return invalid(param, f"{about}expected {expected[-1] if expected else 'a value of another type'}")
     if complaint["type"] == "extra_forbidden":
         return invalid(param, f"{about}this field is unknown here; omit it", "unknown_parameter")
@@ -311,7 +312,7 @@ def _length_in(body: Mapping[str, Any], place: Sequence[int | str]) -> int:
     """
     value: Any = body
     for number, each in enumerate(place):
-        if not (isinstance(value, dict) and each in value) and not (isinstance(value, list) and isinstance(each, int)):
+        if not (each in value if isinstance(value, dict) else isinstance(value, list) and isinstance(each, int)):
             return number
         value = value[each]
     return len(place)

@@ -1,0 +1,79 @@
+"""The bytes that each token adds to an answer's text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""The name of a token that is one byte of a character that the vocabulary lacks."""
+
+
+class TokenBytes:
+    """The bytes of tokens, which joined are the UTF-8 of the text that they decode to.
+
+    A token may be part of a character, so that it has bytes but no text of its own.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = getattr(backend, "decoder", None)
+        steps = set(_steps(json.loads(decoder.__getstate__()))) if decoder is not None else set[str]()
+        self._by_letters = _byte_letters() if "ByteLevel" in steps else None
+        self._falls_back = "ByteFallback" in steps
+        self._hidden = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        self._before = list(tokenizer.encode("a", add_special_tokens=False))
+        """Tokens in front of another one, which keep its leading space."""
+        self._text_before = self._decode(self._before)
+
+    def of(self, token: int, first: bool) -> bytes:
+        """The bytes that a token adds; none for special tokens, which have no text in answers.
+
+        Some decoders drop the space in front of the `first` token of an answer.
+        """
+        if token in self._hidden:
+            return b""
+        name = self._tokenizer.convert_ids_to_tokens(token) or ""
+        if self._by_letters is not None:
+            if all(letter in self._by_letters for letter in name):
+                return bytes(map(self._by_letters.__getitem__, name))
+            return name.encode()
+        byte = BYTE.fullmatch(name) if self._falls_back else None
+        if byte is not None and (not first or byte[1] >= "80"):
+            return bytes.fromhex(byte[1])
+        if first:
+            return self._decode([token]).encode()
+        return self._decode([*self._before, token]).removeprefix(self._text_before).encode()
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token has no text in answers."""
+        return token in self._hidden
+
+    def name(self, token: int) -> str:
+        """The name of a special token, such as `<|im_end|>`; empty for one without a name."""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False)) if token in self._hidden else ""
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _steps(decoder: Any) -> Iterator[str]:
+    """The kinds of a decoder's steps."""
+    yield decoder["type"]
+    for step in decoder.get("decoders", ()):
+        yield from _steps(step)
+
+
+def _byte_letters() -> dict[str, int]:
+    """The bytes that the letters of byte-level vocabularies stand for.
+
+    Bytes that are printable in Latin-1 are their own letters. The others have the letters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
