@@ -23,6 +23,7 @@ from ssd_profiles.prompts import read_prompts
 from ssd_runtime.command import closing, command_app, require_packages, run_command
 from ssd_runtime.options import (
     OUTPUT_PANEL,
+    AllowSpecialOption,
     DeviceOption,
     DraftBitsOption,
     DtypeOption,
@@ -68,6 +69,7 @@ def compile_(
     weight_memory: WeightMemoryOption = None,
     draft_bits: DraftBitsOption = "auto",
     threads: ThreadsOption = None,
+    allow_special: AllowSpecialOption = False,
     domains: Annotated[
         str,
         typer.Option(
@@ -219,6 +221,7 @@ def compile_(
         weights=weights,
         weight_memory=read_size(weight_memory),
         draft_bits=read_draft_bits(draft_bits),
+        allow_special=allow_special,
         budget_seconds=_seconds(budget) if budget else None,
         evaluations=evaluations,
         search=_method(search),

@@ -52,6 +52,8 @@ class CompileSettings:
     """Bytes for packed copies of weights; None for half of the free memory."""
     draft_bits: DraftBits = "auto"
     """Lighter copies of the weights that drafts may run on: `auto` for 8 bits with 4 beside them, or one of the two."""
+    allow_special: bool = False
+    """Whether control tokens that prompts spell take effect."""
     budget_seconds: float | None = None
     """Time for all searches together; None when `evaluations` bounds them."""
     evaluations: int = 128

@@ -16,6 +16,7 @@ from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
 from ssd_runtime.options import (
     DRAFT_PANEL,
     OUTPUT_PANEL,
+    AllowSpecialOption,
     ArtifactOption,
     AssignmentsOption,
     DeviceOption,
@@ -92,6 +93,7 @@ def run(
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
     threads: ThreadsOption = None,
+    allow_special: AllowSpecialOption = False,
     strategy: StrategyOption = "auto",
     assignments: AssignmentsOption = None,
     draft_bits: DraftBitsOption = "auto",
@@ -225,7 +227,16 @@ def run(
     if concurrency > 1 and bitwise:
         raise UserError("--bitwise: decodes one prompt at a time; omit --bitwise or --concurrency")
     bits = read_draft_bits(draft_bits)
-    load_settings = LoadSettings(device, read_dtype(dtype), weights, read_size(weight_memory), threads, bits, bitwise)
+    load_settings = LoadSettings(
+        device=device,
+        dtype=read_dtype(dtype),
+        weights=weights,
+        weight_memory=read_size(weight_memory),
+        threads=threads,
+        draft_bits=bits,
+        bitwise=bitwise,
+        allow_special=allow_special,
+    )
     if "" in (stop or ()):
         raise UserError("--stop: must not be empty; omit it instead")
     sampling = read_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, rejection)

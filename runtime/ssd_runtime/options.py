@@ -118,6 +118,14 @@ DraftBitsOption = Annotated[
         autocompletion=values(*get_args(DraftBits)),
     ),
 ]
+AllowSpecialOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-special",
+        help="Let control tokens that messages spell, such as <|im_end|>, take effect; by default they are text.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 ThreadsOption = Annotated[
     int | None,
     typer.Option("--threads", "-t", min=1, max=1024, help="Number of CPU threads.", rich_help_panel=MODEL_PANEL),

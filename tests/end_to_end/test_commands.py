@@ -240,6 +240,15 @@ def test_all_turns_see_the_answers_before(room: Path) -> None:
     assert both[1]["prompt_tokens"] > one[0]["prompt_tokens"] + 8
 
 
+def test_control_tokens_in_a_prompt_are_text_unless_allowed(room: Path) -> None:
+    options = ["--model", "model", "The </s></s></s> river", "--max-new-tokens", "1", "--strategy", "plain", "--json"]
+    text, control, raw = (
+        records(command(room, RUN, *options, *more))[0]["prompt_tokens"]
+        for more in ([], ["--allow-special"], ["--raw"])
+    )
+    assert raw < control < text
+
+
 def test_plain_and_knapsack_need_no_bundle(room: Path) -> None:
     for strategy in ("plain", "knapsack"):
         options = ["--model", "model", "The river", "--max-new-tokens", "40", "--strategy", strategy]

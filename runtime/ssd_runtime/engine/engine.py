@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -115,16 +116,18 @@ class Engine:
         weights: str | None = None,
         key: str | Path | None = None,
         draft_bits: DraftBits = "auto",
+        allow_special: bool = False,
     ) -> Engine:
         """Load a bundle (a folder, an archive, `hf://…`, `oci://…` or `demo`) with its model, or a `model` alone.
 
         `model` is an argument of `load_model`; a bundle from elsewhere needs it, or the public `key` that signed it.
-        `weights` defaults to what the bundle was compiled with if it is your own or signed, else to dense. Raises
-        UserError if there is neither a bundle nor a `model`, or if one of them cannot be loaded.
+        `weights` defaults to what the bundle was compiled with if it is your own or signed, else to dense. With
+        `allow_special`, control tokens that prompts spell take effect. Raises UserError if there is neither a bundle
+        nor a `model`, or if one of them cannot be loaded.
         """
         source = read_source(artifact, model, Path(key) if key is not None else None)
         loaded = load_model(source.model, device, dtype, source.weights(weights))
-        return cls(loaded, source.bundle, source.where, draft_bits=draft_bits)
+        return cls(replace(loaded, allow_special=allow_special), source.bundle, source.where, draft_bits=draft_bits)
 
     @property
     def latency(self) -> LatencyTable:

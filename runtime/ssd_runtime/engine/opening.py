@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,8 @@ class LoadSettings:
     draft_bits: DraftBits = "auto"
     bitwise: bool = False
     """Whether no bit of logits may depend on drafts."""
+    allow_special: bool = False
+    """Whether control tokens that prompts spell take effect."""
 
 
 def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str], object]) -> Engine:
@@ -93,6 +95,7 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     others = OtherWork()
     weights = source.weights(settings.weights)
     loaded = load_model(source.model, settings.device, settings.dtype, weights)
+    loaded = replace(loaded, allow_special=settings.allow_special)
     for line in loaded.notes:
         note(line)
     if told := busy_note(others.processors(), torch.get_num_threads(), os.cpu_count() or 1):

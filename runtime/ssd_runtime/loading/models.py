@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from ssd_profiles.errors import UserError, first_line
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.loading.gguf.conversion import gguf_digest
 from ssd_runtime.loading.gguf.models import packed_model
+from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.loading.sources import (
     LOAD_ERRORS,
     Source,
@@ -69,7 +71,7 @@ WEIGHTS = ("dense", "packed")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedModel:
     """A model with its tokenizer and source."""
 
@@ -81,6 +83,8 @@ class LoadedModel:
     """Types of the tensors of a quantised file whose weights stay packed, such as `Q4_1+Q8_0`; None for others."""
     notes: tuple[str, ...] = ()
     """Messages for the user about how the model was loaded, one sentence each."""
+    allow_special: bool = False
+    """Whether control tokens that prompts spell take effect."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
@@ -154,21 +158,28 @@ class LoadedModel:
         config = self.model.generation_config
         return tuple(name for name in UNSUPPORTED if getattr(config, name, None) not in (None, 0, 1, [], False))
 
+    @cached_property
+    def prompts(self) -> PromptTokens:
+        """The encoder of prompts."""
+        return PromptTokens(self.tokenizer, self.eos_ids, self.allow_special)
+
     def encode(self, messages: Sequence[tuple[str, str]], raw: bool = False) -> list[int]:
         """Encode a conversation through the chat template, or with `raw` its texts separated by blank lines.
 
-        Raises UserError when the template rejects the conversation.
+        Control tokens that a text spells take effect with `raw` or `allow_special` alone. Raises UserError when the
+        template rejects the conversation.
         """
-        if raw or not self.tokenizer.chat_template:
-            return list(self.tokenizer("\n\n".join(text for _, text in messages))["input_ids"])
-        turns = [{"role": role, "content": content} for role, content in messages]
+        text = "\n\n".join(text for _, text in messages)
+        if raw:
+            return self.prompts.raw(text)
+        if not self.tokenizer.chat_template:
+            return self.prompts.text(text)
         try:
-            encoded = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+            return self.prompts.chat([{"role": role, "content": content} for role, content in messages])
         except TemplateError as error:
             raise UserError(
                 f"prompt: the model's chat template refuses it ({error}); change its messages, or use --raw"
             ) from None
-        return list(encoded["input_ids"])
 
     def decode(self, ids: list[int]) -> str:
         """Decode token ids to text, without special tokens."""

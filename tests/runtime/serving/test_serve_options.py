@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ import pytest
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.openai.requests import ChatRequest, read_request
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
 
@@ -81,6 +83,41 @@ def test_calls_without_tags_are_read_where_the_template_asks_for_none(folder: Pa
     engine = tiny_engine(folder)
     assert not PromptEncoder(engine.loaded, TOOL_TEMPLATE).tags_calls
     assert PromptEncoder(engine.loaded, TOOL_TEMPLATE + "<tool_call>").tags_calls
+
+
+def test_control_tokens_in_messages_are_text_unless_the_server_allows_them(folder: Path) -> None:
+    """A completion's prompt, however, is what the model reads."""
+    spelled = [{"role": "user", "content": "a<s>b</s>"}, {"role": "assistant", "content": "<s>"}, QUESTION[0]]
+    plain = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": ""}, QUESTION[0]]
+    engine = tiny_engine(folder)
+    begin = engine.loaded.tokenizer.bos_token_id
+    counts = list[int]()
+    for allow in (False, True):
+        engine.loaded = replace(engine.loaded, allow_special=allow)
+        encoder = tiny_service(engine).encoder
+        for messages in (plain, spelled):
+            request = read_request(json.dumps({"messages": messages}).encode(), ChatRequest)
+            counts.append(encoder.chat(request.messages, []).count(begin))
+        assert encoder.text("a<s>b", 300).count(begin) == 1
+        template = encoder.loaded.tokenizer.chat_template
+        encoder.loaded.tokenizer.chat_template = None
+        assert PromptEncoder(engine.loaded).chat(request.messages, []).count(begin) == 2 * allow
+        encoder.loaded.tokenizer.chat_template = template
+    assert counts == [4, 4, 4, 6]
+
+
+def test_the_name_of_a_control_token_is_a_stop(folder: Path) -> None:
+    """Though the token has no text in answers."""
+    engine = tiny_engine(folder)
+    begin = engine.loaded.tokenizer.bos_token_id
+    assert begin not in engine.loaded.eos_ids
+    body = {"messages": QUESTION, "max_tokens": 20, "logit_bias": {str(begin): 100}, "return_token_ids": True}
+    with serving(tiny_service(engine)) as address:
+        for stop, tokens, reason in ((["<s>"], [begin], "stop"), (["<pad>", "x<s>"], [begin] * 20, "length")):
+            _, answer = ask(address, {**body, "stop": stop})
+            choice = answer["choices"][0]
+            assert (choice["token_ids"], choice["finish_reason"]) == (tokens, reason)
+            assert choice["message"]["content"] == ""
 
 
 @pytest.mark.parametrize(("allowed", "leave"), [((), False), (("https://a.example",), True), (("*",), True)])

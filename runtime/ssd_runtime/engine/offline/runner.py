@@ -119,8 +119,11 @@ class Runner:
 
     def limits(self) -> Limits:
         """The limits of an answer, by the settings and the model."""
-        stop = stop_condition(self.loaded.decode, self.settings.stops)
-        return Limits(self.settings.max_new_tokens, self.loaded.eos_ids, stop)
+        stops = self.settings.stops
+        # Control tokens have no text in answers, so that their names are stops by id as well.
+        control = self.loaded.prompts.control
+        ends = self.loaded.eos_ids | {control[text] for text in stops if text in control}
+        return Limits(self.settings.max_new_tokens, ends, stop_condition(self.loaded.decode, stops))
 
     def start(
         self,

@@ -16,6 +16,7 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.command import closing, command_app, require_packages, run_command
 from ssd_runtime.engine.opening import LoadSettings, read_source
 from ssd_runtime.options import (
+    AllowSpecialOption,
     ArtifactOption,
     AssignmentsOption,
     DeviceOption,
@@ -62,6 +63,7 @@ def serve(
     weights: WeightsOption = None,
     weight_memory: WeightMemoryOption = None,
     threads: ThreadsOption = None,
+    allow_special: AllowSpecialOption = False,
     strategy: StrategyOption = "auto",
     assignments: AssignmentsOption = None,
     draft_bits: DraftBitsOption = "auto",
@@ -184,7 +186,15 @@ def serve(
     require_packages("ssd-serve", "serve", "starlette", "uvicorn", "prometheus_client")
     keys = read_keys(api_key)
     bits = read_draft_bits(draft_bits)
-    load_settings = LoadSettings(device, read_dtype(dtype), weights, read_size(weight_memory), threads, bits)
+    load_settings = LoadSettings(
+        device=device,
+        dtype=read_dtype(dtype),
+        weights=weights,
+        weight_memory=read_size(weight_memory),
+        threads=threads,
+        draft_bits=bits,
+        allow_special=allow_special,
+    )
     check_strategy(strategy, artifact is not None)
     read_settings(strategy, assignments or [])
     source = read_source(artifact, model, require_signature)

@@ -95,6 +95,7 @@ class BuildArguments(BaseModel):
     device: str | None = None
     dtype: str | None = None
     weights: str | None = None
+    allow_special: bool = False
     temperature: float = 1.0
     max_concurrency: int = Field(default=8, ge=1)
     max_queue: int = Field(default=64, ge=0)
@@ -110,6 +111,7 @@ def build(arguments: BuildArguments) -> serve.Application:
             dtype=read_dtype(arguments.dtype),
             weights=arguments.weights,
             threads=arguments.threads,
+            allow_special=arguments.allow_special,
         ),
         strategy=arguments.strategy,
         name=arguments.name,

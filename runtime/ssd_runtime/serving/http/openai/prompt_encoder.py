@@ -14,7 +14,8 @@ from jinja2 import TemplateError
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
-from ssd_runtime.serving.http.openai.requests import Message, Tool, ToolCall
+from ssd_runtime.serving.http.openai.messages import Message, ToolCall
+from ssd_runtime.serving.http.openai.requests import Tool
 from ssd_runtime.serving.http.openai.tool_calls import OPEN
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 
@@ -72,24 +73,19 @@ class PromptEncoder:
             if name in self._arguments:
                 raise invalid("chat_template_kwargs", f"{name!r} is not for a request to set; omit it")
         turns = [_turn(message, place) for place, message in enumerate(messages)]
-        tokenizer = self.loaded.tokenizer
-        if not self._has_template:
-            return self._encoded("\n\n".join(turn["content"] for turn in turns))
+        prompts = self.loaded.prompts
         try:
             with self._lock:
-                encoded = tokenizer.apply_chat_template(
-                    turns,
-                    chat_template=self._template,
-                    tools=[tool.model_dump(exclude_none=True) for tool in tools] or None,
-                    add_generation_prompt=True,
-                    return_dict=True,
-                    **(variables or {}),
-                )
+                if not self._has_template:
+                    return prompts.text("\n\n".join(turn["content"] for turn in turns))
+                dumped = [tool.model_dump(exclude_none=True) for tool in tools]
+                return prompts.chat(turns, self._template, dumped, variables)
+        except UserError as error:
+            raise invalid("messages", str(error).removeprefix("prompt: ")) from None
         except TEMPLATE_ERRORS as error:
             raise invalid(
                 "messages", f"the model's chat template refuses them ({first_line(error)}); change them"
             ) from None
-        return list(encoded["input_ids"])
 
     def check_template(self, where: str) -> None:
         """Raise UserError, which names the template `where`, if it cannot write a message of a user."""
@@ -99,16 +95,13 @@ class PromptEncoder:
             raise UserError(f"--chat-template: {where} does not work: {error.message}") from None
 
     def text(self, prompt: str | list[int], vocabulary: int) -> list[int]:
-        """Encode a text without the chat template; token ids are checked against the size of the vocabulary."""
+        """Encode a text as it is, control tokens included; ids are checked against the size of the vocabulary."""
         if isinstance(prompt, str):
-            return self._encoded(prompt)
+            with self._lock:
+                return self.loaded.prompts.raw(prompt)
         if max(prompt) >= vocabulary:
             raise invalid("prompt", f"token id {max(prompt)} is none of this model's, which end at {vocabulary - 1}")
         return prompt
-
-    def _encoded(self, text: str) -> list[int]:
-        with self._lock:
-            return list(self.loaded.tokenizer(text)["input_ids"])
 
 
 def text_of(message: Message, place: int) -> str:

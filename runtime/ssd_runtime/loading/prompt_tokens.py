@@ -1,0 +1,128 @@
+"""Encodes prompts, in which control tokens that a user's text spells stay text."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from ssd_profiles.errors import UserError
+
+
+class PromptTokens:
+    """Encodes conversations and texts.
+
+    The control tokens that a chat template writes take effect. Those that a message spells, such as `<|im_end|>`, would
+    let its author end it and begin another one. A mark is therefore put into each of them before the template sees the
+    message. A copy of the tokenizer drops the marks after it has looked for control tokens, so that the ids are those
+    of the text as a whole. The mark is a random number, which no author can guess and no template changes.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = (), allow_special: bool = False
+    ) -> None:
+        """`end_ids` are control tokens in any case; with `allow_special`, those that texts spell take effect."""
+        self._tokenizer = tokenizer
+        self._allow_special = allow_special
+        added = tokenizer.added_tokens_decoder.items()
+        control = {token: each for token, each in added if each.special or token in end_ids}
+        self.control: Mapping[str, int] = {each.content: token for token, each in control.items()}
+        """Ids of control tokens by their texts."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        found_late = any(each.normalized for each in control.values())
+        self._normalizer = backend.normalizer if backend is not None and found_late else None
+        """The normaliser after which some control tokens are looked for; None for none."""
+        # A text of one character cannot be parted.
+        parted = sorted((text for text in self.control if len(text) > 1), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, parted)) or r"(?!)")
+        self._beginnings = frozenset(text[:length] for text in parted for length in range(1, len(text)))
+        self._longest = max(map(len, parted), default=0)
+        self._mark = f"{secrets.randbelow(10**24):024}"
+        self._copy: Tokenizer | None = None
+
+    def chat(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Encode a conversation through the chat template, or another one, up to the beginning of the answer.
+
+        Raises UserError for spelled control tokens that cannot be encoded as text, and what the template raises.
+        """
+        given = {"turns": list(turns), "tools": list(tools) or None, "variables": dict(variables or {})}
+        marked: Any = given if self._allow_special else self._marked(given)
+        is_plain = marked == given
+        written = self._tokenizer.apply_chat_template(
+            marked["turns"],
+            chat_template=template,
+            tools=marked["tools"],
+            add_generation_prompt=True,
+            tokenize=is_plain,
+            return_dict=is_plain,
+            **marked["variables"],
+        )
+        return list(written["input_ids"]) if is_plain else self._encoded(written, add_special_tokens=False)
+
+    def text(self, text: str) -> list[int]:
+        """Encode a user's text without a template. Raises UserError as `chat` does."""
+        marked = text if self._allow_special else self._marked(text)
+        return self.raw(text) if marked == text else self._encoded(marked, add_special_tokens=True)
+
+    def raw(self, text: str) -> list[int]:
+        """Encode a prompt that its author has written as the model reads it: control tokens take effect."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    def _marked(self, value: Any) -> Any:
+        """The value, in which no text spells a control token, neither alone nor together with a text after it."""
+        if isinstance(value, dict):
+            return {self._marked(key): self._marked(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._marked(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        # What is left of a token may spell a shorter one.
+        while self._spelled.search(value):
+            value = self._spelled.sub(lambda found: found[0][0] + self._mark + found[0][1:], value)
+        if self._normalizer and self._spelled.search(self._normalizer.normalize_str(value)):
+            return value + self._mark
+        ends = (value[-length:] for length in range(1, min(self._longest, len(value) + 1)))
+        return value + self._mark if any(end in self._beginnings for end in ends) else value
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Encode a text with marks."""
+        if self._copy is None:
+            self._copy = self._copied()
+        encoded = self._copy.encode(text, add_special_tokens=add_special_tokens)
+        control = set(self.control.values())
+        for token, (begin, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            if token in control and self._mark in text[begin:end]:
+                raise _cannot(text[begin:end].replace(self._mark, ""))
+        return list(encoded.ids)
+
+    def _copied(self) -> Tokenizer:
+        """A copy of the tokenizer that drops marks, after control tokens were found and before anything else."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise _cannot("control tokens")
+        parts = json.loads(backend.to_str())
+        drop = {"type": "Replace", "pattern": {"String": self._mark}, "content": ""}
+        own = [parts["normalizer"]] if parts["normalizer"] else []
+        parts |= {"normalizer": {"type": "Sequence", "normalizers": [drop, *own]}, "truncation": None, "padding": None}
+        for token in parts["added_tokens"]:
+            # Tokens that are looked for in normalised text would be found in text without its marks.
+            token["normalized"] = token["normalized"] and token["content"] not in self.control
+        return Tokenizer.from_str(json.dumps(parts))
+
+
+def _cannot(what: str) -> UserError:
+    return UserError(
+        f"prompt: it spells {what}, which this model's tokenizer cannot encode as text; remove it, or use "
+        "--allow-special"
+    )
