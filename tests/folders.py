@@ -21,7 +21,7 @@ TEMPLATE = (
 )
 
 
-def save_tiny_model(folder: Path, weak: int = 4, epsilon: float = 0.02) -> Path:
+def save_tiny_model(folder: Path, weak: int = 4, epsilon: float = 0.02, context: int = 512) -> Path:
     """A planted random Llama of 4 + `weak` layers whose vocabulary is a small byte-level BPE."""
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -36,7 +36,7 @@ def save_tiny_model(folder: Path, weak: int = 4, epsilon: float = 0.02) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>")
     fast.chat_template = TEMPLATE
     size = tokenizer.get_vocab_size()
-    model, _ = plant(tiny_model("llama", seed=6, vocab_size=size, max_position_embeddings=512), epsilon, weak)
+    model, _ = plant(tiny_model("llama", seed=6, vocab_size=size, max_position_embeddings=context), epsilon, weak)
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder

@@ -134,8 +134,9 @@ def tiny_service(
 
 @contextmanager
 def serving(service: Service) -> Iterator[str]:
-    """The service behind a socket of this machine; yields its address."""
-    service.thread.start()
+    """The service behind a socket of this machine; yields its address. Its thread may have started."""
+    if not service.thread.alive:
+        service.thread.start()
     server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

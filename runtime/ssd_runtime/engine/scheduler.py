@@ -68,9 +68,14 @@ class Scheduler:
     @property
     def most_tokens(self) -> int:
         """Most tokens of a request that the pool surely holds if it is the only one; at most the model's context."""
+        layout = self.pool.layout
+        context = self.decoder.shape.max_context
+        most = self.pool.most_slots
+        if most == layout.max_slots:
+            return context
         # A sequence that outgrows its slots asks for 1 / `GROWTH` more at once.
-        slots = self.pool.most_slots * GROWTH // (GROWTH + 1) - self.pool.layout.key_multiple
-        return max(0, min(self.decoder.shape.max_context, slots - SPARE_SLOTS - POOL_ROOM))
+        slots = most * GROWTH // (GROWTH + 1) - layout.key_multiple
+        return max(0, min(context, slots - SPARE_SLOTS - POOL_ROOM))
 
     def session(self, sampling: SamplingParams = GREEDY, owner: str = "") -> Session:
         """Make a session for a job's work, with its memory in the pool; `owner` names its stream (`Session`)."""
@@ -220,6 +225,6 @@ class Scheduler:
 
 
 def pool_bytes(decoder: Decoder, sequences: int) -> int:
-    """Bytes for `sequences` sequences of any length and as many prefixes; at most `CACHE_SHARE` of the free memory."""
-    most = 2 * sequences * (decoder.shape.max_context + SPARE_SLOTS) * decoder.kv_layout.bytes_per_slot
+    """Bytes for all slots of `sequences` sequences, twice their tokens; at most `CACHE_SHARE` of the free memory."""
+    most = sequences * decoder.kv_layout.max_slots * decoder.kv_layout.bytes_per_slot
     return min(most, int(CACHE_SHARE * available_bytes(decoder.device)))

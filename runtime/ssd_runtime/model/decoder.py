@@ -12,7 +12,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import FULL, SkipMask
 from ssd_runtime.model.attention import capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder
-from ssd_runtime.model.cache.kv_cache import KVCache
+from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS, KVCache
 from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool
 from ssd_runtime.model.devices.placement import device_of
 from ssd_runtime.model.devices.transfer import to_device
@@ -114,8 +114,8 @@ class Decoder:
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             dtype=self.dtype,
-            # Searches write the keys of their rows to slots after the committed ones.
-            max_slots=2 * shape.max_context + key_multiple - 1,
+            # Searches write the keys of their rows to slots after the committed ones, as many as these at most.
+            max_slots=2 * (shape.max_context + SPARE_SLOTS) + key_multiple - 1,
             key_multiple=key_multiple,
         )
         self.batches = BatchBuilder(

@@ -89,12 +89,14 @@ class KVPool:
 
     @property
     def most_slots(self) -> int:
-        """Most slots that one sequence can have in every layer of a fixed pool."""
+        """Most slots that one sequence can have in every layer of a fixed pool; the layout's if it can have them all."""
         most = self.layout.max_slots
-        # Sliding layers may outgrow their usual slots once before they slide.
-        short = [
-            group.ranges.size for group in self.groups if self.slots_for(group, most) > group.ranges.size - SPARE_SLOTS
-        ]
+        short = list[int]()
+        for group in self.groups:
+            # Sliding layers may outgrow their usual slots once before they slide.
+            needed = most if group.window is None else min(most, sliding_slots(group.window) + SPARE_SLOTS)
+            if needed > group.ranges.size:
+                short.append(group.ranges.size)
         return min(short, default=most)
 
     def cache(self) -> KVCache:

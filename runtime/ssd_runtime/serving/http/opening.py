@@ -26,7 +26,7 @@ from ssd_runtime.serving.record import Recorder
 
 T = TypeVar("T")
 LEAST_CONTEXT = 256
-"""Fewer tokens of a prompt with its answer are no use to anybody."""
+"""Fewer tokens of a prompt with its answer are no use to anybody, unless they are the model's whole context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +161,12 @@ def _context(engine: Engine, note: Callable[[str], object]) -> int:
     pool = scheduler.pool
     room = pool.bytes // pool.layout.bytes_per_slot
     note(f"keys and values take {gib(pool.bytes)}, room for {room} tokens of all requests and prefixes")
-    if most < LEAST_CONTEXT:
-        raise UserError(f"--kv-memory: {gib(pool.bytes)} hold no request of {LEAST_CONTEXT} tokens; give more")
     whole = engine.decoder.shape.max_context
+    least = min(LEAST_CONTEXT, whole)
+    if most < least:
+        raise UserError(
+            f"{gib(pool.bytes)} for keys and values hold no request of {least} tokens; give more with --kv-memory"
+        )
     if most < whole:
         note(f"that bounds a request to {most} tokens of the model's {whole}; --kv-memory gives more")
     return most
