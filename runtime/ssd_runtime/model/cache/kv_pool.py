@@ -89,7 +89,7 @@ class KVPool:
 
     @property
     def most_slots(self) -> int:
-        """Most slots that one sequence can have in every layer of a fixed pool; the layout's if it can have them all."""
+        """Most slots that one sequence can have in every layer of a fixed pool: `max_slots` if it is large enough."""
         most = self.layout.max_slots
         short = list[int]()
         for group in self.groups:
