@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.sequence.accept import accept
-from ssd_runtime.engine.sequence.choices import choosing
+from ssd_runtime.engine.sequence.choices import Choices, choosing
 from ssd_runtime.engine.sequence.generation import Generation
 from ssd_runtime.engine.sequence.output import Limits, Output
 from ssd_runtime.engine.sequence.prefill import Prefill
@@ -163,13 +164,11 @@ def _cycle(
     drafted = watch.mark()
 
     keep_states = planner.wants_states
-    answer = yield verification(session=session, pending=pending, draft=draft, keep_states=keep_states)
+    ranks = RANKS if planner.successors is not None else 0
+    answer, choices = yield from _verifying(session, pending, draft, keep_states, ranks)
+    if choices.spoiled:
+        answer, choices = yield from _verifying(session, pending, NOTHING, keep_states, ranks)
     states = answer[-1] if keep_states else answer
-    logits = yield Head(states)
-
-    successors = planner.successors
-    ranks = RANKS if successors is not None else 0
-    choices = yield from choosing(session=session, pending=pending, draft=draft, logits=logits, ranks=ranks)
     draft = choices.draft
     accepted = accept(draft, choices.choose, output.add)
     before = session.ids[-1]
@@ -196,10 +195,20 @@ def _cycle(
     watch.lap()  # drops the time of the report, which plain decoding has as well
     planner.observe(cycle, [take_rows(x, accepted.rows) for x in answer] if keep_states else None)
     # The planner judges guesses by the table as it was when they were made, so the table is updated after it.
-    if successors is not None:
+    if (successors := planner.successors) is not None:
         best = choices.candidates(accepted.rows)
         successors.update(before, paths=draft.paths(pending), rows=accepted.rows, candidates=best)
     return cycle, watch.lap()
+
+
+def _verifying(
+    session: Session, pending: int, draft: Draft, keep_states: bool, ranks: int
+) -> Work[tuple[Any, Choices]]:
+    """Run the full model on a draft's rows; returns its answer, and its choices with `ranks` candidates per row."""
+    answer = yield verification(session=session, pending=pending, draft=draft, keep_states=keep_states)
+    logits = yield Head(answer[-1] if keep_states else answer)
+    choices = yield from choosing(session=session, pending=pending, draft=draft, logits=logits, ranks=ranks)
+    return answer, choices
 
 
 def _drafting(session: Session, pending: int, plan: Plan, most: int) -> Work[Draft]:

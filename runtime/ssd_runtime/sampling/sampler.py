@@ -18,6 +18,7 @@ from transformers import (
 
 from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.sampling.finite import NO_TOKEN, finite_argmax, not_finite, require_token
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.seeds import seed_generator
 from ssd_runtime.sampling.seen_tokens import SeenTokens
@@ -85,22 +86,25 @@ class Sampler:
         """Return a function from a row of `logits` [n, vocabulary] to the target's token after it.
 
         Row i follows the tokens `known` and paths()[i]. `drawn[i]` is the token drafted after row i with its
-        draft_probs, for as many rows as have some. The function must be called at most once per row, in order.
+        draft_probs, for as many rows as have some. The function must be called at most once per row, in order. It
+        raises NotFiniteError for a row whose logits are NaN or infinite.
         """
         if not self._random and self._processors is None:
             # All rows are done at once, so that the host waits for the device a single time.
-            best = argmax(self._penalised(logits, known, paths)).tolist()
-            return lambda row: int(best[row])
+            best = finite_argmax(self._penalised(logits, known, paths)).tolist()
+            return lambda row: require_token(int(best[row]), logits.dtype)
         tails = paths()
 
         def token(row: int) -> int:
             # Rows are processed on demand, because most rows after a wrong draft are never needed.
             _, scores = self._processed(logits[row], known, tails[row])
             if not self._random:
-                return int(argmax(scores[None]))
+                return _largest(scores, logits[row])
             if not self._tests:
-                return int(argmax((scores + self._noise_at(len(known), len(tails[row]), scores))[None]))
+                return _largest(scores + self._noise_at(len(known), len(tails[row]), scores), logits[row])
             target_probs = scores.softmax(-1)[None]
+            if not target_probs[0, 0].isfinite():  # one number that is none makes them all so
+                _require_finite(logits[row])
             if row >= len(drawn):
                 return int(draw(target_probs, self._generator))
             drafted, draft_probs = drawn[row]
@@ -207,6 +211,24 @@ class Sampler:
         del self._noise[: known - self._first]
         self._first = known
         return self._noise[ahead]
+
+
+def _largest(scores: Tensor, logits: Tensor) -> int:
+    """The argmax of `scores` [vocabulary]. Raises NotFiniteError if it is not finite because `logits` are not.
+
+    A user's processor may force a token by an infinite score.
+    """
+    token = int(finite_argmax(scores[None]))
+    if token != NO_TOKEN:
+        return token
+    _require_finite(logits)
+    return int(argmax(scores[None]))
+
+
+def _require_finite(logits: Tensor) -> None:
+    """Raise NotFiniteError if the largest of `logits` [vocabulary] is NaN or infinite."""
+    if not logits.max().isfinite():
+        raise not_finite(logits.dtype)
 
 
 def _nll(leads: Callable[[], Tensor], annealed: float | None) -> float:

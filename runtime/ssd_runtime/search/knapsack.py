@@ -192,7 +192,7 @@ def _best(
     for place, (weight, _) in enumerate(taken):
         if weight not in best or cosines[place] > cosines[best[weight]]:
             best[weight] = place
-    kept = {weight: place for weight, place in sorted(best.items()) if weight == 0 or cosines[place] > threshold}
+    kept = {weight: place for weight, place in sorted(best.items()) if weight == 0 or not cosines[place] <= threshold}
     if most and len(kept) > most:
         few = _thinned({weight: cosines[place] for weight, place in kept.items()}, most)
         kept = {weight: kept[weight] for weight in few}

@@ -234,4 +234,4 @@ def naming(prompt: Prompt) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"prompt {prompt.id}: {str(error).removeprefix('prompt: ')}") from None
+        raise type(error)(f"prompt {prompt.id}: {str(error).removeprefix('prompt: ')}") from None

@@ -12,6 +12,7 @@ from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 from ssd_runtime.engine.offline.result import Outcome, Tally
+from ssd_runtime.sampling.finite import NotFiniteError
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.events import DONE, event_of
@@ -214,6 +215,8 @@ def failure(ticket: Ticket, end: End) -> ApiError:
     error = end.error
     if isinstance(error, Closing):
         return ApiError(503, str(error), code="shutting_down", retry_after=1)
+    if isinstance(error, NotFiniteError):
+        return ApiError(500, printable(str(error)), code="model_error")
     if isinstance(error, UserError):
         # Before it began, the order itself was at fault; later, memory ran out.
         message = printable(str(error))
