@@ -11,14 +11,7 @@ from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ssd_artifacts.bundle import Bundle
@@ -31,6 +24,7 @@ from ssd_artifacts.fingerprint import (
 )
 from ssd_profiles.errors import UserError, first_line
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.loading.checkpoint import load_checkpoint
 from ssd_runtime.loading.gguf.conversion import gguf_digest
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.loading.prompt_tokens import PromptTokens
@@ -219,15 +213,9 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
         tokenizer = AutoTokenizer.from_pretrained(source.folder)
         # With a map, every tensor goes to its device as it is read, so that the host never holds all of them.
         placed = {} if target.type == "cpu" else {"device_map": {"": target}}
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source.folder, dtype=chosen, output_loading_info=True, **placed
-        )
+        model = load_checkpoint(spec, source.folder, dtype=chosen, **placed)
     except LOAD_ERRORS as error:
         raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
-    # transformers only reports missing weights and fills them with random numbers.
-    lacking = [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
-    if lacking:
-        raise UserError(f"{spec}: the checkpoint lacks weights ({', '.join(sorted(lacking)[:3])}, …); copy it again")
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, source=source, notes=notes)
 
 

@@ -1,0 +1,143 @@
+"""A folder's tensors are used, known to be harmless, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.checkpoint import SHARDS, SINGLE
+from ssd_runtime.loading.models import load_model
+from tests.folders import save_tiny_model
+from tests.models import VARIANTS, tiny_model
+
+Tensors = dict[str, Tensor]
+LAYER = "model.layers.0."
+BIAS = f"{LAYER}self_attn.q_proj.bias"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("checkpoint") / "model", weak=0)
+
+
+def copied(folder: Path, to: Path, *shards: Callable[[Tensors], Tensors] | Tensors) -> Path:
+    """A copy of a folder with these files of weights, each given or made of the original's tensors."""
+    shutil.copytree(folder, to)
+    tensors = load_file(to / SINGLE)
+    files = [shard(dict(tensors)) if callable(shard) else shard for shard in shards]
+    if len(files) == 1:
+        save_file(files[0], to / SINGLE, {"format": "pt"})
+        return to
+    (to / SINGLE).unlink()
+    places = dict[str, str]()
+    for number, each in enumerate(files, start=1):
+        name = f"model-{number:05}-of-{len(files):05}.safetensors"
+        save_file(each, to / name, {"format": "pt"})
+        places |= dict.fromkeys(each, name)
+    (to / SHARDS).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return to
+
+
+def only(tensors: Tensors, keep: Callable[[str], bool]) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if keep(name)}
+
+
+def first_half(tensors: Tensors) -> Tensors:
+    return only(tensors, lambda name: ".layers.0." in name)
+
+
+def second_half(tensors: Tensors) -> Tensors:
+    return only(tensors, lambda name: ".layers.0." not in name)
+
+
+REFUSED: Mapping[str, tuple[list[Callable[[Tensors], Tensors]], str]] = {
+    "missing": (
+        [lambda t: only(t, lambda name: name != f"{LAYER}mlp.up_proj.weight")],
+        f"lacks weights: {LAYER}mlp.up_proj.weight; copy or convert",
+    ),
+    "a layer is missing": ([second_half], r"lacks weights: .*; … \(9 tensors\); copy"),
+    "an extra bias": ([lambda t: t | {BIAS: torch.ones(32)}], f"weights that this model does not know: {BIAS}; copy"),
+    "an extra layer": (
+        [lambda t: t | {"model.layers.4.mlp.up_proj.weight": torch.zeros(56, 32)}],
+        "does not know: model.layers.4.mlp.up_proj.weight",
+    ),
+    "an extra norm": (
+        [lambda t: t | {f"{LAYER}self_attn.q_norm.weight": torch.ones(8)}],
+        f"does not know: {LAYER}self_attn.q_norm.weight",
+    ),
+    "transposed": (
+        [lambda t: t | {f"{LAYER}mlp.up_proj.weight": torch.zeros(32, 56)}],
+        rf"another shape: {LAYER}mlp.up_proj.weight is \[32, 56\], expected \[56, 32\]; copy",
+    ),
+    "of another rank": (
+        [lambda t: t | {f"{LAYER}input_layernorm.weight": torch.zeros(32, 1)}],
+        rf"another shape: {LAYER}input_layernorm.weight is \[32, 1\], expected \[32\]",
+    ),
+    "of another model": (
+        [lambda t: {name: torch.cat([tensor, tensor]) for name, tensor in t.items()}],
+        r"another shape: .*; … \(38 tensors\); copy",
+    ),
+    "doubled": (
+        [first_half, lambda t: second_half(t) | only(t, lambda name: name == f"{LAYER}mlp.up_proj.weight")],
+        f"the same weights in two shards: {LAYER}mlp.up_proj.weight; copy",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path, case: str) -> None:
+    shards, says = REFUSED[case]
+    wrong = copied(folder, tmp_path / "wrong", *shards)
+    with pytest.raises(UserError, match=says) as refused:
+        load_model(str(wrong))
+    assert str(refused.value).startswith(f"{wrong}: the checkpoint ")
+    assert len(str(refused.value)) < 500
+
+
+HARMLESS: Mapping[str, list[Callable[[Tensors], Tensors]]] = {
+    "as it was": [dict],
+    "shards": [first_half, second_half],
+    "old buffers": [lambda t: t | {f"{LAYER}self_attn.rotary_emb.inv_freq": torch.ones(4)}],
+    "a tied head beside the embedding": [
+        lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"].clone()},
+    ],
+    "the head in place of the embedding": [
+        lambda t: only(t, lambda name: "embed" not in name) | {"lm_head.weight": t["model.embed_tokens.weight"]}
+    ],
+    "biases of zeros": [lambda t: t | {BIAS: torch.zeros(32)}],
+    "a value head": [lambda t: t | {"v_head.summary.weight": torch.ones(1, 32)}],
+}
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_what_changes_nothing_is_loaded(folder: Path, tmp_path: Path, case: str) -> None:
+    ids = torch.tensor([[5, 6, 7, 8]])
+    model = load_model(str(copied(folder, tmp_path / "right", *HARMLESS[case]))).model
+    assert torch.equal(model(ids).logits, load_model(str(folder)).model(ids).logits)
+
+
+def test_files_that_are_not_read_are_not_looked_at(folder: Path, tmp_path: Path) -> None:
+    """A repository may hold its weights a second time, and shards of an earlier save."""
+    right = copied(folder, tmp_path / "right", first_half, second_half)
+    save_file({BIAS: torch.ones(32)}, right / "model-00001-of-00009.safetensors", {"format": "pt"})
+    shutil.copy(folder / SINGLE, right / "consolidated.safetensors")
+    load_model(str(right))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_is_loaded_as_it_was_saved(folder: Path, tmp_path: Path, variant: str) -> None:
+    to = tmp_path / "model"
+    shutil.copytree(folder, to)
+    model = tiny_model(variant)
+    model.save_pretrained(to)
+    loaded = load_model(str(to)).model
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
