@@ -310,6 +310,29 @@ def test_copies_keep_within_the_memory_and_give_it_back() -> None:
     assert without.light.kernels == ""
 
 
+def test_the_condition_of_copies_that_does_not_hold_is_said() -> None:
+    odd = Decoder(tiny_model("llama", hidden_size=40, num_attention_heads=5, num_key_value_heads=5))
+    odd.lighten("8")
+    without = Decoder(tiny_model("qwen3", seed=3))
+    full = Decoder(tiny_model("qwen3", seed=3), weight_memory=0)
+    full.lighten("8")
+    hooked = Decoder(tiny_model("qwen3", seed=3))
+    for module in hooked.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda *_: None)
+    hooked.refresh()
+    hooked.lighten("8")
+    for decoder, says in (
+        (odd, "its weights have 40 columns, and the kernels take multiples of 32 alone$"),
+        (without, "--draft-bits none asks for none; give auto, 8 or 4$"),
+        (full, "0.0 GiB of memory are left for them; give more with --weight-memory$"),
+        (hooked, "no copy can stand in for its Linear modules; load it unquantised and without hooks$"),
+    ):
+        for name, settings in (("light", []), ("swift", ["light=0.5"])):
+            with pytest.raises(UserError, match=f"there is no lighter copy of this model's weights: {says}"):
+                make_strategy(name, read_settings(name, settings), decoder, None, None)
+
+
 def test_the_strategy_needs_copies() -> None:
     decoder = Decoder(tiny_model("qwen3", seed=3))
     settings = read_settings("light", ["max_draft=3"])

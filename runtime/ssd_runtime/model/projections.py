@@ -106,6 +106,11 @@ class LightCopies:
         return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
 
     @property
+    def obstacle(self) -> str:
+        """The reason why there are no copies, and what to do (`Linear.obstacle`)."""
+        return next(linear.obstacle for linear in self._projections)
+
+    @property
     def widths_of_each(self) -> list[tuple[int, ...]]:
         """The copies' widths for each sub-layer and, last, for the head; the nearest to the model first."""
         found = [

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from ssd_runtime.planning.settings import LightSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
 LIGHT = "light drafts"
 """The reason of plans that draft so."""
-NO_COPIES = (
-    "there is no lighter copy of this model's weights; it takes dense weights on a CPU, --draft-bits other than none "
-    "and room within --weight-memory"
-)
+
+
+def require_copies(decoder: Decoder, option: str) -> None:
+    """Raise UserError, which names the user's `option`, if the model has no lighter copies."""
+    if not decoder.light.kernels:
+        raise UserError(f"{option}: there is no lighter copy of this model's weights: {decoder.light.obstacle}")
 
 
 def make_light(inputs: StrategyInputs) -> MakePlanner:
@@ -23,8 +26,7 @@ def make_light(inputs: StrategyInputs) -> MakePlanner:
     """
     settings: LightSettings = inputs.settings
     decoder = inputs.decoder
-    if not decoder.light.kernels:
-        raise UserError(f"--strategy light: {NO_COPIES}")
+    require_copies(decoder, "--strategy light")
     plan = Plan(
         reason=f"{LIGHT}, up to {settings.max_draft} tokens ({decoder.light.kernels})",
         drafter=Masked(decoder.light.mask, settings.confidence),

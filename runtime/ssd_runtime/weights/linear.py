@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
+from ssd_runtime.weights.kernels.int8 import COLUMN_MULTIPLE
 from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
@@ -130,6 +132,26 @@ class Linear:
         if bits == "none" or not linears or not all(can_lighten(linear.weight) for linear in linears):
             return 0
         return most_bytes(sum(linear.out_features for linear in linears), linears[0].in_features, bits, both)
+
+    @property
+    def obstacle(self) -> str:
+        """The condition that does not hold, and what to do; for projections without lighter copies."""
+        if self.formats:
+            return "its weights stay packed; use --weights dense"
+        if not (linears := self._copied()):
+            kinds = ", ".join(sorted({type(module).__name__ for module in self._modules}))
+            return f"no copy can stand in for its {kinds} modules; load it unquantised and without hooks"
+        weight = linears[0].weight
+        if weight.device.type != "cpu":
+            return f"its weights are on {weight.device}; use --device cpu"
+        if not can_lighten(weight):
+            return (
+                f"its weights have {weight.shape[1]} columns, and the kernels take multiples of {COLUMN_MULTIPLE} alone"
+            )
+        if self._bits == "none":
+            return "--draft-bits none asks for none; give auto, 8 or 4"
+        left = gib(self._memory.limit - self._memory.used)
+        return f"{left} of memory are left for them; give more with --weight-memory"
 
     @property
     def fused(self) -> Native | None:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching
 from ssd_runtime.engine.sequence.prefill import Prefill
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
-from ssd_runtime.planning.light import NO_COPIES
+from ssd_runtime.planning.light import require_copies
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import SwiftSettings
@@ -291,7 +290,7 @@ def make_swift(inputs: StrategyInputs) -> MakePlanner:
     Raises UserError if the settings ask for lighter sub-layers and the model has no lighter copies.
     """
     settings: SwiftSettings = inputs.settings
-    if settings.light and not inputs.decoder.light.kernels:
-        raise UserError(f"--set light={settings.light:g}: {NO_COPIES}")
+    if settings.light:
+        require_copies(inputs.decoder, f"--set light={settings.light:g}")
     search = SwiftSearch(inputs.num_layers, settings, inputs.decoder.light.mask if settings.light else None)
     return lambda: SwiftPlanner(search)
