@@ -44,7 +44,7 @@ def test_metadata_and_tensors_are_those_of_the_gguf_library(whole: Path) -> None
     assert index.metadata == own
     tensors = MappedTensors(index)
     for tensor in reader.tensors:
-        assert index.places[tensor.name].type == tensor.tensor_type
+        assert index.tensors[tensor.name].type == tensor.tensor_type
         assert np.array_equal(tensors.array(tensor.name), tensor.data)
     assert len(reader.tensors) == len(index.tensors)
 
@@ -141,7 +141,7 @@ def test_a_hostile_header_is_refused_without_the_memory_that_it_asks_for(name: s
 def test_a_mutated_file_is_refused_or_read(whole: Path, tmp_path: Path) -> None:
     """Cut, with flipped bits, with numbers replaced, or with parts exchanged: one line, or a model that runs."""
     data = whole.read_bytes()
-    header = min(place.offset for place in GgufIndex.read(whole).places.values())
+    header = min(place.offset for place in GgufIndex.read(whole).tensors.values())
     path = tmp_path / "model.gguf"
     refusals = list[str]()
     for seed in range(MUTATIONS):

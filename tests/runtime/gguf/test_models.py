@@ -146,6 +146,7 @@ def test_a_split_file_is_read_whole_whichever_part_is_given(given: int, tmp_path
         ({"metadata": {"qwen2.block_count": 3}}, r"tensor blk\.3\..* no part"),
         ({"metadata": {"qwen2.attention.value_length": 10**6}}, "value_length is 1000000"),
         ({"metadata": {"qwen2.attention.head_count": 0}}, "head_count is 0, expected at least 1"),
+        ({"metadata": {"qwen2.attention.head_count_kv": 3}}, "head_count_kv is 3 for 4 heads"),
         ({"metadata": {"qwen2.embedding_length": "64"}}, "embedding_length is '64', expected int"),
         ({"metadata": {"qwen2.attention.sliding_window": 4}}, "sliding_window is not known here and is not supported"),
         ({"metadata": {"qwen2.rope.scaling.type": "su"}}, "rope.scaling.type"),

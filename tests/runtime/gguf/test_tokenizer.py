@@ -95,6 +95,15 @@ def test_a_text_begins_with_bos_where_the_file_or_its_kind_says(
     assert tokenizer.bos_token_id not in tokenizer("Hello", add_special_tokens=False)["input_ids"]
 
 
+def test_special_tokens_of_phi_3_take_the_spaces_after_them_along(tmp_path: Path) -> None:
+    ids = dict[str, list[int]]()
+    for name in ("Phi-3 mini", "another"):
+        tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", sentencepiece(add_space_prefix=True) | {"general.name": name})
+        ids[name] = tokenizer("<|im_start|> \nuser")["input_ids"]
+        assert tokenizer("<s> user")["input_ids"] != tokenizer("<s>user")["input_ids"]
+    assert ids["Phi-3 mini"] == tokenizer("<|im_start|>user")["input_ids"] != ids["another"]
+
+
 def with_tokens(metadata: dict[str, Any], tokens: dict[str, int], **roles: str) -> dict[str, Any]:
     """The vocabulary with further tokens and their types, and with roles for some of them."""
     names = [*metadata["tokenizer.ggml.tokens"], *tokens]
@@ -125,6 +134,7 @@ def test_an_answer_ends_at_every_token_that_says_so(
     ("changes", "message"),
     [
         ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer is damaged"),
+        ({"tokenizer.chat_template": b"\xff{{ x }}"}, "chat_template is not UTF-8"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "2 token types for"),
         ({"tokenizer.ggml.add_space_prefix": True}, "add_space_prefix is True"),
         ({"tokenizer.ggml.suppress_tokens": [1]}, "suppress_tokens"),

@@ -64,8 +64,8 @@ def write_vocabulary(path: Path, metadata: dict[str, Any]) -> None:
             writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
+        elif isinstance(value, str | bytes):
+            writer.add_key_value(key, value, gguf.GGUFValueType.STRING)
         else:
             writer.add_array(key, value)
     writer.write_header_to_file()

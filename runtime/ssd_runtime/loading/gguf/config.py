@@ -49,7 +49,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
 
 
 def _common(index: GgufIndex, metadata: Metadata) -> Entries:
-    embedding = index.places.get(EMBEDDING)
+    embedding = index.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
         raise UserError(f"{index.path}: has no embedding ({EMBEDDING}); download or convert it again")
     hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
@@ -62,6 +62,8 @@ def _common(index: GgufIndex, metadata: Metadata) -> Entries:
     if not any(name.startswith(f"blk.{layers - 1}.") for name in index.tensors):
         raise UserError(f"{index.path}: has no tensors of block {layers - 1}, the last that it says; download it again")
     kv_heads = metadata.optional(int, "attention.head_count_kv") or heads
+    if kv_heads < 1 or heads % kv_heads:
+        raise metadata.refusal("attention.head_count_kv", f"is {kv_heads} for {heads} heads, which")
     width = metadata.optional(int, "attention.key_length")
     values = metadata.optional(int, "attention.value_length")
     width = hidden // heads if width is None else width

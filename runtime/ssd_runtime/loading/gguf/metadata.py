@@ -37,6 +37,8 @@ class Metadata:
             value = float(value)
         if type(value) is not kind:
             raise UserError(f"{self._path}: {self._prefix}{key} is {value!r}, expected {kind.__name__}")
+        if isinstance(value, str) and not value.isascii() and value != value.encode(errors="replace").decode():
+            raise UserError(f"{self._path}: {self._prefix}{key} is not UTF-8; download or convert it again")
         return value
 
     def required(self, kind: type[T], key: str) -> T:

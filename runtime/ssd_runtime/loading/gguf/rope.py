@@ -85,7 +85,7 @@ def _yarn(metadata: Metadata, factor: float) -> dict[str, Any]:
 
 
 def _factors(index: GgufIndex, name: str, pairs: int) -> list[float]:
-    _, place = index.tensors[name]
+    place = index.tensors[name]
     if place.dtype != "<f4" or place.shape != (pairs,):
         raise UserError(
             f"{index.path}: {name} is {place.type.name} {list(place.shape)}, expected F32 [{pairs}]; convert it again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,8 @@ SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
 SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 NO_MERGE = (*SPECIAL, TokenType.USER_DEFINED, TokenType.BYTE, TokenType.UNUSED)
 """Types of tokens that text cannot become by merging pieces."""
+LONGEST_PIECE = 256
+"""Letters of a piece that is looked at in every way to merge it; SentencePiece makes pieces of 16 letters."""
 STRIPPING = ("phi-3", "phi3")
 """Parts of models' names whose special tokens take the spaces after them along, which no metadata says."""
 NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
@@ -83,11 +86,11 @@ class Vocabulary:
         if not tokens or not all(isinstance(token, str) for token in tokens):
             raise UserError(f"{index.path}: has no tokens; {ADVICE}")
         tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
-        rows = index.places["token_embd.weight"].shape[0] if "token_embd.weight" in index.tensors else len(tokens)
+        rows = index.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in index.tensors else len(tokens)
         if len(tokens) != rows:
             raise UserError(f"{index.path}: has {len(tokens)} tokens, but its embedding has {rows} rows; {ADVICE}")
         if len(set(tokens)) != len(tokens):
-            twice = next(token for number, token in enumerate(tokens) if token in tokens[:number])
+            twice = Counter(tokens).most_common(1)[0][0]
             raise UserError(f"{index.path}: has the token {twice!r} twice; {ADVICE}")
         types = metadata.listed("ggml.token_type") or [int(TokenType.NORMAL)] * len(tokens)
         if len(types) != len(tokens):
@@ -202,7 +205,7 @@ def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, 
     ids = {
         token: number
         for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if kind not in NO_MERGE
+        if kind not in NO_MERGE and len(token) <= LONGEST_PIECE
     }
     found = list[tuple[float, int, int]]()
     for token, number in ids.items():

@@ -66,7 +66,7 @@ class GgufFile:
     @property
     def types(self) -> str:
         """The types of all quantised tensors, such as `Q4_1+Q8_0`."""
-        found = {place.type for place in self._index.places.values()} - set(DENSE)
+        found = {place.type for place in self._index.tensors.values()} - set(DENSE)
         return "+".join(sorted(kind.name for kind in found))
 
     def require(self, shapes: Mapping[str, Sequence[int]], used: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class GgufFile:
 
         Biases that no layer has are zero. Tensors of the names `used` are read elsewhere.
         """
-        places = self._index.places
+        places = self._index.tensors
         expected = {self._name_of(name): tuple(shape) for name, shape in shapes.items()}
         kinds = {_of_all_layers(name) for name in places}
         missing = [
@@ -110,7 +110,7 @@ class GgufFile:
         if self._layout.pairs_alternate and heads is not None:
             pairs = data.reshape(heads, -1, 2, *data.shape[1:])
             data = pairs.swapaxes(1, 2).reshape(data.shape)
-        return data, self._index.places[found].type
+        return data, self._index.tensors[found].type
 
     def dense(self, name: str, shape: Sequence[int]) -> Tensor:
         """A parameter of this shape in fp32."""

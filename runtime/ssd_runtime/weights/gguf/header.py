@@ -47,11 +47,12 @@ DTYPES = {Type.F32: "<f4", Type.F16: "<f2"}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor in a file: its type, its shape [out, …, in], and its first byte."""
+    """A tensor in a file: its type, its shape [out, …, in], its first byte, and the number of the file's part."""
 
     type: Type
     shape: tuple[int, ...]
     offset: int
+    part: int = 0
 
     @property
     def dtype(self) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ ADVICE = "download or convert it again"
 
 @dataclass(frozen=True, slots=True)
 class GgufIndex:
-    """The metadata of a model, and its tensors by name with the number of their part."""
+    """The metadata of a model, and its tensors by name."""
 
     paths: tuple[Path, ...]
     """The file, or its parts in order."""
     metadata: dict[str, Value]
-    tensors: dict[str, tuple[int, Place]]
+    tensors: dict[str, Place]
 
     @classmethod
     def read(cls, path: Path) -> GgufIndex:
@@ -37,10 +36,10 @@ class GgufIndex:
         header = Header.read(path)
         count = header.metadata.get("split.count", 1)
         if count in (0, 1):
-            return cls((path,), header.metadata, {name: (0, place) for name, place in header.tensors.items()})
+            return cls((path,), header.metadata, header.tensors)
         paths = _parts(path, count)
         headers = [Header.read(part) for part in paths]
-        tensors = dict[str, tuple[int, Place]]()
+        tensors = dict[str, Place]()
         for number, (part, found) in enumerate(zip(paths, headers, strict=True)):
             got = (found.metadata.get("split.no"), found.metadata.get("split.count"))
             if got != (number, count):
@@ -48,7 +47,7 @@ class GgufIndex:
             for name, place in found.tensors.items():
                 if name in tensors:
                     raise UserError(f"{part}: tensor {name} is in another part, too; {ADVICE}")
-                tensors[name] = (number, place)
+                tensors[name] = replace(place, part=number)
         expected = headers[0].metadata.get("split.tensors.count", len(tensors))
         if len(tensors) != expected:
             raise UserError(f"{paths[0]}: its parts have {len(tensors)} tensors, expected {expected}; {ADVICE}")
@@ -68,19 +67,14 @@ class GgufIndex:
         return found
 
     @property
-    def places(self) -> Mapping[str, Place]:
-        """The tensors by name."""
-        return {name: place for name, (_, place) in self.tensors.items()}
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
-        return sum(place.nbytes for place in self.places.values())
+        return sum(place.nbytes for place in self.tensors.values())
 
     @property
     def dense_bytes(self) -> int:
         """Bytes of all tensors in fp32."""
-        return sum(4 * int(np.prod(place.shape)) for place in self.places.values())
+        return sum(4 * int(np.prod(place.shape)) for place in self.tensors.values())
 
 
 def _parts(path: Path, count: Value) -> list[Path]:
@@ -108,9 +102,9 @@ class MappedTensors:
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """The array of a tensor: numbers, or the bytes of quantised blocks, [out, …]."""
-        part, place = self._index.tensors[name]
+        place = self._index.tensors[name]
         count = int(np.prod(place.array_shape))
-        return np.frombuffer(self._maps[part], place.dtype, count, place.offset).reshape(place.array_shape)
+        return np.frombuffer(self._maps[place.part], place.dtype, count, place.offset).reshape(place.array_shape)
 
     def forget(self) -> None:
         """Let the system drop the pages that have been read, which it would count as this process's memory."""
