@@ -1,10 +1,21 @@
-"""A clock that tests set the pace of."""
+"""Clocks that tests set the pace of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
+
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.sublayers import SubLayers
+
+ANY_MACHINE = (
+    "import ssd_profiles.latency_law as law, ssd_runtime.profiling.other_work as work; "
+    "law.broken_law = law.broken_light_law = lambda table: None; work.others_during = lambda seconds: 0.0; "
+)
+"""Code before a command in a process of its own: whatever other processes do, its measurements are taken as they are.
+"""
 
 
 class StandInClock:
@@ -22,3 +33,43 @@ class StandInClock:
     def now(self) -> float:
         """The seconds of all works so far."""
         return self.works * self.pace
+
+
+class StandInMachine:
+    """Stands in for the time that a decoder takes on a machine where others work too: no pass is really made.
+
+    A pass of n rows through an attention block, an MLP block, the head and the embeddings takes `ATTENTION`, `MLP`,
+    `HEAD` and `EMBEDDING` seconds and a hundredth more for each row, times the `slowness` at that time.
+    """
+
+    ATTENTION, MLP, HEAD, EMBEDDING = 8e-4, 1.1e-3, 2e-3, 2e-4
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slowness: Callable[[float], float] = lambda _: 1.0) -> None:
+        self.slowness = slowness
+        self.time = 0.0
+        monkeypatch.setattr(SubLayers, "attention", lambda _, layer, x, *__: self._spend(self.ATTENTION, x))
+        monkeypatch.setattr(SubLayers, "mlp", lambda _, layer, x, *__: self._spend(self.MLP, x))
+        monkeypatch.setattr(Decoder, "logits", lambda _, x, *__: self._spend(self.HEAD, x))
+        embed = Decoder.embed
+        monkeypatch.setattr(Decoder, "embed", lambda decoder, *ids: self._spend(self.EMBEDDING, embed(decoder, *ids)))
+        for module in ("latency", "shared_steps", "light"):
+            monkeypatch.setattr(f"ssd_runtime.profiling.{module}.seconds", self.seconds)
+            monkeypatch.setattr(f"ssd_runtime.profiling.{module}.perf_counter", self.now)
+
+    def seconds(self, work: Callable[[], object], device: torch.device) -> float:
+        """The seconds of a work."""
+        began = self.time
+        work()
+        return self.time - began
+
+    def now(self) -> float:
+        """The seconds so far."""
+        return self.time
+
+    def step_seconds(self, rows: int, layers: int) -> float:
+        """Seconds of a whole step on the quiet machine."""
+        return (1 + rows / 100) * (layers * (self.ATTENTION + self.MLP) + self.HEAD + self.EMBEDDING)
+
+    def _spend(self, seconds: float, x: torch.Tensor) -> torch.Tensor:
+        self.time += (1 + len(x) / 100) * seconds * self.slowness(self.time)
+        return x

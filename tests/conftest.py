@@ -13,6 +13,14 @@ settings.register_profile("house", deadline=None, derandomize=bool(os.environ.ge
 settings.load_profile("house")
 
 
+@pytest.fixture
+def any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other processes do, measurements of this test are taken as they are."""
+    monkeypatch.setattr("ssd_runtime.profiling.latency.broken_law", lambda _: None)
+    for module in ("ssd_compiler.patience", "ssd_runtime.engine.latency_tables"):
+        monkeypatch.setattr(f"{module}.others_during", lambda _: 0.0)
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Latency tables and hashes of tests stay out of the user's cache."""

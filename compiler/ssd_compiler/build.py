@@ -11,6 +11,7 @@ from ssd_artifacts.files import write_lock
 from ssd_artifacts.manifest import MANIFEST
 from ssd_compiler.crew.crew import Alone, Hire
 from ssd_compiler.decoder import add_copies, faithful_decoder
+from ssd_compiler.patience import Patience
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.html import html_report
 from ssd_compiler.settings import CompileSettings
@@ -20,11 +21,17 @@ from ssd_runtime.loading.models import load_model, weights_of
 
 
 def compile_bundle(
-    settings: CompileSettings, out: Path, resume: bool, reporter: Reporter, hire: Hire = Alone
+    settings: CompileSettings,
+    out: Path,
+    resume: bool,
+    reporter: Reporter,
+    hire: Hire = Alone,
+    patience: Patience = Patience(),
 ) -> Bundle:
     """Compile a bundle into `out`. With `resume`, finished stages of an earlier, killed compile are reused.
 
     The crew that `hire` brings runs the steps of each domain: by default this process does, one after the other.
+    `patience` is for a machine that is too busy to be measured.
     """
     base = Bundle.load(Path(settings.base)) if settings.base is not None else None
     with Workspace(out, settings, resume) as work:
@@ -48,6 +55,7 @@ def compile_bundle(
             work=work,
             reporter=reporter,
             base=base,
+            patience=patience,
         )
 
         pools = stages.pools(stages.find_domains())

@@ -105,6 +105,21 @@ def compile_(
         str | None,
         typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.", rich_help_panel=SEARCH_PANEL),
     ] = None,
+    max_wait: Annotated[
+        str,
+        typer.Option(
+            help="Longest wait for other processes where they keep this device too busy to be measured, e.g. 90s, 1h.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = "5m",
+    coarse: Annotated[
+        bool,
+        typer.Option(
+            "--coarse",
+            help="Search with coarse latencies where the device stays too busy; they stay out of the bundle.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = False,
     concurrency: Annotated[
         str,
         typer.Option(
@@ -222,7 +237,7 @@ def compile_(
         weight_memory=read_size(weight_memory),
         draft_bits=read_draft_bits(draft_bits),
         allow_special=allow_special,
-        budget_seconds=_seconds(budget) if budget else None,
+        budget_seconds=_seconds("--budget", budget) if budget else None,
         evaluations=evaluations,
         search=_method(search),
         seed=seed,
@@ -234,6 +249,7 @@ def compile_(
         anchor_rule=anchor_rule,
         concurrency=_loads(concurrency),
     )
+    max_wait_seconds = _seconds("--max-wait", max_wait)
     _check(settings, joined, out)
     if workers is not None and ray is None:
         raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
@@ -242,20 +258,21 @@ def compile_(
     import torch
 
     from ssd_compiler.build import compile_bundle
-    from ssd_compiler.crew.crew import Alone
+    from ssd_compiler.patience import Patience
     from ssd_runtime.profiling.memory import guard_memory
 
     if threads is not None:
         torch.set_num_threads(threads)
+    patience = Patience(max_wait_seconds, coarse)
+    compiled = partial(compile_bundle, settings, out.resolve(), resume, Reporter(), patience=patience)
     with guard_memory("compiling", device or "this device"):
         if ray is None:
-            bundle = compile_bundle(settings, out.resolve(), resume, Reporter(), Alone)
+            bundle = compiled()
         else:
             with ray_cluster(ray):
                 from ssd_compiler.crew.ray_crew import RayCrew
 
-                hire = partial(RayCrew, workers=workers)
-                bundle = compile_bundle(settings, out.resolve(), resume, Reporter(), hire)
+                bundle = compiled(hire=partial(RayCrew, workers=workers))
     if as_json:
         summaries = [domain_summary(config, bundle.model.num_layers) for config in bundle.domains.values()]
         print(json.dumps({"bundle": str(out), "model": bundle.model.name, "domains": summaries}))
@@ -349,8 +366,8 @@ def _loads(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _seconds(text: str) -> float:
+def _seconds(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not match or float(match[1]) <= 0:
-        raise UserError(f"--budget: expected a time such as 90s, 10m or 1h, got {text!r}")
+        raise UserError(f"{option}: expected a time such as 90s, 10m or 1h, got {text!r}")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +30,7 @@ from ssd_compiler.data.prompts import (
     split_pool,
 )
 from ssd_compiler.exits.stage import ExitStage
+from ssd_compiler.patience import Patience, TooBusyError
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.summary import json_report
 from ssd_compiler.search.search import SearchResult
@@ -37,11 +39,14 @@ from ssd_compiler.settings import CompileSettings
 from ssd_compiler.workspace import Store
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.latency_law import broken_law
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.latency import bundled_latency, device_key, measure_latency
+from ssd_runtime.profiling.busy import BusyMachineError
+from ssd_runtime.profiling.latency import bundled_latency, coarse_latency, device_key, measure_latency
 from ssd_runtime.profiling.light import with_light
+from ssd_runtime.profiling.other_work import working_threads
 from ssd_runtime.sampling.params import SamplingParams
 
 
@@ -57,6 +62,7 @@ class Stages:
     reporter: Reporter
     base: Bundle | None = None
     """Bundle that the new domains join."""
+    patience: Patience = field(default_factory=Patience)
     began: float = field(default_factory=perf_counter)
     given: CompileSettings = field(init=False)
     """The settings before domains were found by clustering."""
@@ -74,18 +80,41 @@ class Stages:
                 )
 
     def latency(self) -> LatencyTable:
-        """Measure the latency of every kind of sub-layer at every precision here, or take it from the base."""
+        """Measure the latency of every kind of sub-layer at every precision here, or take it from the base.
+
+        A table that breaks the law is only returned if the user goes on with a coarse one; it is not kept. Raises
+        UserError if the machine stays too busy otherwise.
+        """
         known = bundled_latency(self.decoder, self.base.latency) if self.base is not None else None
-        slug = device_key(self.decoder).slug()
-
-        def measure() -> str:
-            with self.reporter.stage("measure latency", None):
-                table = measure_latency(self.decoder) if known is None else known
-                return with_light(table, self.decoder, self.fingerprint.config_sha256).to_json()
-
         if known is not None and set(self.decoder.light.widths) <= set(known.light):
             return known
-        return LatencyTable.from_json(self.work.stage(f"latency-{slug}", measure))
+
+        threads = working_threads(self.decoder.device)
+
+        def dense() -> LatencyTable:
+            with self.reporter.stage("measure latency", None):
+                return measure_latency(self.decoder)
+
+        def with_copies(table: LatencyTable) -> LatencyTable:
+            with self.reporter.stage("measure lighter copies", None):
+                return with_light(table, self.decoder, self.fingerprint.config_sha256)
+
+        def measure() -> str:
+            table = self.patience.measured(dense, threads, self.reporter) if known is None else known
+            if self.decoder.light.widths:
+                table = self.patience.measured(partial(with_copies, table), threads, self.reporter)
+            return table.to_json()
+
+        try:
+            return LatencyTable.from_json(self.work.stage(f"latency-{device_key(self.decoder).slug()}", measure))
+        except TooBusyError as error:
+            if not self.patience.coarse:
+                raise
+            self.reporter.warn(f"{error.seen}; the search goes on with coarse latencies, which stay out of the bundle")
+        try:
+            return with_copies(coarse_latency(self.decoder))
+        except BusyMachineError as error:
+            return error.coarse
 
     def find_domains(self) -> tuple[str, ...]:
         """Return the names of the new domains, found in unlabelled prompts if the settings ask for it.
@@ -237,7 +266,7 @@ class Stages:
         domains = {name: each.model_copy(update={"exit": tuned.get(name)}) for name, each in domains.items()}
         created = datetime.now(UTC).isoformat(timespec="seconds")
         seconds = perf_counter() - self.began
-        tables = {latency.device.slug(): latency}
+        tables = {latency.device.slug(): latency} if broken_law(latency) is None else {}
         if self.base is not None:
             domains = self.base.domains | domains
             tables = self.base.latency | tables

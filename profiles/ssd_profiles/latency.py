@@ -52,7 +52,9 @@ class LatencyTable:
     Shapes: `attention` [contexts, queries] for each layer kind; `mlp`, `head`, `overhead` [queries]. `head`
     includes the final norm and the choice of the most probable token; `overhead` is what a whole step takes
     beyond the sum of its parts. Latencies are linearly interpolated. Beyond the grid they are extrapolated with the
-    last slope, or held if that slope is negative. `spread` holds (p75 - p25) ÷ median of each figure, shaped alike.
+    last slope, or held if that slope is negative. `spread` holds the noise of each figure as a share of it, shaped
+    alike: (p75 - p25) ÷ median of its samples, or more where more rows seemed to take less. A figure of fewer than
+    three samples has none. `latency_law.broken_law` tells tables of a quiet machine from those of a busy one.
 
     Forwards of more rows than `queries` has, and those of several sequences, were measured as whole steps at a short
     context. Tables of earlier versions have neither: their steps go on linearly, and sequences add nothing.

@@ -99,6 +99,7 @@ def test_workers_make_the_bundle_of_one_process(
     save_tiny_model(tmp_path / "model")
     settings = settings_of(tmp_path)
     monkeypatch.setattr("ssd_compiler.stages.measure_latency", made_up)
+    monkeypatch.setattr("ssd_compiler.patience.others_during", lambda _: 0.0)
     expected = portable(compile_bundle(settings, tmp_path / "alone", False, Notes()))
 
     killed: list[int] = []

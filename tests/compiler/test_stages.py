@@ -17,6 +17,7 @@ from ssd_compiler.search.search import SearchBounds
 from ssd_compiler.search.stage import SearchStage, mixture_of
 from ssd_compiler.settings import CompileSettings, SearchMethod
 from ssd_compiler.stages import Stages
+from tests.tables import latency_table
 
 
 def features(axis: int, count: int) -> list[PromptFeatures]:
@@ -92,7 +93,7 @@ def test_searches_share_the_budget_and_those_by_the_clock_an_hour_without_one(
     monkeypatch.setattr("ssd_compiler.search.stage.reference_states", lambda *_: None)
     work = SimpleNamespace(stage=lambda name, compute: compute())
     reporter = SimpleNamespace(stage=lambda name, total: nullcontext())
-    latency = SimpleNamespace(device=SimpleNamespace(slug=lambda: "device"))
+    latency = latency_table(4)
     settings = CompileSettings("m", ("a", "b"), search=method, budget_seconds=budget)
     given: Any = (settings, None, frozenset(), None, latency, work, reporter, 3)
     with pytest.raises(FoundError) as caught:

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from ssd_profiles.prompts import read_prompts
+from tests.clocks import ANY_MACHINE
 from tests.folders import TEXTS, save_tiny_model
 
-RUN = [sys.executable, "-c", "from ssd_runtime.cli import main; main()"]
-COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
+RUN = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_runtime.cli import main; main()"]
+COMPILE = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_compiler.cli import main; main()"]
 LONG = 400
 CLOSING = re.compile(
     r"^(\d+) tokens?, [\d.]+ tokens/s, mean acceptance length ([\d.]+), first token after ([\d.]+) s$", re.M

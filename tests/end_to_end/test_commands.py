@@ -33,10 +33,11 @@ from ssd_runtime.engine.offline.divergence import Divergence, Kind
 from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel
+from tests.clocks import ANY_MACHINE
 from tests.folders import TEXTS, save_tiny_model
 
-COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
-RUN = [sys.executable, "-c", "from ssd_runtime.cli import main; main()"]
+COMPILE = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_compiler.cli import main; main()"]
+RUN = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_runtime.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -661,6 +662,7 @@ def test_one_prompt_is_not_decoded_several_at_once(
     assert done.stderr.startswith("error: --concurrency: needs several prompts")
 
 
+@pytest.mark.usefixtures("any_machine")
 def test_a_compile_that_runs_out_of_memory_is_one_line(
     room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

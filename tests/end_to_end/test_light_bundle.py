@@ -47,7 +47,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # Steps of tiny models take the same time at every width, and most of it outside their blocks, so that what the
         # search finds would be chance.
         patch.setattr("ssd_compiler.stages.measure_latency", latencies)
-        patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder: (costs(decoder), False))
+        patch.setattr("ssd_compiler.patience.others_during", lambda _: 0.0)
+        patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder: (costs(decoder), True))
         yield folder
 
 

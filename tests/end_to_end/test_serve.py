@@ -21,6 +21,7 @@ import pytest
 
 from bench.fixtures.machines.ports import unused_port
 from ssd_profiles.prompts import read_prompts
+from tests.clocks import ANY_MACHINE
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import TOOL_TEMPLATE
 
@@ -168,7 +169,7 @@ def test_recorded_requests_are_a_prompt_file(room: Path) -> None:
 
 def compiled(folder: Path, *domains: str) -> None:
     """Compile a bundle of these domain files, over one that is there."""
-    code = "from ssd_compiler.cli import main; main()"
+    code = f"{ANY_MACHINE}from ssd_compiler.cli import main; main()"
     files = [f"--domain-file={each}" for each in domains]
     options = ["--model", "model", *files, "--out", "bundle", "--evaluations", "12", "--device", "cpu"]
     command = [sys.executable, "-c", code, *options]

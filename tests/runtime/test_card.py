@@ -343,6 +343,7 @@ def test_generate_of_transformers_decodes_on_the_card(settings: dict[str, float]
     assert got.tolist() == expected.tolist()
 
 
+@pytest.mark.usefixtures("any_machine")
 def test_the_profiler_measures_the_card() -> None:
     model = tiny_model("llama", seed=1, max_position_embeddings=48)
     table = measure_latency(Decoder(model.to(stand_in().device)), budget_seconds=0.1)

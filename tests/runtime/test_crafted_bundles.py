@@ -35,7 +35,7 @@ def good(loaded: LoadedModel) -> Bundle:
 @pytest.fixture
 def saved(good: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Tables that do not fit the model are measured again, which takes seconds.
-    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda decoder: TABLE)
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda *_: TABLE)
     good.save(tmp_path / "bundle")
     return tmp_path / "bundle"
 

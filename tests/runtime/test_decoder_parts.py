@@ -33,8 +33,6 @@ from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.clocks import StandInClock
 from tests.models import SharedScale, tiny_model
 
-NO_SHARED = SharedSteps(wide_queries=np.empty(0), growth=np.empty(0), sequences=np.empty(0), joint=np.empty(0))
-
 
 def test_the_cache_grows_and_keeps_what_it_holds() -> None:
     cache = KVPool(KVLayout([torch.device("cpu")] * 2, [None, None], 2, 4, torch.float32, 600)).cache()
@@ -247,6 +245,7 @@ def test_prefill_behind_a_shared_beginning() -> None:
     torch.testing.assert_close(rest.mean, whole.mean, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("any_machine")
 def test_a_latency_table_is_measured_within_its_model() -> None:
     decoder, seen = Decoder(tiny_model("llama")), list[float]()
     table = measure_latency(decoder, 30.0, seen.append)
@@ -276,6 +275,7 @@ def test_shared_steps_are_measured_as_far_as_model_memory_and_time_allow() -> No
     assert nothing.wide_queries.size == nothing.growth.size == nothing.sequences.size == nothing.joint.size == 0
 
 
+@pytest.mark.usefixtures("any_machine")
 def test_where_time_is_short_two_contexts_tell_what_a_longer_one_costs() -> None:
     decoder = Decoder(tiny_model("llama", max_position_embeddings=4096))
     table = measure_latency(decoder, 0.0)
@@ -286,13 +286,14 @@ def test_where_time_is_short_two_contexts_tell_what_a_longer_one_costs() -> None
         assert table.attention_seconds(2048, 1, "full") <= table.attention_seconds(2048, queries, "full")
 
 
+@pytest.mark.usefixtures("any_machine")
 @pytest.mark.parametrize(("pace", "budgets"), [(1e-4, 0.1), (0.05, 1.0), (0.5, 3.5)])
 def test_a_device_is_measured_in_bounded_time(pace: float, budgets: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that takes `pace` seconds for any pass; the slowest one has time for a single sample of each figure."""
     clock = StandInClock(pace)
     monkeypatch.setattr("ssd_runtime.profiling.latency.seconds", clock.seconds)
     monkeypatch.setattr("ssd_runtime.profiling.latency.perf_counter", clock.now)
-    monkeypatch.setattr("ssd_runtime.profiling.latency.measure_shared_steps", lambda *_, **__: NO_SHARED)
+    monkeypatch.setattr("ssd_runtime.profiling.latency.measure_shared_steps", lambda *_, **__: SharedSteps.none())
     seen: list[float] = []
     table = measure_latency(Decoder(tiny_model("llama")), 20.0, seen.append)
     table.check()
@@ -309,6 +310,7 @@ def test_the_rising_sequence_is_the_nearest_one(values: list[float]) -> None:
     np.testing.assert_allclose(found, nearest, atol=1e-9)
 
 
+@pytest.mark.usefixtures("any_machine")
 def test_every_kind_of_layer_has_its_own_latencies() -> None:
     table = measure_latency(Decoder(tiny_model("gemma3")), 2.0)
     assert table.layer_kinds == ("sliding", "sliding", "full", "sliding")

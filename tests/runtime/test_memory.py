@@ -103,6 +103,7 @@ def test_running_out_of_memory_while_measuring_is_a_users_error(
         engine.runner()
 
 
+@pytest.mark.usefixtures("any_machine")
 def test_measuring_takes_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(tiny_model("llama", max_position_embeddings=4096), 0)
     per_slot = decoder.new_cache().bytes_per_slot

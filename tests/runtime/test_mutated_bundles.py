@@ -52,7 +52,7 @@ def test_a_mutated_bundle_is_refused_in_one_line_or_changes_no_output(
     loaded: LoadedModel, saved: Path, plainly: list[int], part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Tables that do not fit the model are measured again, which takes seconds.
-    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda decoder: TABLE)
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda *_: TABLE)
     outcomes: Counter[str] = Counter()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seeds = range(part * COUNT // PARTS, (part + 1) * COUNT // PARTS)

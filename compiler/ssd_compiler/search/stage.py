@@ -16,6 +16,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_compiler.validate import validate
 from ssd_compiler.workspace import Store
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.latency_law import broken_law
 from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
@@ -97,7 +98,7 @@ class SearchStage:
                 "cost": found.cost.model_dump(mode="json"),
             }
 
-        kept = self.work.stage(f"search-{name}-{self.latency.device.slug()}", run)
+        kept = self.work.stage(f"search-{name}-{self._measured}", run)
         return SearchResult(
             frontier=[FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
             finalists=kept["finalists"],
@@ -106,6 +107,11 @@ class SearchStage:
             worthwhile=kept["worthwhile"],
             cost=SearchCost.model_validate(kept["cost"]),
         )
+
+    @property
+    def _measured(self) -> str:
+        """Name of the latencies that results rest on; those of a coarse table are not taken up with a sound one."""
+        return self.latency.device.slug() + ("-coarse" if broken_law(self.latency) else "")
 
     def _confirm(self, name: str, found: SearchResult, prompts: DomainPrompts) -> Any:
         finalists = [(index, option.entry) for index, option in self._finalists(found)]
@@ -143,7 +149,7 @@ class SearchStage:
                 "validation": confirmed.validation.model_dump(mode="json"),
             }
 
-        return self.work.stage(f"validation-{name}-{self.latency.device.slug()}", run) if finalists else None
+        return self.work.stage(f"validation-{name}-{self._measured}", run) if finalists else None
 
     def _finalists(self, found: SearchResult) -> list[tuple[int, Option]]:
         """Frontier index and best option of each finalist."""

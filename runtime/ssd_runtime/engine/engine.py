@@ -64,6 +64,7 @@ class Engine:
         draft_bits: DraftBits = "auto",
         before_copying: Callable[[str], object] | None = None,
         bitwise: bool = False,
+        when_busy: Callable[[str], object] | None = None,
     ) -> None:
         """View the model, check the bundle against it, and choose kernels for its projections.
 
@@ -71,7 +72,8 @@ class Engine:
         drafts, take at most `weight_memory` bytes, by default half of the free memory. With `bitwise`, a verification
         computes the logits of plain steps bit for bit, for one request at a time; raises UserError if the model, its
         kernels or this device cannot. `before_measuring` is called before this device is measured, and
-        `before_copying` before weights are copied for drafts, with a sentence that states the memory.
+        `before_copying` before weights are copied for drafts, with a sentence that states the memory. `when_busy` is
+        called with a sentence where this device is too busy to be measured, so that plans have coarse latencies.
         """
         self.loaded = loaded
         if bundle is not None:
@@ -97,6 +99,7 @@ class Engine:
             draft_bits=draft_bits,
             before_measuring=before_measuring,
             before_copying=before_copying,
+            when_busy=when_busy,
         )
         self._planners = StreamPlanners(self.decoder, bundle, self._tables)
         self._max_sequences = 1 if bitwise else 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -10,12 +11,17 @@ from ssd_artifacts.bundle import Bundle
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.latency import bundled_latency, known_latency, measure_latency
+from ssd_runtime.profiling.busy import BusyMachineError
+from ssd_runtime.profiling.latency import bundled_latency, coarse_latency, known_latency, measure_latency
 from ssd_runtime.profiling.light import with_light
 from ssd_runtime.profiling.memory import guard_memory
+from ssd_runtime.profiling.other_work import is_swamped, others_during, others_text, working_threads
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.draft_copies import make_copies
 from ssd_runtime.weights.kernel_choice import SMALL_BYTES
+
+LOOK_SECONDS = 0.5
+"""Time for a look at what other processes do."""
 
 
 class LatencyTables:
@@ -23,6 +29,8 @@ class LatencyTables:
 
     `model_key` names the model in the cache of measurements. `before_measuring` is called before this device is
     measured, and `before_copying` before weights are copied for drafts, with a sentence that states the memory.
+    `when_busy` is called with a sentence where this device is too busy to be measured; this run then plans with a
+    coarse table, which is not kept.
     """
 
     def __init__(
@@ -33,6 +41,7 @@ class LatencyTables:
         draft_bits: DraftBits,
         before_measuring: Callable[[], object] | None = None,
         before_copying: Callable[[str], object] | None = None,
+        when_busy: Callable[[str], object] | None = None,
     ) -> None:
         self._decoder = decoder
         self._bundle = bundle
@@ -40,6 +49,7 @@ class LatencyTables:
         self._draft_bits = draft_bits
         self._before_measuring = before_measuring
         self._before_copying = before_copying
+        self._when_busy = when_busy
         self._copied_for: list[SkipMask] | None = None
         """The masks that lighter copies were made for; None before there are any."""
 
@@ -48,10 +58,14 @@ class LatencyTables:
         """This device's table. A bundle's is used only if its layer kinds are the model's."""
 
         def measure() -> LatencyTable:
-            if self._before_measuring is not None:
-                self._before_measuring()
+            others, processors = others_during(LOOK_SECONDS), os.cpu_count() or 1
             with guard_memory("measuring this device", self._decoder.device):
-                return measure_latency(self._decoder)
+                if is_swamped(others, working_threads(self._decoder.device), processors):
+                    self._say_busy(others_text(others, processors))
+                    return coarse_latency(self._decoder)
+                if self._before_measuring is not None:
+                    self._before_measuring()
+                return self._sound_or_coarse(lambda: measure_latency(self._decoder))
 
         tables = self._bundle.latency if self._bundle is not None else {}
         return known_latency(self._decoder, tables=tables, model_key=self._model_key, measure=measure)
@@ -66,7 +80,22 @@ class LatencyTables:
             return None
         if not self.lighten():
             return None
-        return with_light(self.table, self._decoder, self._model_key)
+        return self._sound_or_coarse(lambda: with_light(self.table, self._decoder, self._model_key))
+
+    def _sound_or_coarse(self, measure: Callable[[], LatencyTable]) -> LatencyTable:
+        """The measured table, or the coarse one of a machine that is too busy."""
+        try:
+            return measure()
+        except BusyMachineError as error:
+            self._say_busy(str(error))
+            return error.coarse
+
+    def _say_busy(self, seen: str) -> None:
+        if self._when_busy is not None:
+            self._when_busy(
+                f"this device is too busy to be measured ({seen}), so this run plans with coarse latencies and the "
+                "next one measures again"
+            )
 
     def lighten(self) -> bool:
         """Make lighter copies of the weights, unless they exist; returns whether there are any."""

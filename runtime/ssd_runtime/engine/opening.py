@@ -78,9 +78,9 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     """Load the model and check that the bundle fits it.
 
     `note` receives one line per message for the user: tensors that were requantised, the dtype that `auto` chose,
-    settings that decoding ignores, memory for copies of weights, the start of a measurement of this device, other
-    processes that keep the processors busy, and a missing C compiler. Raises UserError if the model cannot be loaded
-    or the bundle belongs to another one.
+    settings that decoding ignores, memory for copies of weights, the start of a measurement of this device and one that
+    failed, other processes that keep the processors busy, and a missing C compiler. Raises UserError if the model
+    cannot be loaded or the bundle belongs to another one.
     """
     # These imports take seconds.
     import torch
@@ -116,6 +116,7 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
             draft_bits=settings.draft_bits,
             before_copying=lambda told: note(f"{told}; --draft-bits none decodes without"),
             bitwise=settings.bitwise,
+            when_busy=note,
         )
     for warning in ignored:
         note(str(warning.message))

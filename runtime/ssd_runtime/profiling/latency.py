@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 import torch
 
 from ssd_artifacts.files import cache_folder, remember
-from ssd_profiles.latency import Array, DeviceKey, LatencyTable
+from ssd_profiles.latency import DeviceKey, LatencyTable
+from ssd_profiles.latency_law import broken_law
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.busy import BusyMachineError
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.device import device_identity
+from ssd_runtime.profiling.fit import MIN_SAMPLES, Samples, coarse, fitted
 from ssd_runtime.profiling.memory import available_bytes
-from ssd_runtime.profiling.rising import rising
-from ssd_runtime.profiling.shared_steps import SharedSteps, measure_shared_steps
+from ssd_runtime.profiling.other_work import OtherWork
+from ssd_runtime.profiling.shared_steps import measure_shared_steps
 from ssd_runtime.sampling.argmax import argmax
 
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
+COARSE_QUERIES = (1, 2, 4, 8, 32)
+COARSE_SECONDS = 10.0
 FAR = 2048
 """A context at which the cost of attention is visible."""
-ENGINE = 5
+ENGINE = 6
 """Version of the decoder's speed and of its measurement; tables of older versions are measured again."""
 MAX_ROUNDS = 9
-MIN_ROUNDS = 3
 STEPS_PER_ROUND = 3
 """Whole steps per round; there are more of them than of their parts, because plans depend on their growth with rows."""
 OVERTIME = 3.0
@@ -67,9 +70,11 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
     Each figure is one pass through all layers ÷ their number, since a single layer in a loop would stay in the
     processor's cache. Every whole step follows a plain one, so that their ratio does not depend on the machine's pace.
     Long contexts that do not fit the budget are omitted, and the table is linear there. The same holds for steps of
-    many rows and of many sequences. Large models and busy machines take up to `OVERTIME` budgets.
+    many rows and of many sequences. Large models and busy machines take up to `OVERTIME` budgets. Raises
+    BusyMachineError, which has a coarse table, if the table breaks the law.
     """
-    bench = _Bench(decoder)
+    bench = _Bench(decoder, QUERIES)
+    others = OtherWork()
     started = perf_counter()
     deadline = started + budget_seconds
     shared = measure_shared_steps(
@@ -80,45 +85,73 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
     )
     contexts = bench.contexts(budget_seconds / 2)
     parts, steps = bench.works(contexts)
-    sweeps = ([*parts, *steps], *[steps] * (STEPS_PER_ROUND - 1))
-    samples: dict[str, list[float]] = {name: [] for name, _ in sweeps[0]}
+    rounds = ([*parts, *steps], *[steps] * (STEPS_PER_ROUND - 1))
+    sweeps: list[dict[str, float]] = []
     longest = 0.0
     for round_number in range(MAX_ROUNDS):
         began = perf_counter()
-        if round_number >= MIN_ROUNDS and began + longest > deadline:
+        if round_number >= MIN_SAMPLES and began + longest > deadline:
             break
-        for number, sweep in enumerate(sweeps):
-            if (round_number or number) and perf_counter() > started + OVERTIME * budget_seconds:
+        for works in rounds:
+            if sweeps and perf_counter() > started + OVERTIME * budget_seconds:
                 break
-            for name, work in sweep:
-                samples[name].append(seconds(work, decoder.device))
+            sweeps.append({name: seconds(work, decoder.device) for name, work in works})
         longest = max(longest, perf_counter() - began)
         if progress is not None:
             progress(min(1.0, (round_number + 1) / MAX_ROUNDS))
     if progress is not None:
         progress(1.0)
-    return bench.table(contexts, samples, shared)
+    samples = bench.samples(contexts, sweeps)
+    table = fitted(samples, shared)
+    if (breach := broken_law(table)) is not None:
+        raise BusyMachineError(breach, others.processors(), coarse(samples))
+    return table
+
+
+@torch.inference_mode()
+def coarse_latency(decoder: Decoder) -> LatencyTable:
+    """A table of few points for a machine that is too busy to be measured, from as many sweeps as fit its budget."""
+    bench = _Bench(decoder, COARSE_QUERIES)
+    contexts = bench.contexts(0.0)
+    parts, steps = bench.works(contexts)
+    sweeps: list[dict[str, float]] = []
+    started = perf_counter()
+    while len(sweeps) < MAX_ROUNDS and (not sweeps or perf_counter() < started + COARSE_SECONDS):
+        sweeps.append({name: seconds(work, decoder.device) for name, work in (*parts, *steps)})
+    return coarse(bench.samples(contexts, sweeps))
 
 
 def known_latency(
     decoder: Decoder, tables: Mapping[str, LatencyTable], model_key: str, measure: Callable[[], LatencyTable]
 ) -> LatencyTable:
-    """This device's table: the bundle's (`tables` by slug), or the user cache's, or a new one that is kept there."""
+    """This device's table: the bundle's (`tables` by slug), or the user cache's, or a new one that is kept there.
+
+    A table that breaks the law is neither used from these nor kept.
+    """
     if (known := bundled_latency(decoder, tables)) is not None:
         return known
     path = latency_path(decoder, model_key)
     try:
-        return LatencyTable.from_json(path.read_text(encoding="utf-8"))
+        kept = LatencyTable.from_json(path.read_text(encoding="utf-8"))
+        if broken_law(kept) is None:
+            return kept
     except (OSError, ValueError):
-        table = measure()
+        pass
+    table = measure()
+    if broken_law(table) is None:
         remember(path, table.to_json())
-        return table
+    return table
 
 
 def bundled_latency(decoder: Decoder, tables: Mapping[str, LatencyTable]) -> LatencyTable | None:
-    """This device's table among a bundle's; None if there is none, or if its layer kinds are not the model's."""
+    """This device's table among a bundle's.
+
+    None if there is none, if its layer kinds are not the model's, or if it breaks the law.
+    """
     table = tables.get(device_key(decoder).slug())
-    return table if table is not None and table.layer_kinds == decoder.layer_kinds else None
+    if table is None or table.layer_kinds != decoder.layer_kinds or broken_law(table) is not None:
+        return None
+    return table
 
 
 def latency_path(decoder: Decoder, model_key: str) -> Path:
@@ -131,6 +164,7 @@ class _Bench:
     """The works that are timed, on one cache."""
 
     decoder: Decoder
+    queries: tuple[int, ...]
     cache: KVCache = field(init=False)
     kinds: dict[str, list[int]] = field(init=False)
     """The layers of each kind."""
@@ -149,9 +183,9 @@ class _Bench:
         """The contexts that fit the model, the memory and, except for two, the time; one pass of each is tried."""
         shape = self.decoder.shape
         slots = max(LEAST_SLOTS, self.cache_bytes // self.cache.bytes_per_slot)
-        room = min(shape.max_context, slots) - max(QUERIES)
+        room = min(shape.max_context, slots) - max(self.queries)
         wanted = [context for context in CONTEXTS if context < room]
-        if shape.max_context - max(QUERIES) == room and room > (wanted[-1] if wanted else 0):
+        if shape.max_context - max(self.queries) == room and room > (wanted[-1] if wanted else 0):
             wanted.append(room)
         # The slope over contexts needs two of them; the second is a far one, whatever its time.
         far = [context for context in wanted[1:] if context <= FAR][-1:] or wanted[1:2]
@@ -159,24 +193,24 @@ class _Bench:
         chosen: list[int] = []
         spent = 0.0
         for context in wanted[:1] + far + others:
-            self.cache.reserve(context + max(QUERIES))
-            passes = [self._attention(context, n, layers) for layers in self.kinds.values() for n in QUERIES]
+            self.cache.reserve(context + max(self.queries))
+            passes = [self._attention(context, n, layers) for layers in self.kinds.values() for n in self.queries]
             cost = sum(seconds(work, self.decoder.device) for work in passes)
             # The time of all rounds decides, so that a slow context is tried once at most.
-            if len(chosen) > 1 and spent + cost * MIN_ROUNDS > budget_seconds:
+            if len(chosen) > 1 and spent + cost * MIN_SAMPLES > budget_seconds:
                 break
             chosen.append(context)
-            spent += cost * MIN_ROUNDS
+            spent += cost * MIN_SAMPLES
         if not chosen:
             chosen = [max(1, room)]
-            self.cache.reserve(chosen[0] + max(QUERIES))
+            self.cache.reserve(chosen[0] + max(self.queries))
         return sorted(chosen)
 
     def works(self, contexts: list[int]) -> tuple[list[Timed], list[Timed]]:
         """The parts of a step to measure, and the whole steps, each after a plain one."""
         base = contexts[min(1, len(contexts) - 1)]
         parts: list[Timed] = []
-        for n in QUERIES:
+        for n in self.queries:
             parts += [
                 (f"{kind} {context} {n}", self._attention(context, n, layers))
                 for kind, layers in self.kinds.items()
@@ -184,44 +218,17 @@ class _Bench:
             ]
             parts += [(f"mlp {n}", self._mlp(n)), (f"head {n}", self._head(n))]
         plain = self._step(base, 1)
-        steps = [pair for n in QUERIES for pair in ((f"plain {n}", plain), (f"step {n}", self._step(base, n)))]
+        steps = [pair for n in self.queries for pair in ((f"plain {n}", plain), (f"step {n}", self._step(base, n)))]
         return parts, steps
 
-    def table(self, contexts: list[int], samples: dict[str, list[float]], shared: SharedSteps) -> LatencyTable:
-        """The latency table of the samples [seconds] of every figure."""
-        layers = self.decoder.shape.num_layers
-        base = min(1, len(contexts) - 1)
-
-        def grid(kind: str, scale: int = 1) -> tuple[Array, Array]:
-            return _curve([np.asarray(samples[f"{kind} {n}"]) / scale for n in QUERIES])
-
-        attention = dict[str, Array]()
-        spread = dict[str, Array]()
-        for kind, of_kind in self.kinds.items():
-            medians, spreads = zip(*(grid(f"{kind} {context}", len(of_kind)) for context in contexts), strict=True)
-            # A longer context never takes less time either, and the table continues with the last slope.
-            attention[kind] = np.apply_along_axis(rising, 0, np.asarray(medians))
-            spread[kind] = np.asarray(spreads)
-        mlp, mlp_spread = grid("mlp", layers)
-        head, head_spread = grid("head")
-        growth, step_spread = _curve([np.divide(samples[f"step {n}"], samples[f"plain {n}"]) for n in QUERIES])
-        step = growth / growth[0] * np.median(np.concatenate([samples[f"plain {n}"] for n in QUERIES]))
-        blocks = sum(len(of_kind) * attention[kind][base] for kind, of_kind in self.kinds.items())
-        parts = blocks + layers * mlp + head
-        return LatencyTable(
+    def samples(self, contexts: list[int], sweeps: list[dict[str, float]]) -> Samples:
+        """What was measured, with what it was measured on."""
+        return Samples(
             device=device_key(self.decoder),
             layer_kinds=self.decoder.layer_kinds,
-            queries=np.asarray(QUERIES, float),
-            contexts=np.asarray(contexts, float),
-            attention=attention,
-            mlp=mlp,
-            head=head,
-            overhead=step - parts,
-            spread={**spread, "mlp": mlp_spread, "head": head_spread, "step": step_spread},
-            wide_queries=shared.wide_queries,
-            growth=shared.growth,
-            sequences=shared.sequences,
-            joint=shared.joint,
+            queries=self.queries,
+            contexts=contexts,
+            sweeps=sweeps,
         )
 
     def _rows(self, n: int) -> torch.Tensor:
@@ -266,12 +273,3 @@ class _Bench:
             argmax(decoder.logits(x)).tolist()
 
         return work
-
-
-def _curve(taken: Sequence[Array]) -> tuple[Array, Array]:
-    """Medians of the samples at each number of rows, and their spreads, interquartile range ÷ median.
-
-    More rows never take less time; where the samples say so, it is noise.
-    """
-    low, middle, high = np.asarray([np.percentile(samples, [25, 50, 75]) for samples in taken]).T
-    return rising(middle), (high - low) / middle

@@ -17,14 +17,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import LatencyTable
+from ssd_profiles.latency_law import TYPICAL_SPREAD, broken_light_law
 from ssd_profiles.light_costs import LightCosts, LightCostsFile
 from ssd_profiles.mask import FULL, SkipMask
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner, Work
-from ssd_runtime.profiling.clock import STEADY, seconds
+from ssd_runtime.profiling.busy import BusyMachineError
+from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.profiling.other_work import OtherWork
 from ssd_runtime.sampling.argmax import argmax
 
 CONTEXT = 256
@@ -47,7 +50,8 @@ _FILE = TypeAdapter(dict[int, LightCostsFile])
 def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> LatencyTable:
     """The table with the costs of the decoder's lighter copies: its own, the user cache's, or newly measured ones.
 
-    New ones are kept in the cache if the machine was steady.
+    New ones are kept in the cache. Raises BusyMachineError, whose coarse table has them, if the machine was not steady
+    or the table breaks the law.
     """
     widths = set(decoder.light.widths)
     if widths <= set(table.light):
@@ -58,14 +62,19 @@ def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> Latency
         costs = {width: LightCosts.of_file(each) for width, each in known.items()}
         priced = replace(table, light=costs)
         priced.check()
-        if set(costs) == widths:
+        if set(costs) == widths and broken_light_law(priced) is None:
             return priced
     except (OSError, ValidationError, ValueError):
         pass
+    others = OtherWork()
     costs, steady = measure_light(decoder)
-    if steady:
-        remember(path, json.dumps({width: each.as_file().model_dump() for width, each in costs.items()}))
-    return replace(table, light=costs)
+    priced = replace(table, light=costs)
+    breach = broken_light_law(priced) if steady else "the times of steps on lighter copies spread too far"
+    if breach is not None:
+        # Without a spread, the whole table breaks the law.
+        raise BusyMachineError(breach, others.processors(), replace(priced, spread={}))
+    remember(path, json.dumps({width: each.as_file().model_dump() for width, each in costs.items()}))
+    return priced
 
 
 @torch.inference_mode()
@@ -108,7 +117,7 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
         for width in decoder.light.widths
     }
     steps = [taken["step", 1, width] for width in widths]
-    return costs, rounds >= MIN_ROUNDS and all(max(times) < STEADY * min(times) for times in steps)
+    return costs, rounds >= MIN_ROUNDS and all(_spread(times) <= TYPICAL_SPREAD for times in steps)
 
 
 class _Bench:
@@ -154,6 +163,12 @@ class _Bench:
         x = yield self._session.request(ids, mask=mask)
         logits = yield Head(x, width=FULL if mask is None else mask.head_width)
         return argmax(logits).tolist()
+
+
+def _spread(times: list[float]) -> float:
+    """Interquartile range ÷ median, which one late sample of many does not raise."""
+    low, middle, high = np.percentile(times, [25, 50, 75])
+    return float((high - low) / middle)
 
 
 def _path(decoder: Decoder, model_key: str) -> Path:

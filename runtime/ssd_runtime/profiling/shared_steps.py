@@ -34,6 +34,12 @@ class SharedSteps:
     sequences: Array
     joint: Array
 
+    @classmethod
+    def none(cls) -> SharedSteps:
+        """No such step was measured."""
+        nothing = np.empty(0)
+        return cls(wide_queries=nothing, growth=nothing, sequences=nothing, joint=nothing)
+
 
 @torch.inference_mode()
 def measure_shared_steps(decoder: Decoder, last_query: int, budget_seconds: float, cache_bytes: int) -> SharedSteps:

@@ -251,7 +251,12 @@ class _Engines:
             # Only bundles and texts need the tokenizer.
             loaded = LoadedModel.of(model, cast(PreTrainedTokenizerBase, tokenizer))
             return Engine(
-                loaded, self.bundle, self.where, before_measuring=_before_measuring, before_copying=_before_copying
+                loaded,
+                self.bundle,
+                self.where,
+                before_measuring=_before_measuring,
+                before_copying=_before_copying,
+                when_busy=getLogger(__name__).warning,
             )
 
 

@@ -1,0 +1,201 @@
+"""A compile waits for a busy machine, within bounds, and searches with no table that breaks the law unless asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ssd_artifacts.bundle import Bundle
+from ssd_compiler.patience import LOOK_SECONDS, MOST_TRIES, Patience
+from ssd_compiler.progress import Reporter, Tick
+from ssd_compiler.search.stage import SearchStage
+from ssd_compiler.settings import CompileSettings
+from ssd_compiler.stages import Stages
+from ssd_compiler.workspace import Workspace
+from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.latency_law import broken_law
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.busy import BusyMachineError
+from ssd_runtime.profiling.latency import device_key
+from tests.bundles import bundle
+from tests.clocks import StandInMachine
+from tests.models import tiny_model
+from tests.tables import latency_table
+
+MEASURING = 20.0
+"""Seconds that a measurement takes."""
+
+
+class Neighbours:
+    """Stands in for other processes: they keep 1.4 of 2 processors busy for some seconds, 0.1 later."""
+
+    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = seconds
+        self.time = 0.0
+        monkeypatch.setattr("ssd_compiler.patience.perf_counter", lambda: self.time)
+        monkeypatch.setattr("ssd_compiler.patience.others_during", self.during)
+        monkeypatch.setattr("os.cpu_count", lambda: 2)
+        monkeypatch.setattr("ssd_compiler.stages.working_threads", lambda _: 2)
+
+    @property
+    def busy(self) -> float:
+        return 1.4 if self.time < self.seconds else 0.1
+
+    def during(self, seconds: float) -> float:
+        self.time += seconds
+        return self.busy
+
+    def measure(self) -> LatencyTable:
+        """A table that is sound if they have ended."""
+        self.time += MEASURING
+        if self.busy > 1.0:
+            coarse = replace(latency_table(4), spread={})
+            raise BusyMachineError("a step with 1 row takes -970.00 ms and its parts 10.00 ms", self.busy, coarse)
+        return latency_table(4)
+
+
+class Notes(Reporter):
+    """Keeps what is said, and counts steps of stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.ticks = 0
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    def warn(self, text: str) -> None:
+        self.lines.append(f"warning: {text}")
+
+    @contextmanager
+    def stage(self, title: str, total: int | None) -> Iterator[Tick]:
+        def tick() -> None:
+            self.ticks += 1
+
+        yield tick
+
+
+def test_a_quiet_machine_is_measured_once_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    others, notes = Neighbours(0.0, monkeypatch), Notes()
+    assert broken_law(Patience().measured(others.measure, 2, notes)) is None
+    assert (others.time, notes.lines) == (LOOK_SECONDS + MEASURING, [])
+
+
+def test_a_busy_machine_is_measured_when_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    others, notes = Neighbours(100.0, monkeypatch), Notes()
+    assert broken_law(Patience().measured(others.measure, 2, notes)) is None
+    assert others.time <= 100.0 + LOOK_SECONDS + MEASURING
+    assert notes.lines == [
+        "other processes keep 1.4 of 2 processors busy: waiting for them before this device is measured, 5 min at most "
+        "(--max-wait); Ctrl-C stops"
+    ]
+    assert notes.ticks == pytest.approx(100.0 / LOOK_SECONDS, abs=1)
+
+
+def test_a_table_that_breaks_the_law_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of whom a measurement may survive are only waited for when it did not."""
+    others, notes = Neighbours(100.0, monkeypatch), Notes()
+    tables = [latency_table(4), None, None]
+
+    def measure() -> LatencyTable:
+        if (table := tables.pop()) is None:
+            raise BusyMachineError("a step with 1 row takes -970.00 ms and its parts 10.00 ms", others.busy, table)  # type: ignore[arg-type]
+        return table
+
+    assert Patience().measured(measure, 1, notes) is not None
+    told = "this device is too busy to be measured: a step with 1 row takes -970.00 ms and its parts 10.00 ms; other "
+    assert notes.lines == [f"{told}processes keep 1.4 of 2 processors busy; measuring again"] * 2
+
+
+@pytest.mark.parametrize("seconds", [1.0, 60.0, 300.0])
+def test_the_wait_is_bounded_and_ends_in_one_line(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    others, notes = Neighbours(1e9, monkeypatch), Notes()
+    with pytest.raises(UserError) as caught:
+        Patience(seconds).measured(others.measure, 2, notes)
+    assert others.time <= seconds + MEASURING
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "other processes keep 1.4 of 2 processors busy" in said
+    assert all(option in said for option in ("--threads", "--max-wait", "--resume", "--coarse"))
+
+
+def test_a_machine_that_is_noisy_by_itself_is_not_measured_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    others, tries = Neighbours(0.0, monkeypatch), list[float]()
+
+    def measure() -> LatencyTable:
+        tries.append(others.time)
+        raise BusyMachineError("the times of whole steps spread", 0.1, latency_table(4))
+
+    with pytest.raises(UserError):
+        Patience(1e6).measured(measure, 2, Notes())
+    assert len(tries) == MOST_TRIES
+
+
+@pytest.fixture
+def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
+    """The stages of a compile on a machine that is noisy by itself: passes take 15 times as long in turns."""
+    decoder = Decoder(tiny_model("llama"))
+    fingerprint = bundle().model
+    settings = CompileSettings("m", ("one",))
+    Neighbours(0.0, monkeypatch)
+    StandInMachine(monkeypatch, lambda time: 15.0 if int(time / 0.023) % 2 else 1.0)
+    with Workspace(tmp_path / "out", settings, False) as work:
+        work.begin(fingerprint)
+        yield Stages(
+            settings=settings,
+            loaded=SimpleNamespace(),  # type: ignore[arg-type]
+            decoder=decoder,
+            fingerprint=fingerprint,
+            work=work,
+            reporter=Notes(),
+        )
+
+
+def test_a_compile_does_not_search_with_a_busy_machines_table(stages: Stages) -> None:
+    with pytest.raises(UserError, match="^this device is too busy to be measured: .*--coarse latencies$"):
+        stages.latency()
+    assert not list(stages.work.folder.glob("latency*"))  # type: ignore[attr-defined]
+
+
+def bundled(stages: Stages, latency: LatencyTable) -> Bundle:
+    made: Any = bundle()
+    return stages.bundle(latency, made.domains, {}, made.anchors, None, made.successors)
+
+
+def test_a_coarse_table_is_used_if_asked_for_and_never_kept(stages: Stages) -> None:
+    stages.patience = Patience(60.0, coarse=True)
+    table = stages.latency()
+    assert broken_law(table) is not None
+    assert table.step_seconds(16) > 0
+    assert any("coarse latencies, which stay out of the bundle" in line for line in stages.reporter.lines)  # type: ignore[attr-defined]
+    assert not list(stages.work.folder.glob("latency*"))  # type: ignore[attr-defined]
+    assert bundled(stages, table).latency == {}
+    sound = replace(latency_table(4), device=device_key(stages.decoder))
+    assert list(bundled(stages, sound).latency) == [sound.device.slug()]
+
+
+def test_a_sound_table_does_not_take_up_what_a_coarse_one_found() -> None:
+    def name(table: LatencyTable) -> str:
+        given: Any = (CompileSettings("m", ("a",)), None, frozenset(), None, table, None, None, 1)
+        return SearchStage(*given)._measured
+
+    sound = latency_table(4)
+    assert name(sound) != name(replace(sound, spread={}))
+
+
+def test_a_base_bundles_poisoned_table_is_measured_again(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = device_key(stages.decoder)
+    sound = replace(latency_table(4), device=device)
+    poisoned = replace(sound, overhead=sound.overhead - 0.98)
+    monkeypatch.setattr("ssd_compiler.stages.measure_latency", lambda _: sound)
+    for known, expected in ((poisoned, sound), (sound, sound)):
+        stages.base = replace(bundle(), latency={device.slug(): known})
+        assert stages.latency().to_json() == expected.to_json()
