@@ -65,6 +65,7 @@ def test_transformers_generate(run: Callable[..., str]) -> None:
     assert "identical: True" in told
 
 
+@pytest.mark.usefixtures("any_machine")
 def test_compile_domain(run: Callable[..., str], room: Path) -> None:
     words = " ".join(TEXTS).split()
     lines = [json.dumps({"prompt": " ".join(words[at : at + 9])}) for at in range(14)]
