@@ -13,6 +13,7 @@ import pytest
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
+from ssd_profiles.latency_law import broken_law
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.loading.models import LoadedModel, find_model
@@ -111,7 +112,7 @@ def edit_table(folder: Path, **changed: Any) -> None:
 def test_a_table_of_other_layer_kinds_is_not_planned_with(loaded: LoadedModel, saved: Path) -> None:
     """The runtime measures its own instead."""
     attention = (TABLE.attention["full"] * 2).tolist()
-    edit_table(saved, layer_kinds=["wide"] * LAYERS, attention={"wide": attention})
+    edit_table(saved, layer_kinds=["wide"] * LAYERS, attention={"wide": attention}, spread={})
     engine = opened(loaded, saved)
     assert next(iter(engine.bundle.latency.values())).layer_kinds == ("wide",) * LAYERS  # type: ignore[union-attr]
     assert engine.latency.layer_kinds == ("full",) * LAYERS
@@ -121,9 +122,13 @@ def test_a_table_of_other_layer_kinds_is_not_planned_with(loaded: LoadedModel, s
 def test_an_absurd_table_changes_no_output(
     loaded: LoadedModel, saved: Path, plainly: list[int], changed: dict[str, Any]
 ) -> None:
+    """A table that breaks the law is not planned with, but others may be nearly as absurd."""
     edit_table(saved, **changed)
     engine = opened(loaded, saved)
-    assert engine.latency is not TABLE
+    assert engine.bundle is not None
+    [absurd] = engine.bundle.latency.values()
+    assert (engine.latency is TABLE) == (broken_law(absurd) is not None)
+    engine.latency = absurd
     assert all(answer(engine, strategy) == plainly for strategy in STRATEGIES)
 
 
