@@ -82,7 +82,7 @@ class NativeAttention:
         self._address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
         self._per_row = (2 * heads + 2 * kv_heads) * head_dim
-        self._per_row_and_thread = quantised_floats(1, qkv.in_features) + quantised_floats(1, heads * head_dim)
+        self._per_row += quantised_floats(1, qkv.in_features) + quantised_floats(1, heads * head_dim)
 
     def __call__(
         self, layer: int, kind: int, x: Tensor, segments: Sequence[Segment], rotation: Rotation | None
@@ -104,7 +104,7 @@ class NativeAttention:
             place.bias = None if view.bias is None else view.bias.data_ptr()
         threads = torch.get_num_threads()
         queries = min(QUERIES, n * self._group)
-        memory = floats(n * self._per_row + threads * (n * self._per_row_and_thread + 2 * queries * longest))
+        memory = floats(n * self._per_row + threads * 2 * queries * longest)
         cos, sin = (None, None) if rotation is None else rotation
         self._library.attention(
             self._address,

@@ -78,8 +78,7 @@ class Native:
         x = x.contiguous()
         n = x.shape[0]
         y = floats(n, self.out_features)
-        threads = torch.get_num_threads()
-        memory = floats(threads * quantised_floats(n, self.in_features))
+        memory = floats(quantised_floats(n, self.in_features))
         if residual is not None:
             residual = residual.contiguous()
         self._library.linear(
@@ -91,7 +90,7 @@ class Native:
             None if residual is None else residual.data_ptr(),
             y.data_ptr(),
             memory.data_ptr(),
-            threads,
+            torch.get_num_threads(),
         )
         return y
 
@@ -101,8 +100,7 @@ class Native:
         n = x.shape[0]
         y = floats(n, down.out_features)
         inner = down.in_features
-        threads = torch.get_num_threads()
-        memory = floats(n * inner + threads * (quantised_floats(n, self.in_features) + quantised_floats(n, inner)))
+        memory = floats(n * inner + quantised_floats(n, self.in_features) + quantised_floats(n, inner))
         self._library.mlp(
             self.address,
             down.address,
@@ -112,7 +110,7 @@ class Native:
             n,
             y.data_ptr(),
             memory.data_ptr(),
-            threads,
+            torch.get_num_threads(),
         )
         return y
 

@@ -11,12 +11,13 @@
  */
 #pragma once
 #include "lanes.h"
+#include "pool.h"
 #include <math.h>
-#include <omp.h>
 
 #define TILE 16
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
-#define OWN 8    /* So few rows are quantised by every thread for itself, which takes less time than to wait. */
+#define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
+#define ITEM 65536 /* Bytes of a weight, at least, that a thread takes at a time: some microseconds. */
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
                   * within a page of 4 KiB alone; this takes a fifth off a row's time at 4 bits, a third at 8. */
 #define PARTS (TILE / LANES)
@@ -88,22 +89,27 @@ static int64_t floats_of(int64_t n, int64_t in) {
     return n * (in / 4 + 3 * (in / GROUP));
 }
 
-/* The quantised rows of x; to be called by all threads of a parallel region. `memory` has room for them per thread. */
-static Rows quantised(const float *x, Norm norm, int64_t n, int64_t in, float *memory) {
+typedef struct {
+    const float *x;
+    Norm norm;
+    Rows rows;
+    int64_t n;
+} Quantising;
+
+static void quantise_item(const void *about, int64_t row, int worker) {
+    const Quantising *of = about;
+    (void)worker;
+    quantise(of->x + row * of->rows.in, of->norm, of->rows, row, of->n);
+}
+
+/* The quantised rows of x, in `memory`. */
+static Rows quantised(int threads, const float *x, Norm norm, int64_t n, int64_t in, float *memory) {
     const int64_t groups = n * (in / GROUP);
-    if (n <= OWN)
-        memory += omp_get_thread_num() * floats_of(n, in);
     int32_t *offsets = (int32_t *)(memory + 2 * groups);
     const Rows rows = {.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups,
                        .offsets = offsets, .in = in};
-    if (n <= OWN) {
-        for (int64_t row = 0; row < n; row++)
-            quantise(x + row * in, norm, rows, row, n);
-    } else {
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < n; row++)
-            quantise(x + row * in, norm, rows, row, n);
-    }
+    const Quantising about = {x, norm, rows, n};
+    each(n <= FEW ? 1 : threads, quantise_item, &about, n);
     return rows;
 }
 
@@ -169,17 +175,40 @@ static void products(const Weight *weight, int64_t tile, Rows rows, int64_t firs
 #undef CASE
 }
 
-/* y = products of the rows, plus the residual unless it is NULL; to be called by all threads of a parallel region. */
-static void project(const Weight *weight, Rows rows, int64_t n, const float *residual, float *y) {
-#pragma omp for schedule(static) nowait
-    for (int64_t tile = 0; tile < weight->out / TILE; tile++)
-        for (int64_t first = 0; first < n; first += CHUNK) {
-            const int count = chunk(n, first);
+/* A weight's tiles come to threads in items of so many. */
+static int64_t tiles_together(const Weight *weight, int64_t tiles, int threads) {
+    const int64_t bytes = weight->in / GROUP * (weight->bits == 4 ? 320 : 544), most = tiles / (4 * threads);
+    const int64_t tiles_of_item = (ITEM + bytes - 1) / bytes;
+    return tiles_of_item < most ? tiles_of_item : most > 0 ? most : 1;
+}
+
+typedef struct {
+    const Weight *weight;
+    Rows rows;
+    int64_t n, tiles, together;
+    const float *residual;
+    float *y;
+} Projecting;
+
+static void project_item(const void *about, int64_t item, int worker) {
+    const Projecting *of = about;
+    const int64_t begin = item * of->together, end = begin + of->together;
+    (void)worker;
+    for (int64_t tile = begin; tile < end && tile < of->tiles; tile++)
+        for (int64_t first = 0; first < of->n; first += CHUNK) {
+            const int count = chunk(of->n, first);
             Floats sums[CHUNK * PARTS];
-            products(weight, tile, rows, first, count, sums);
+            products(of->weight, tile, of->rows, first, count, sums);
             for (int r = 0; r < count * PARTS; r++) {
-                const int64_t at = (first + r / PARTS) * weight->out + tile * TILE + r % PARTS * LANES;
-                store(y + at, residual ? add(sums[r], load(residual + at)) : sums[r]);
+                const int64_t at = (first + r / PARTS) * of->weight->out + tile * TILE + r % PARTS * LANES;
+                store(of->y + at, of->residual ? add(sums[r], load(of->residual + at)) : sums[r]);
             }
         }
+}
+
+/* y = products of the rows, plus the residual unless it is NULL. */
+static void project(int threads, const Weight *weight, Rows rows, int64_t n, const float *residual, float *y) {
+    const int64_t tiles = weight->out / TILE, together = tiles_together(weight, tiles, threads);
+    const Projecting about = {weight, rows, n, tiles, together, residual, y};
+    each(threads, project_item, &about, (tiles + together - 1) / together);
 }

@@ -11,48 +11,51 @@ INLINE Floats silu(Floats x) {
     return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
 }
 
-/* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
-static void gated(const Weight *weight, Rows rows, int64_t n, float *hidden) {
-    const int64_t width = weight->out / 2, tiles = width / TILE;
-#pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < tiles; tile++)
-        for (int64_t first = 0; first < n; first += CHUNK) {
-            const int count = chunk(n, first);
+/* The products of gate and up, whose tiles lie half the weight apart; y is hidden. */
+static void gated_item(const void *about, int64_t item, int worker) {
+    const Projecting *of = about;
+    const int64_t begin = item * of->together, end = begin + of->together, width = of->weight->out / 2;
+    (void)worker;
+    for (int64_t tile = begin; tile < end && tile < of->tiles; tile++)
+        for (int64_t first = 0; first < of->n; first += CHUNK) {
+            const int count = chunk(of->n, first);
             Floats gate[CHUNK * PARTS], up[CHUNK * PARTS];
-            products(weight, tile, rows, first, count, gate);
-            products(weight, tiles + tile, rows, first, count, up);
+            products(of->weight, tile, of->rows, first, count, gate);
+            products(of->weight, of->tiles + tile, of->rows, first, count, up);
             for (int r = 0; r < count * PARTS; r++)
-                store(hidden + (first + r / PARTS) * width + tile * TILE + r % PARTS * LANES,
+                store(of->y + (first + r / PARTS) * width + tile * TILE + r % PARTS * LANES,
                       multiply(silu(gate[r]), up[r]));
         }
 }
 
-/* y [n, out] = W norm(x) + residual. `memory` holds the quantised rows of each thread. */
+/* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
+static void gated(int threads, const Weight *weight, Rows rows, int64_t n, float *hidden) {
+    const int64_t tiles = weight->out / 2 / TILE, together = (tiles_together(weight, 2 * tiles, threads) + 1) / 2;
+    const Projecting about = {weight, rows, n, tiles, together, 0, hidden};
+    each(threads, gated_item, &about, (tiles + together - 1) / together);
+}
+
+/* y [n, out] = W norm(x) + residual. `memory` holds the quantised rows. */
 void linear(const Weight *weight, const float *norm_weight, float epsilon, const float *x, int64_t n,
-            const float *residual, float *y, float *memory, int threads)
+            const float *residual, float *y, float *memory, int wanted)
 {
     const Norm norm = {norm_weight, epsilon};
-#pragma omp parallel num_threads(threads)
-    {
-        const Rows rows = quantised(x, norm, n, weight->in, memory);
-        project(weight, rows, n, residual, y);
-    }
+    const int threads = join(wanted);
+    project(threads, weight, quantised(threads, x, norm, n, weight->in, memory), n, residual, y);
+    leave(threads);
 }
 
 /* y [n, out] = x + W_down (silu(W_gate norm(x)) * W_up norm(x)). `memory` holds the inner rows in fp32, then the quantised
- * rows of each thread, those of x first and those of the inner rows after them. */
+ * rows of x and those of the inner rows. */
 void mlp(const Weight *gate_up, const Weight *down, const float *norm_weight, float epsilon, const float *x, int64_t n,
-         float *y, float *memory, int threads)
+         float *y, float *memory, int wanted)
 {
     const Norm norm = {norm_weight, epsilon}, none = {0, 0.0f};
-    float *outer = memory + n * down->in;
-    float *inner = outer + threads * floats_of(n, gate_up->in);
-#pragma omp parallel num_threads(threads)
-    {
-        gated(gate_up, quantised(x, norm, n, gate_up->in, outer), n, memory);
-        const Rows rows = quantised(memory, none, n, down->in, inner);
-        project(down, rows, n, x, y);
-    }
+    float *outer = memory + n * down->in, *inner = outer + floats_of(n, gate_up->in);
+    const int threads = join(wanted);
+    gated(threads, gate_up, quantised(threads, x, norm, n, gate_up->in, outer), n, memory);
+    project(threads, down, quantised(threads, memory, none, n, down->in, inner), n, x, y);
+    leave(threads);
 }
 
 /* The queries of one segment and key-value head are attended in equal items, of which all threads have some. */
@@ -81,33 +84,69 @@ static int64_t items_of(const Block *block, const Segment *segments, int64_t n, 
     return items;
 }
 
-/* Attend the queries of one item, from the projections `qkv` of all rows to their places in `mixed`. */
-static void attend_item(const Block *block, const Segment *segment, int64_t item, int threads, const float *qkv,
-                        int64_t longest, float *scores, int32_t *slots, float *mixed)
-{
+/* What the items of an attention block read and write. */
+typedef struct {
+    const Block *block;
+    const Segment *segments;
+    Rotation rotation;
+    int64_t n, longest, most;
+    int threads; /* So many have scores and slots of their own. */
+    float *qkv, *mixed, *own;
+} Attending;
+
+/* Place one head of one row: those of keys and values go to the caches, those of queries stay where they are. */
+static void place_item(const void *about, int64_t item, int worker) {
+    const Attending *of = about;
+    const Block *block = of->block;
+    const Segment *segment = of->segments;
+    const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, all = heads + 2 * kv_heads;
+    const int64_t row = item / all, head = item % all;
+    const Norm q_norm = {block->q_norm, block->q_epsilon}, k_norm = {block->k_norm, block->k_epsilon}, none = {0, 0.0f};
+    const Rotation still = {0, 0, 0, 0};
+    int64_t first = 0;
+    (void)worker;
+    while (row - first >= segment->rows)
+        first += segment++->rows;
+    float *from = of->qkv + row * all * size + head * size;
+    const int64_t at = (segment->own + row - first) * size;
+    if (head < heads)
+        place_head(from, q_norm, of->rotation, row, size, from);
+    else if (head < heads + kv_heads)
+        place_head(from, k_norm, of->rotation, row, size, segment->keys + (head - heads) * segment->stride + at);
+    else
+        place_head(from, none, still, row, size, segment->values + (head - heads - kv_heads) * segment->stride + at);
+}
+
+/* Attend the queries of one item, from the projections of all rows to their places in `mixed`. */
+static void attend_item(const void *about, int64_t item, int worker) {
+    const Attending *of = about;
+    const Block *block = of->block;
+    const Segment *segment = of->segments;
     const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, group = heads / kv_heads;
+    float *scores = of->own + 2 * of->most * of->longest * worker;
+    int32_t *slots = (int32_t *)(scores + of->most * of->longest);
     int64_t row = 0;
-    for (int64_t items; item >= (items = kv_heads * items_in(block, segment, threads)); segment++) {
+    for (int64_t items; item >= (items = kv_heads * items_in(block, segment, of->threads)); segment++) {
         item -= items;
         row += segment->rows;
     }
-    const int64_t per_head = items_in(block, segment, threads), kv_head = item / per_head;
-    const int64_t step = together(block, segment->rows, threads), begin = item % per_head * step;
+    const int64_t per_head = items_in(block, segment, of->threads), kv_head = item / per_head;
+    const int64_t step = together(block, segment->rows, of->threads), begin = item % per_head * step;
     const int64_t end = begin + step < segment->rows * group ? begin + step : segment->rows * group;
     Query queries[QUERIES];
     int64_t seen = segment->slots;
     for (int64_t i = begin; i < end; i++) {
         const int64_t own = i / group, head = kv_head * group + i % group;
         if (segment->bias && (i == begin || i % group == 0)) {
-            slots += i == begin ? 0 : longest;
+            slots += i == begin ? 0 : of->longest;
             seen = seen_slots(segment->bias + own * segment->slots, segment->slots, slots);
         }
         queries[i - begin] = (Query){
-            .query = qkv + (row + own) * (heads + 2 * kv_heads) * size + head * size,
+            .query = of->qkv + (row + own) * (heads + 2 * kv_heads) * size + head * size,
             .seen = segment->bias ? slots : 0,
             .count = seen,
-            .scores = scores + (i - begin) * longest,
-            .to = mixed + ((row + own) * heads + head) * size,
+            .scores = scores + (i - begin) * of->longest,
+            .to = of->mixed + ((row + own) * heads + head) * size,
         };
     }
     attend(queries, (int)(end - begin), segment->keys + kv_head * segment->stride,
@@ -115,50 +154,26 @@ static void attend_item(const Block *block, const Segment *segment, int64_t item
 }
 
 /* y [n, hidden] = x + W_output attention(W_qkv norm(x)); writes the rows' keys and values into their caches. `memory` holds
- * the queries, keys and values, and the mixed values of all rows; then, per thread, the quantised rows of x and of the
- * mixed values, and the scores and slots of the queries that are attended together, `longest` each. That is the largest
- * number of slots plus 16. */
+ * the queries, keys and values, and the mixed values of all rows; the quantised rows of x and of the mixed values; then,
+ * per thread, the scores and slots of the queries that are attended together, `longest` each. That is the largest number
+ * of slots plus 16. */
 void attention(const Block *block, const Segment *segments, const float *cos, const float *sin,
                int64_t width, int64_t stride, const float *x, int64_t n, int64_t longest, float *y, float *memory,
-               int threads)
+               int wanted)
 {
-    const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim;
-    const int64_t columns = (heads + 2 * kv_heads) * size, most = most_together(block, n);
-    const int64_t items = items_of(block, segments, n, threads);
+    const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, all = heads + 2 * kv_heads;
     const Norm norm = {block->norm, block->epsilon}, none = {0, 0.0f};
-    const Norm q_norm = {block->q_norm, block->q_epsilon}, k_norm = {block->k_norm, block->k_epsilon};
-    const Rotation rotation = {cos, sin, width, stride}, still = {0, 0, 0, 0};
-    float *qkv = memory, *mixed = qkv + n * columns, *outer = mixed + n * heads * size;
-    float *inner = outer + threads * floats_of(n, block->qkv->in), *own = inner + threads * floats_of(n, heads * size);
-#pragma omp parallel num_threads(threads)
-    {
-        float *scores = own + 2 * most * longest * omp_get_thread_num();
-        int32_t *slots = (int32_t *)(scores + most * longest);
-        const Rows rows = quantised(x, norm, n, block->qkv->in, outer);
-        project(block->qkv, rows, n, 0, qkv);
-#pragma omp barrier
-        /* Heads of keys and values go to the caches, those of queries stay where they are. */
-#pragma omp for schedule(static)
-        for (int64_t item = 0; item < n * (heads + 2 * kv_heads); item++) {
-            const int64_t row = item / (heads + 2 * kv_heads), head = item % (heads + 2 * kv_heads);
-            const Segment *segment = segments;
-            int64_t first = 0;
-            while (row - first >= segment->rows)
-                first += segment++->rows;
-            float *from = qkv + row * columns + head * size;
-            const int64_t at = (segment->own + row - first) * size;
-            if (head < heads)
-                place_head(from, q_norm, rotation, row, size, from);
-            else if (head < heads + kv_heads)
-                place_head(from, k_norm, rotation, row, size, segment->keys + (head - heads) * segment->stride + at);
-            else
-                place_head(from, none, still, row, size,
-                           segment->values + (head - heads - kv_heads) * segment->stride + at);
-        }
-#pragma omp for schedule(static)
-        for (int64_t item = 0; item < items; item++)
-            attend_item(block, segments, item, threads, qkv, longest, scores, slots, mixed);
-        const Rows mixed_rows = quantised(mixed, none, n, heads * size, inner);
-        project(block->output, mixed_rows, n, x, y);
-    }
+    float *qkv = memory, *mixed = qkv + n * all * size;
+    float *outer = mixed + n * heads * size, *inner = outer + floats_of(n, block->qkv->in);
+    const int threads = join(wanted);
+    const Attending about = {
+        .block = block, .segments = segments, .rotation = {cos, sin, width, stride}, .n = n, .longest = longest,
+        .most = most_together(block, n), .threads = threads, .qkv = qkv, .mixed = mixed,
+        .own = inner + floats_of(n, heads * size),
+    };
+    project(threads, block->qkv, quantised(threads, x, norm, n, block->qkv->in, outer), n, 0, qkv);
+    each(n <= FEW ? 1 : threads, place_item, &about, n * all);
+    each(threads, attend_item, &about, items_of(block, segments, n, threads));
+    project(threads, block->output, quantised(threads, mixed, none, n, heads * size, inner), n, x, y);
+    leave(threads);
 }

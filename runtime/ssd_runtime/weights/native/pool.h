@@ -1,0 +1,179 @@
+/* Threads that take the items of a loop one by one from a counter.
+ *
+ * Nobody waits for a thread that has not taken an item, so a thread that has lost its processor holds the others up only
+ * if it lost it within an item, of which it has one. The calling thread takes items like the others. A thread that finds
+ * none spins for a while and then sleeps, since one that spins keeps a processor from other processes, and the scheduler
+ * takes it back later.
+ */
+#pragma once
+#include <immintrin.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+
+#define MOST_THREADS 64
+#define HELPER_SPIN 200000 /* Nanoseconds: longer than what Python does between two calls. */
+#define CALLER_SPIN 50000  /* Nanoseconds: longer than an item. */
+
+/* Does one item; `worker` is below the number of threads, and no two threads have the same. */
+typedef void (*Body)(const void *about, int64_t item, int worker);
+
+static struct {
+    /* The number of the loop (32 bits), its threads (8), and its items that nobody has taken (24). The rest describes the
+     * loop, and changes only where no item is left or in work. */
+    _Alignas(64) _Atomic uint64_t ticket;
+    Body body;
+    const void *about;
+    int64_t count;
+    unsigned int rounding;
+    _Alignas(64) _Atomic int64_t done; /* Items that helpers have done. */
+    _Atomic int sleeping, waiting;     /* Helpers that sleep; whether the caller does. */
+    _Atomic int used;                  /* Whether a call has the helpers. */
+    int helpers, prepared;
+    pthread_mutex_t mutex;
+    pthread_cond_t published, finished;
+} pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .published = PTHREAD_COND_INITIALIZER, .finished = PTHREAD_COND_INITIALIZER};
+
+#define LEFT(ticket) ((int64_t)((ticket) & 0xffffff))
+#define THREADS(ticket) ((int)((ticket) >> 24 & 0xff))
+#define MOST_ITEMS 0xffffff
+
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* Whether the loop has items left for this worker. */
+static int has_work(int worker) {
+    const uint64_t ticket = atomic_load(&pool.ticket);
+    return LEFT(ticket) > 0 && worker < THREADS(ticket);
+}
+
+/* Do items until none is left; returns how many. A ticket never comes twice, so whoever has taken an item from it knows
+ * that this loop goes on until the item is done. */
+static int64_t work(int worker) {
+    int64_t done = 0;
+    uint64_t ticket = atomic_load(&pool.ticket);
+    while (LEFT(ticket) > 0 && worker < THREADS(ticket))
+        if (atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - 1)) {
+            if (!done++)
+                _mm_setcsr(pool.rounding);
+            pool.body(pool.about, pool.count - LEFT(ticket), worker);
+            ticket = atomic_load(&pool.ticket);
+        }
+    return done;
+}
+
+static void *help(void *given) {
+    const int worker = (int)(intptr_t)given;
+    for (;;) {
+        const int64_t until = nanoseconds() + HELPER_SPIN;
+        while (!has_work(worker) && nanoseconds() < until)
+            for (int i = 0; i < 8 && !has_work(worker); i++)
+                _mm_pause();
+        if (!has_work(worker)) {
+            pthread_mutex_lock(&pool.mutex);
+            atomic_fetch_add(&pool.sleeping, 1);
+            while (!has_work(worker))
+                pthread_cond_wait(&pool.published, &pool.mutex);
+            atomic_fetch_sub(&pool.sleeping, 1);
+            pthread_mutex_unlock(&pool.mutex);
+        }
+        const int64_t done = work(worker);
+        if (done) {
+            atomic_fetch_add(&pool.done, done);
+            if (atomic_load(&pool.waiting)) {
+                pthread_mutex_lock(&pool.mutex);
+                pthread_cond_signal(&pool.finished);
+                pthread_mutex_unlock(&pool.mutex);
+            }
+        }
+    }
+    return 0;
+}
+
+/* A child process has none of the helpers, and whatever state they were in. */
+static void forget(void) {
+    atomic_store(&pool.ticket, 0);
+    atomic_store(&pool.sleeping, 0);
+    atomic_store(&pool.waiting, 0);
+    atomic_store(&pool.used, 0);
+    pool.helpers = 0;
+    pthread_mutex_init(&pool.mutex, 0);
+    pthread_cond_init(&pool.published, 0);
+    pthread_cond_init(&pool.finished, 0);
+}
+
+/* Start helpers until there are `wanted`, or as many as the system lets us have. Signals are other threads' business. */
+static void start(int wanted) {
+    sigset_t all, before;
+    if (!pool.prepared)
+        pool.prepared = pthread_atfork(0, 0, forget) == 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    pthread_t thread;
+    while (pool.helpers < wanted && pthread_create(&thread, 0, help, (void *)(intptr_t)(pool.helpers + 1)) == 0) {
+        pthread_detach(thread);
+        pool.helpers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, 0);
+}
+
+/* Claim the helpers for a call on up to `wanted` threads; returns the number of threads, which is 1 where another call
+ * has them. */
+static int join(int wanted) {
+    if (wanted < 2 || atomic_exchange(&pool.used, 1))
+        return 1;
+    wanted = wanted < MOST_THREADS ? wanted : MOST_THREADS;
+    if (pool.helpers < wanted - 1)
+        start(wanted - 1);
+    const int threads = wanted < pool.helpers + 1 ? wanted : pool.helpers + 1;
+    if (threads == 1)
+        atomic_store(&pool.used, 0);
+    return threads;
+}
+
+static void leave(int threads) {
+    if (threads > 1)
+        atomic_store(&pool.used, 0);
+}
+
+static void await(int64_t helped) {
+    const int64_t until = nanoseconds() + CALLER_SPIN;
+    while (atomic_load(&pool.done) < helped && nanoseconds() < until)
+        for (int i = 0; i < 8 && atomic_load(&pool.done) < helped; i++)
+            _mm_pause();
+    if (atomic_load(&pool.done) < helped) {
+        pthread_mutex_lock(&pool.mutex);
+        atomic_store(&pool.waiting, 1);
+        while (atomic_load(&pool.done) < helped)
+            pthread_cond_wait(&pool.finished, &pool.mutex);
+        atomic_store(&pool.waiting, 0);
+        pthread_mutex_unlock(&pool.mutex);
+    }
+}
+
+/* Do the items 0, ..., count - 1 on `threads` threads that `join` gave. */
+static void each(int threads, Body body, const void *about, int64_t count) {
+    if (threads == 1 || count == 1 || count > MOST_ITEMS) {
+        for (int64_t item = 0; item < count; item++)
+            body(about, item, 0);
+        return;
+    }
+    const uint64_t number = (atomic_load(&pool.ticket) >> 32) + 1;
+    pool.body = body;
+    pool.about = about;
+    pool.count = count;
+    pool.rounding = _mm_getcsr();
+    atomic_store(&pool.done, 0);
+    atomic_store(&pool.ticket, number << 32 | (uint64_t)threads << 24 | (uint64_t)count);
+    if (atomic_load(&pool.sleeping)) {
+        pthread_mutex_lock(&pool.mutex);
+        pthread_cond_broadcast(&pool.published);
+        pthread_mutex_unlock(&pool.mutex);
+    }
+    await(count - work(0));
+}
