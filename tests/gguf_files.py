@@ -84,12 +84,12 @@ def _set_scale(data: NDArray[Any], kind: Type, scale: float) -> None:
 
 
 def quantised_pair(
-    folder: Path, variant: str, kind: Type, **overrides: Any
+    folder: Path, variant: str, kind: Type, kinds: Mapping[str, Type] | None = None, **overrides: Any
 ) -> tuple[PreTrainedModel, GgufFile, PreTrainedModel]:
     """A tiny model packed from a `.gguf` file of `kind`, the file, and the same model dequantised by `gguf`."""
     dense = tiny_model(variant, seed=7, **{**SIZES, **overrides})
     path = folder / f"{variant}-{kind.name}.gguf"
-    save_gguf(path, dense, kind)
+    save_gguf(path, dense, kind, kinds=kinds)
     packed, file = packed_model(GgufIndex.read(path), dense.config)
     return packed, file, dense
 
@@ -103,17 +103,21 @@ def save_gguf(
     omit: Container[str] = (),
     extra: Mapping[str, NDArray[Any]] | None = None,
     tensors_per_part: int = 0,
+    kinds: Mapping[str, Type] | None = None,
 ) -> None:
     """Write a model as llama.cpp's converter would, and give the model the values that are written.
 
-    Weights of types that `gguf` cannot quantise are random blocks. Entries of `metadata` replace the model's own; None
+    `kinds` gives types of their own to some projections, by the last part of their names. Weights of types that `gguf`
+    cannot quantise are random blocks. Entries of `metadata` replace the model's own; None
     leaves one out. With `tensors_per_part`, the file is split.
     """
     architecture = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     for key, value in {**_metadata(model, architecture), **(metadata or {})}.items():
         _add(writer, key, value)
-    tensors = {name: tensor for name, tensor in _tensors(model, architecture, kind).items() if name not in omit}
+    tensors = {
+        name: tensor for name, tensor in _tensors(model, architecture, kind, kinds or {}).items() if name not in omit
+    }
     for name, (blocks, of) in tensors.items():
         writer.add_tensor(name, blocks, raw_dtype=of)
     for name, numbers in {**_rope_factors(model), **(extra or {})}.items():
@@ -140,7 +144,9 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _tensors(model: PreTrainedModel, architecture: str, kind: Type) -> dict[str, tuple[NDArray[Any], Type]]:
+def _tensors(
+    model: PreTrainedModel, architecture: str, kind: Type, kinds: Mapping[str, Type]
+) -> dict[str, tuple[NDArray[Any], Type]]:
     names = gguf.get_tensor_name_map(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), model.config.num_hidden_layers
     )
@@ -150,9 +156,10 @@ def _tensors(model: PreTrainedModel, architecture: str, kind: Type) -> dict[str,
         stored = f"{names.get_name(module)}.{part}"
         values = parameter.detach()
         if "norm" not in name and parameter.ndim == 2:
-            blocks = _blocks(_ordered(model, architecture, module, values, undo=False), kind, number)
-            found[stored] = blocks, kind
-            kept = torch.from_numpy(np.array(dequantize(blocks, kind), np.float32))
+            own = kinds.get(module.rpartition(".")[2], kind)
+            blocks = _blocks(_ordered(model, architecture, module, values, undo=False), own, number)
+            found[stored] = blocks, own
+            kept = torch.from_numpy(np.array(dequantize(blocks, own), np.float32))
             parameter.copy_(_ordered(model, architecture, module, kept, undo=True))
         else:
             offset = 1.0 if architecture.startswith("gemma") and "norm" in name else 0.0

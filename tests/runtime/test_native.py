@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,51 +10,14 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.native import GROUP, Native, quantised_groups
+from ssd_runtime.weights.kernels.native import GROUP, Native
 from ssd_runtime.weights.native import library as native
-from ssd_runtime.weights.native.library import INSTRUCTIONS, NEEDED, library
+from ssd_runtime.weights.native.library import NEEDED, library
+from tests.native_weights import weight4, weight8
 
+pytestmark = pytest.mark.usefixtures("threads")
 needs_native = pytest.mark.usefixtures("instructions")
 ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 33)
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(params=["1", "avx2"], ids=["best instructions", "AVX2"])
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code for this processor; and that for processors without AVX-512, if this one has it."""
-    best = library()
-    if best is None:
-        pytest.skip("needs AVX2 and a C compiler")
-    if request.param == "avx2":
-        if best.instructions == INSTRUCTIONS[8]:
-            pytest.skip("this processor's best instructions are AVX2")
-        monkeypatch.setenv("SSD_NATIVE", "avx2")
-        plain = library.__wrapped__()
-        assert plain is not None
-        assert plain.instructions == INSTRUCTIONS[8]
-        monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: plain)
-
-
-def weight4(out: int, width: int, bias: bool = False) -> tuple[Native, Tensor]:
-    """A random 4-bit weight and its numbers."""
-    levels = torch.randint(0, 16, (out, width), dtype=torch.uint8)
-    scale = (torch.rand(out, width // GROUP) + 0.1).half().float()
-    least = torch.randn(out, width // GROUP).half().float()
-    numbers = torch.randn(out) if bias else None
-    dense = levels.unflatten(1, (-1, GROUP)) * scale[..., None] + least[..., None]
-    return Native(levels, scale, least + 8 * scale, numbers), dense.flatten(1)
-
-
-def weight8(out: int, width: int) -> tuple[Native, Tensor]:
-    """A random 8-bit weight and its numbers."""
-    levels, scale = quantised_groups(torch.randn(out, width))
-    return Native(levels, scale, None), (levels.unflatten(1, (-1, GROUP)) * scale[..., None]).flatten(1)
 
 
 def on_the_grid(rows: int, width: int) -> Tensor:

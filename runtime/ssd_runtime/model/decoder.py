@@ -107,6 +107,7 @@ class Decoder:
             rounded=self.rounding != self.dtype,
             lock=self.lock,
         )
+        self.projections.use_own_threads(self.sublayers.are_whole)
         key_multiple = self.sublayers.key_multiple
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in self.layers],
@@ -192,6 +193,7 @@ class Decoder:
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
         if any(changed):
             self.sublayers.follow(self.light.widths)
+            self.projections.use_own_threads(self.sublayers.are_whole)
             self._changed = True
         if any(changed) or embedding != self._embedding_stamp:
             self.version += 1

@@ -15,6 +15,7 @@ from ssd_runtime.model.devices.placement import device_of
 from ssd_runtime.model.families import Family
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 
@@ -154,11 +155,18 @@ class Layer:
 
     def add_mlp(self, x: Tensor) -> Tensor:
         """`x` with the MLP block's output added."""
-        whole, down = self.gate_up.fused, self.down.fused
-        if whole is not None and down is not None and self._plain_mlp:
+        native = self.native_mlp
+        if native is not None:
+            whole, down = native
             return whole.fused_mlp(down, x, None if self.mlp_norm is None else self.mlp_norm.rms)
         gate, up = self.gate_up(x, norm=self.mlp_norm).chunk(2, -1)
         return self._join(x, self.down, self.activation(gate) * up, self.mlp_after)
+
+    @property
+    def native_mlp(self) -> tuple[Native, Native] | None:
+        """The kernels of the MLP block, of gate and up and of down, if it is one call of our own code."""
+        whole, down = self.gate_up.fused, self.down.fused
+        return (whole, down) if whole is not None and down is not None and self._plain_mlp else None
 
     @property
     def _plain_mlp(self) -> bool:

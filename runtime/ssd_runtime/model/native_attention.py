@@ -43,6 +43,7 @@ class _Block(ctypes.Structure):
         ("q_epsilon", ctypes.c_float),
         ("k_epsilon", ctypes.c_float),
         ("scale", ctypes.c_float),
+        ("projections", ctypes.c_int64),
         ("heads", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
@@ -58,7 +59,7 @@ class NativeAttention:
 
     def __init__(
         self,
-        qkv: Native,
+        qkv: Sequence[Native],
         output: Native,
         norm: RmsNorm | None,
         q_norm: RmsNorm | None,
@@ -69,20 +70,26 @@ class NativeAttention:
         head_dim: int,
         scale: float,
     ) -> None:
-        """`norm` is that of the block's input, the others are those of each head."""
+        """The outputs of `qkv` together are queries, keys and values.
+
+        `norm` is that of the block's input, the others are those of each head.
+        """
         found = library()
         if found is None:
             raise RuntimeError("no compiled code for this processor")
         self._library = found
         norms = norm, q_norm, k_norm
-        self._parts = qkv, output, norms  # what the structure points to
+        addresses = (ctypes.c_void_p * len(qkv))(*(each.address for each in qkv))
+        self._parts = tuple(qkv), addresses, output, norms  # what the structure points to
         weights = [None if each is None else each.weight.data_ptr() for each in norms]
         epsilons = [0.0 if each is None else each.epsilon for each in norms]
-        self._block = _Block(qkv.address, output.address, *weights, *epsilons, scale, heads, kv_heads, head_dim)
+        projections = ctypes.addressof(addresses)
+        sizes = len(qkv), heads, kv_heads, head_dim
+        self._block = _Block(projections, output.address, *weights, *epsilons, scale, *sizes)
         self._address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
         self._per_row = (2 * heads + 2 * kv_heads) * head_dim
-        self._per_row += quantised_floats(1, qkv.in_features) + quantised_floats(1, heads * head_dim)
+        self._per_row += quantised_floats(1, qkv[0].in_features) + quantised_floats(1, heads * head_dim)
 
     def __call__(
         self, layer: int, kind: int, x: Tensor, segments: Sequence[Segment], rotation: Rotation | None

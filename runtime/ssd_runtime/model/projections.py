@@ -66,6 +66,12 @@ class Projections:
         found = {each for linear in self for each in linear.roundings}
         return min(found, key=lambda each: each.itemsize, default=dtype)
 
+    def use_own_threads(self, own: bool) -> None:
+        """Run our own kernels of the model's weights on threads of our own, or on torch's (`Native.own_threads`)."""
+        for linear in self:
+            for native in linear.natives:
+                native.own_threads = own
+
     def serve(self, rows: Sequence[bool]) -> None:
         """Let packed copies serve forwards of n rows if `rows[n - 1]` is true; the last entry holds beyond its end."""
         self._serves = tuple(rows)

@@ -99,6 +99,11 @@ class SubLayers:
         """Whether our own code serves the attention of all layers on the model's own weights."""
         return None not in self._native[FULL]
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether each sub-layer on the model's own weights is one call of our own code."""
+        return self.are_native and all(layer.native_mlp is not None for layer in self.layers)
+
     def _key_multiple(self, rounded: bool) -> int:
         if self.by_row:
             return KEY_BLOCK
@@ -201,10 +206,10 @@ class SubLayers:
     def _native_attention(self, layer: Layer) -> NativeAttention | None:
         """The layer's attention block as one call of our own code; None where that does not serve it."""
         shape = self._shape
-        qkv, output = layer.qkv.fused, layer.output.fused
+        qkv, output = layer.qkv.natives, layer.output.fused
         norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
         apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
-        if qkv is None or output is None or apart or shape.head_dim not in HEAD_DIMS:
+        if not qkv or output is None or apart or shape.head_dim not in HEAD_DIMS:
             return None
         if self._family.qk_norm == "projection" or any(
             norm is not None and norm.rms is None for norm in norms.values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,11 @@ class LightLinear:
         """`dtype` is that of the rows."""
         self.kernel = kernel
         self.fused = kernel if isinstance(kernel, Native) and dtype == torch.float32 else None
+
+    @property
+    def natives(self) -> Sequence[Native]:
+        """Our own kernel as `fused`, if it is that."""
+        return () if self.fused is None else (self.fused,)
 
     def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
         """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""

@@ -158,6 +158,12 @@ class Linear:
         """The kernel that computes all of the projections with norm and residual; None if there is none."""
         return self._fused
 
+    @property
+    def natives(self) -> Sequence[Native]:
+        """Our own kernels that compute the projections side by side; none where another kernel has a part in it."""
+        natives = [call for call in self._calls if isinstance(call, Native)]
+        return natives if len(natives) == len(self._calls) else ()
+
     def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
         """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
         if self._fused is not None and (norm is None or norm.rms is not None):

@@ -23,6 +23,7 @@ class _Weight(ctypes.Structure):
         ("bits", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
         ("in_features", ctypes.c_int64),
+        ("own_threads", ctypes.c_int64),
         ("blocks", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
     )
@@ -54,6 +55,7 @@ class Native:
             bits,
             self.out_features,
             self.in_features,
+            0,
             self._blocks.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )
@@ -63,6 +65,19 @@ class Native:
     def can_serve(out_features: int, in_features: int) -> bool:
         """Whether a weight of these sizes can be packed and multiplied on this machine."""
         return out_features % TILE == 0 and in_features % GROUP == 0 and library() is not None
+
+    @property
+    def own_threads(self) -> bool:
+        """Whether it runs on threads of our own (`native/pool.h`) instead of torch's.
+
+        Our own wait for no thread that has lost its processor. But torch's spin for some milliseconds after their work,
+        on the same processors. So where torch multiplies between our calls, its threads should serve ours too.
+        """
+        return bool(self._about.own_threads)
+
+    @own_threads.setter
+    def own_threads(self, own: bool) -> None:
+        self._about.own_threads = int(own)
 
     @property
     def nbytes(self) -> int:

@@ -13,10 +13,11 @@ typedef struct {
 } Segment;
 
 typedef struct {
-    const Weight *qkv, *output;
+    const Weight *const *qkv; /* `projections` weights, whose outputs together are queries, keys and values. */
+    const Weight *output;
     const float *norm, *q_norm, *k_norm; /* NULL for none. */
     float epsilon, q_epsilon, k_epsilon, scale;
-    int64_t heads, kv_heads, head_dim;
+    int64_t projections, heads, kv_heads, head_dim;
 } Block;
 
 /* cos and signed sin, [rows][width] with rows `stride` floats apart; NULL for layers without a rotation. */

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import torch
+import torch  # its OpenMP library is the one that the code finds
 from torch import Tensor
 
 from ssd_artifacts.files import cache_folder
@@ -22,10 +22,12 @@ FOLDER = Path(__file__).parent
 SOURCES = ("sublayers.c", "attention.h", "avx2.h", "avx512.h", "exponential.h", "lanes.h", "pool.h", "products.h")
 """The file that is compiled, and those that it includes."""
 COMPILERS = ("gcc", "cc")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-fPIC", "-c")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-pthread", "-fPIC", "-c")
 """-ffp-contract=off: sums must not depend on where a compiler finds it convenient to fuse two operations."""
 WITHOUT_AVX512 = ("-mno-avx512f",)
 LINK_FLAGS = ("-shared", "-pthread")
+"""No -fopenmp: its threads are those of torch's own OpenMP library, which it makes visible to all. A second library
+would have threads of its own, which wait on the same processors."""
 NEEDED = frozenset({"avx2", "fma", "f16c"})
 """Instruction sets without which the code does not run, as Linux names them. It uses AVX-512 VNNI where that is."""
 INSTRUCTIONS = {8: "avx2-", 16: "vnni"}

@@ -17,6 +17,11 @@
 #define HELPER_SPIN 200000 /* Nanoseconds: longer than what Python does between two calls. */
 #define CALLER_SPIN 50000  /* Nanoseconds: longer than an item. */
 
+/* Functions of torch's OpenMP library. Its threads spin for some milliseconds after their work, on processors that ours
+ * want. They end by the second, which older libraries lack, and start again where torch needs them. */
+extern int omp_get_thread_num(void);
+extern int omp_pause_resource_all(int) __attribute__((weak));
+
 /* Does one item; `worker` is below the number of threads, and no two threads have the same. */
 typedef void (*Body)(const void *about, int64_t item, int worker);
 
@@ -122,22 +127,27 @@ static void start(int wanted) {
     pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
-/* Claim the helpers for a call on up to `wanted` threads; returns the number of threads, which is 1 where another call
- * has them. */
-static int join(int wanted) {
-    if (wanted < 2 || atomic_exchange(&pool.used, 1))
-        return 1;
+/* The threads of a call: our own, or those of torch's OpenMP library. */
+typedef struct {
+    int count, own;
+} Threads;
+
+static const Threads lone = {1, 0};
+
+/* Claim up to `wanted` threads for a call. A call that finds our own in use by another runs on one. */
+static Threads join(int wanted, int own) {
     wanted = wanted < MOST_THREADS ? wanted : MOST_THREADS;
+    if (!own || wanted < 2 || atomic_exchange(&pool.used, 1))
+        return (Threads){own ? 1 : wanted, 0};
+    if (omp_pause_resource_all)
+        omp_pause_resource_all(1);
     if (pool.helpers < wanted - 1)
         start(wanted - 1);
-    const int threads = wanted < pool.helpers + 1 ? wanted : pool.helpers + 1;
-    if (threads == 1)
-        atomic_store(&pool.used, 0);
-    return threads;
+    return (Threads){wanted < pool.helpers + 1 ? wanted : pool.helpers + 1, 1};
 }
 
-static void leave(int threads) {
-    if (threads > 1)
+static void leave(Threads threads) {
+    if (threads.own)
         atomic_store(&pool.used, 0);
 }
 
@@ -156,11 +166,17 @@ static void await(int64_t helped) {
     }
 }
 
-/* Do the items 0, ..., count - 1 on `threads` threads that `join` gave. */
-static void each(int threads, Body body, const void *about, int64_t count) {
-    if (threads == 1 || count == 1 || count > MOST_ITEMS) {
+/* Do the items 0, ..., count - 1. */
+static void each(Threads threads, Body body, const void *about, int64_t count) {
+    if (threads.count == 1 || count == 1 || count > MOST_ITEMS) {
         for (int64_t item = 0; item < count; item++)
             body(about, item, 0);
+        return;
+    }
+    if (!threads.own) {
+#pragma omp parallel for num_threads(threads.count) schedule(dynamic)
+        for (int64_t item = 0; item < count; item++)
+            body(about, item, omp_get_thread_num());
         return;
     }
     const uint64_t number = (atomic_load(&pool.ticket) >> 32) + 1;
@@ -169,7 +185,7 @@ static void each(int threads, Body body, const void *about, int64_t count) {
     pool.count = count;
     pool.rounding = _mm_getcsr();
     atomic_store(&pool.done, 0);
-    atomic_store(&pool.ticket, number << 32 | (uint64_t)threads << 24 | (uint64_t)count);
+    atomic_store(&pool.ticket, number << 32 | (uint64_t)threads.count << 24 | (uint64_t)count);
     if (atomic_load(&pool.sleeping)) {
         pthread_mutex_lock(&pool.mutex);
         pthread_cond_broadcast(&pool.published);

@@ -23,7 +23,7 @@
 #define PARTS (TILE / LANES)
 
 typedef struct {
-    int64_t bits, out, in;
+    int64_t bits, out, in, own_threads;
     const uint8_t *blocks;
     const float *bias; /* NULL for none. */
 } Weight;
@@ -103,13 +103,13 @@ static void quantise_item(const void *about, int64_t row, int worker) {
 }
 
 /* The quantised rows of x, in `memory`. */
-static Rows quantised(int threads, const float *x, Norm norm, int64_t n, int64_t in, float *memory) {
+static Rows quantised(Threads threads, const float *x, Norm norm, int64_t n, int64_t in, float *memory) {
     const int64_t groups = n * (in / GROUP);
     int32_t *offsets = (int32_t *)(memory + 2 * groups);
     const Rows rows = {.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups,
                        .offsets = offsets, .in = in};
     const Quantising about = {x, norm, rows, n};
-    each(n <= FEW ? 1 : threads, quantise_item, &about, n);
+    each(n <= FEW ? lone : threads, quantise_item, &about, n);
     return rows;
 }
 
@@ -188,6 +188,7 @@ typedef struct {
     int64_t n, tiles, together;
     const float *residual;
     float *y;
+    int64_t width; /* Of y's rows. */
 } Projecting;
 
 static void project_item(const void *about, int64_t item, int worker) {
@@ -200,15 +201,17 @@ static void project_item(const void *about, int64_t item, int worker) {
             Floats sums[CHUNK * PARTS];
             products(of->weight, tile, of->rows, first, count, sums);
             for (int r = 0; r < count * PARTS; r++) {
-                const int64_t at = (first + r / PARTS) * of->weight->out + tile * TILE + r % PARTS * LANES;
+                const int64_t at = (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES;
                 store(of->y + at, of->residual ? add(sums[r], load(of->residual + at)) : sums[r]);
             }
         }
 }
 
-/* y = products of the rows, plus the residual unless it is NULL. */
-static void project(int threads, const Weight *weight, Rows rows, int64_t n, const float *residual, float *y) {
-    const int64_t tiles = weight->out / TILE, together = tiles_together(weight, tiles, threads);
-    const Projecting about = {weight, rows, n, tiles, together, residual, y};
+/* y = products of the rows, plus the residual unless it is NULL. Rows of both are `width` floats apart. */
+static void project(Threads threads, const Weight *weight, Rows rows, int64_t n, const float *residual, float *y,
+                    int64_t width)
+{
+    const int64_t tiles = weight->out / TILE, together = tiles_together(weight, tiles, threads.count);
+    const Projecting about = {weight, rows, n, tiles, together, residual, y, width};
     each(threads, project_item, &about, (tiles + together - 1) / together);
 }

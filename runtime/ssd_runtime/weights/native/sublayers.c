@@ -14,7 +14,7 @@ INLINE Floats silu(Floats x) {
 /* The products of gate and up, whose tiles lie half the weight apart; y is hidden. */
 static void gated_item(const void *about, int64_t item, int worker) {
     const Projecting *of = about;
-    const int64_t begin = item * of->together, end = begin + of->together, width = of->weight->out / 2;
+    const int64_t begin = item * of->together, end = begin + of->together;
     (void)worker;
     for (int64_t tile = begin; tile < end && tile < of->tiles; tile++)
         for (int64_t first = 0; first < of->n; first += CHUNK) {
@@ -23,15 +23,15 @@ static void gated_item(const void *about, int64_t item, int worker) {
             products(of->weight, tile, of->rows, first, count, gate);
             products(of->weight, of->tiles + tile, of->rows, first, count, up);
             for (int r = 0; r < count * PARTS; r++)
-                store(of->y + (first + r / PARTS) * width + tile * TILE + r % PARTS * LANES,
+                store(of->y + (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES,
                       multiply(silu(gate[r]), up[r]));
         }
 }
 
 /* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
-static void gated(int threads, const Weight *weight, Rows rows, int64_t n, float *hidden) {
-    const int64_t tiles = weight->out / 2 / TILE, together = (tiles_together(weight, 2 * tiles, threads) + 1) / 2;
-    const Projecting about = {weight, rows, n, tiles, together, 0, hidden};
+static void gated(Threads threads, const Weight *weight, Rows rows, int64_t n, float *hidden) {
+    const int64_t tiles = weight->out / 2 / TILE, together = (tiles_together(weight, 2 * tiles, threads.count) + 1) / 2;
+    const Projecting about = {weight, rows, n, tiles, together, 0, hidden, weight->out / 2};
     each(threads, gated_item, &about, (tiles + together - 1) / together);
 }
 
@@ -40,8 +40,8 @@ void linear(const Weight *weight, const float *norm_weight, float epsilon, const
             const float *residual, float *y, float *memory, int wanted)
 {
     const Norm norm = {norm_weight, epsilon};
-    const int threads = join(wanted);
-    project(threads, weight, quantised(threads, x, norm, n, weight->in, memory), n, residual, y);
+    const Threads threads = join(wanted, (int)weight->own_threads);
+    project(threads, weight, quantised(threads, x, norm, n, weight->in, memory), n, residual, y, weight->out);
     leave(threads);
 }
 
@@ -52,9 +52,9 @@ void mlp(const Weight *gate_up, const Weight *down, const float *norm_weight, fl
 {
     const Norm norm = {norm_weight, epsilon}, none = {0, 0.0f};
     float *outer = memory + n * down->in, *inner = outer + floats_of(n, gate_up->in);
-    const int threads = join(wanted);
+    const Threads threads = join(wanted, (int)gate_up->own_threads);
     gated(threads, gate_up, quantised(threads, x, norm, n, gate_up->in, outer), n, memory);
-    project(threads, down, quantised(threads, memory, none, n, down->in, inner), n, x, y);
+    project(threads, down, quantised(threads, memory, none, n, down->in, inner), n, x, y, down->out);
     leave(threads);
 }
 
@@ -163,17 +163,20 @@ void attention(const Block *block, const Segment *segments, const float *cos, co
 {
     const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, all = heads + 2 * kv_heads;
     const Norm norm = {block->norm, block->epsilon}, none = {0, 0.0f};
-    float *qkv = memory, *mixed = qkv + n * all * size;
-    float *outer = mixed + n * heads * size, *inner = outer + floats_of(n, block->qkv->in);
-    const int threads = join(wanted);
+    const int64_t in = block->qkv[0]->in;
+    float *qkv = memory, *mixed = qkv + n * all * size, *outer = mixed + n * heads * size;
+    float *inner = outer + floats_of(n, in), *at = qkv;
+    const Threads threads = join(wanted, (int)block->output->own_threads);
     const Attending about = {
         .block = block, .segments = segments, .rotation = {cos, sin, width, stride}, .n = n, .longest = longest,
-        .most = most_together(block, n), .threads = threads, .qkv = qkv, .mixed = mixed,
+        .most = most_together(block, n), .threads = threads.count, .qkv = qkv, .mixed = mixed,
         .own = inner + floats_of(n, heads * size),
     };
-    project(threads, block->qkv, quantised(threads, x, norm, n, block->qkv->in, outer), n, 0, qkv);
-    each(n <= FEW ? 1 : threads, place_item, &about, n * all);
-    each(threads, attend_item, &about, items_of(block, segments, n, threads));
-    project(threads, block->output, quantised(threads, mixed, none, n, heads * size, inner), n, x, y);
+    const Rows rows = quantised(threads, x, norm, n, in, outer);
+    for (int64_t i = 0; i < block->projections; at += block->qkv[i++]->out)
+        project(threads, block->qkv[i], rows, n, 0, at, all * size);
+    each(n <= FEW ? lone : threads, place_item, &about, n * all);
+    each(threads, attend_item, &about, items_of(block, segments, n, threads.count));
+    project(threads, block->output, quantised(threads, mixed, none, n, heads * size, inner), n, x, y, block->output->out);
     leave(threads);
 }

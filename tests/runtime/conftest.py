@@ -1,0 +1,35 @@
+"""Fixtures of tests that run our own C code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ssd_runtime.weights.native.library import INSTRUCTIONS, library
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Torch's number of threads is what it was, after a test."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["1", "avx2"], ids=["best instructions", "AVX2"])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for this processor; and that for processors without AVX-512, if this one has it."""
+    best = library()
+    if best is None:
+        pytest.skip("needs AVX2 and a C compiler")
+    if request.param == "avx2":
+        if best.instructions == INSTRUCTIONS[8]:
+            pytest.skip("this processor's best instructions are AVX2")
+        monkeypatch.setenv("SSD_NATIVE", "avx2")
+        plain = library.__wrapped__()
+        assert plain is not None
+        assert plain.instructions == INSTRUCTIONS[8]
+        monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: plain)
+        monkeypatch.setattr("ssd_runtime.model.native_attention.library", lambda: plain)
