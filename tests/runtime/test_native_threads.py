@@ -147,6 +147,20 @@ def test_threads_round_as_their_caller_does() -> None:
     assert not any(each.view(torch.int32).any() for each in flushed)
 
 
+@needs_native
+def test_torch_has_one_thread_between_steps_in_the_calling_thread_alone() -> None:
+    found = library()
+    assert found is not None
+    torch.set_num_threads(3)
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(torch.get_num_threads).result() == 3
+        with pytest.raises(KeyError), found.torch_alone():
+            assert torch.get_num_threads() == 1
+            assert executor.submit(torch.get_num_threads).result() == 3
+            raise KeyError
+    assert torch.get_num_threads() == 3
+
+
 def run(work: str, threads: str) -> subprocess.CompletedProcess[str]:
     """Run Python code after `SCRIPT`; a process that hangs fails."""
     command = [sys.executable, "-c", SCRIPT + work, threads]
@@ -173,7 +187,7 @@ assert os.waitpid(child, 0)[1] == 0 and torch.equal(before, after)
 
 @pytest.mark.skipif(library() is None or not Path("/proc/self/task").exists(), reason="needs the C code and Linux")
 def test_there_are_as_many_threads_as_torch_has() -> None:
-    """A call starts those that are missing, and a lone one none. Torch's own end meanwhile."""
+    """A call starts those that are missing, and a lone one none."""
     done = run(
         """
 counts = []

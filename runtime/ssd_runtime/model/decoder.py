@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
 from ssd_runtime.weights.linear import Linear, PackedMemory, can_pack, stamp_of
+from ssd_runtime.weights.native.library import library
 
 
 class Decoder:
@@ -173,6 +175,11 @@ class Decoder:
     def memory(self) -> str:
         """The memory of packed copies, as a message for the user."""
         return f"kernels: {self.kernels}; copies of weights in their layout take {gib(self.packed.used)}"
+
+    def beside_steps(self) -> AbstractContextManager[None]:
+        """Within it, work between steps leaves the processors to our own threads, if steps run on these."""
+        found = library() if self.sublayers.are_whole else None
+        return nullcontext() if found is None else found.torch_alone()
 
     def lighten(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> None:
         """Make lighter copies of the weights for drafts, or drop them (`LightCopies.make`)."""

@@ -329,11 +329,19 @@ class Session:
 
         `paths` follow the committed tokens.
         """
-        return self._sampler.choose(logits, known=self.ids, paths=paths, drawn=drawn)
+        with self.decoder.beside_steps():
+            choice = self._sampler.choose(logits, known=self.ids, paths=paths, drawn=drawn)
+
+        def token(row: int) -> int:
+            with self.decoder.beside_steps():
+                return choice(row)
+
+        return token
 
     def propose(self, logits: Tensor, path: Callable[[], list[int]], temperature: float | None = None) -> Proposal:
         """Propose a token to draft after the committed ones and a path (`Sampler.propose`)."""
-        return self._sampler.propose(logits, known=self.ids, path=path, annealed=temperature)
+        with self.decoder.beside_steps():
+            return self._sampler.propose(logits, known=self.ids, path=path, annealed=temperature)
 
     def gap(self, logits: Tensor, prompt: int, token: int, within: float) -> tuple[float, bool]:
         """The gap in logits between the choice after the committed tokens and `token`, and whether it is a near tie.

@@ -8,7 +8,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ FOLDER = Path(__file__).parent
 SOURCES = ("sublayers.c", "attention.h", "avx2.h", "avx512.h", "exponential.h", "lanes.h", "pool.h", "products.h")
 """The file that is compiled, and those that it includes."""
 COMPILERS = ("gcc", "cc")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-pthread", "-fPIC", "-c")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-D_GNU_SOURCE", "-fopenmp", "-pthread", "-fPIC", "-c")
 """-ffp-contract=off: sums must not depend on where a compiler finds it convenient to fuse two operations."""
 WITHOUT_AVX512 = ("-mno-avx512f",)
 LINK_FLAGS = ("-shared", "-pthread")
@@ -55,6 +56,22 @@ class Library:
         rows = (POINTER, COUNT, COUNT, POINTER, POINTER, ctypes.c_int)
         self.attention.argtypes = (POINTER, POINTER, *rotation, *rows)
         self.attention.restype = None
+        self._set_torch_threads = functions.set_torch_threads
+        self._set_torch_threads.argtypes = (ctypes.c_int,)
+        self._set_torch_threads.restype = None
+
+    @contextmanager
+    def torch_alone(self) -> Iterator[None]:
+        """Let torch use one thread within, in the calling thread alone.
+
+        Its other threads spin for some milliseconds after their work, on processors that our own want.
+        """
+        before = torch.get_num_threads()
+        self._set_torch_threads(1)
+        try:
+            yield
+        finally:
+            self._set_torch_threads(before)
 
 
 def wanted() -> bool:

@@ -7,20 +7,23 @@
  */
 #pragma once
 #include <immintrin.h>
+#include <omp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #define MOST_THREADS 64
-#define HELPER_SPIN 200000 /* Nanoseconds: longer than what Python does between two calls. */
-#define CALLER_SPIN 50000  /* Nanoseconds: longer than an item. */
 
-/* Functions of torch's OpenMP library. Its threads spin for some milliseconds after their work, on processors that ours
- * want. They end by the second, which older libraries lack, and start again where torch needs them. */
-extern int omp_get_thread_num(void);
-extern int omp_pause_resource_all(int) __attribute__((weak));
+/* Times in nanoseconds. */
+#define LONG_SPIN 200000     /* Longer than what Python does between two calls, since to wake a thread takes time too. */
+#define SHORT_SPIN 20000     /* Longer than what is between two loops of a call. */
+#define CALLER_SPIN 50000    /* Longer than an item. */
+#define WINDOW 50000000      /* A thread that loses its processor OFTEN times within this time shares it ... */
+#define SHARED 1000000000    /* ... and spins briefly for so long. */
+#define OFTEN 4
 
 /* Does one item; `worker` is below the number of threads, and no two threads have the same. */
 typedef void (*Body)(const void *about, int64_t item, int worker);
@@ -72,10 +75,31 @@ static int64_t work(int worker) {
     return done;
 }
 
+/* What a helper knows of other processes on its processor. */
+typedef struct {
+    int64_t looked, until; /* When it looked last; until when it takes its processor for shared. */
+    long lost;             /* How often it has lost it. */
+} Neighbours;
+
+/* How long to spin: on a processor that others want, a thread that spins has it less when there is work. */
+static int64_t spin(Neighbours *others, int64_t now) {
+    const int64_t elapsed = now - others->looked;
+    if (elapsed > WINDOW) {
+        struct rusage usage;
+        getrusage(RUSAGE_THREAD, &usage);
+        if (usage.ru_nivcsw - others->lost >= OFTEN && elapsed < 2 * WINDOW)
+            others->until = now + SHARED;
+        others->lost = usage.ru_nivcsw;
+        others->looked = now;
+    }
+    return now < others->until ? SHORT_SPIN : LONG_SPIN;
+}
+
 static void *help(void *given) {
     const int worker = (int)(intptr_t)given;
+    Neighbours others = {0, 0, 0};
     for (;;) {
-        const int64_t until = nanoseconds() + HELPER_SPIN;
+        const int64_t now = nanoseconds(), until = now + spin(&others, now);
         while (!has_work(worker) && nanoseconds() < until)
             for (int i = 0; i < 8 && !has_work(worker); i++)
                 _mm_pause();
@@ -139,8 +163,6 @@ static Threads join(int wanted, int own) {
     wanted = wanted < MOST_THREADS ? wanted : MOST_THREADS;
     if (!own || wanted < 2 || atomic_exchange(&pool.used, 1))
         return (Threads){own ? 1 : wanted, 0};
-    if (omp_pause_resource_all)
-        omp_pause_resource_all(1);
     if (pool.helpers < wanted - 1)
         start(wanted - 1);
     return (Threads){wanted < pool.helpers + 1 ? wanted : pool.helpers + 1, 1};

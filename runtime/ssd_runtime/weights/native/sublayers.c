@@ -6,6 +6,11 @@
 /* Floats in a vector, which tell the instructions that this code was compiled for. */
 const int lanes = LANES;
 
+/* Let torch use so many threads for work of the calling thread, where `torch.set_num_threads` is for all threads. */
+void set_torch_threads(int threads) {
+    omp_set_num_threads(threads);
+}
+
 INLINE Floats silu(Floats x) {
     const Floats bounded = larger(smaller(x, all(87.0f)), all(-87.0f));
     return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
