@@ -156,7 +156,14 @@ typedef struct {
     int count, own;
 } Threads;
 
-static const Threads lone = {1, 0};
+/* Make a call on threads: the caller alone makes it on our own, which come in at each loop, and all of torch's do. */
+#define ON(threads, call)                                 \
+    do {                                                  \
+        if ((threads).own || (threads).count == 1)        \
+            call;                                         \
+        else                                              \
+            _Pragma("omp parallel num_threads((threads).count)") call; \
+    } while (0)
 
 /* Claim up to `wanted` threads for a call. A call that finds our own in use by another runs on one. */
 static Threads join(int wanted, int own) {
@@ -188,17 +195,17 @@ static void await(int64_t helped) {
     }
 }
 
-/* Do the items 0, ..., count - 1. */
-static void each(Threads threads, Body body, const void *about, int64_t count) {
-    if (threads.count == 1 || count == 1 || count > MOST_ITEMS) {
-        for (int64_t item = 0; item < count; item++)
-            body(about, item, 0);
-        return;
-    }
+/* Do the items 0, ..., count - 1; to be called within `ON`. So `few` of them take less time than to share them. */
+static void each(Threads threads, Body body, const void *about, int64_t count, int64_t few) {
     if (!threads.own) {
-#pragma omp parallel for num_threads(threads.count) schedule(dynamic)
+#pragma omp for schedule(static)
         for (int64_t item = 0; item < count; item++)
             body(about, item, omp_get_thread_num());
+        return;
+    }
+    if (threads.count == 1 || count <= few || count > MOST_ITEMS) {
+        for (int64_t item = 0; item < count; item++)
+            body(about, item, 0);
         return;
     }
     const uint64_t number = (atomic_load(&pool.ticket) >> 32) + 1;

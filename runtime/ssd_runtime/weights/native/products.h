@@ -17,7 +17,7 @@
 #define TILE 16
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
 #define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
-#define ITEM 65536 /* Bytes of a weight, at least, that a thread takes at a time: some microseconds. */
+#define ITEM 65536 /* Bytes of a large weight that a thread takes at a time: some microseconds. */
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
                   * within a page of 4 KiB alone; this takes a fifth off a row's time at 4 bits, a third at 8. */
 #define PARTS (TILE / LANES)
@@ -109,7 +109,7 @@ static Rows quantised(Threads threads, const float *x, Norm norm, int64_t n, int
     const Rows rows = {.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups,
                        .offsets = offsets, .in = in};
     const Quantising about = {x, norm, rows, n};
-    each(n <= FEW ? lone : threads, quantise_item, &about, n);
+    each(threads, quantise_item, &about, n, FEW);
     return rows;
 }
 
@@ -175,11 +175,11 @@ static void products(const Weight *weight, int64_t tile, Rows rows, int64_t firs
 #undef CASE
 }
 
-/* A weight's tiles come to threads in items of so many. */
-static int64_t tiles_together(const Weight *weight, int64_t tiles, int threads) {
-    const int64_t bytes = weight->in / GROUP * (weight->bits == 4 ? 320 : 544), most = tiles / (4 * threads);
-    const int64_t tiles_of_item = (ITEM + bytes - 1) / bytes;
-    return tiles_of_item < most ? tiles_of_item : most > 0 ? most : 1;
+/* A weight's tiles come to threads in items of so many: torch's threads have fixed shares anyway. */
+static int64_t tiles_together(const Weight *weight, int64_t tiles, Threads threads) {
+    const int64_t bytes = weight->in / GROUP * (weight->bits == 4 ? 320 : 544), most = tiles / (8 * threads.count);
+    const int64_t tiles_of_item = (ITEM + bytes - 1) / bytes, fewer = tiles_of_item < most ? tiles_of_item : most;
+    return threads.own && fewer > 1 ? fewer : 1;
 }
 
 typedef struct {
@@ -211,7 +211,7 @@ static void project_item(const void *about, int64_t item, int worker) {
 static void project(Threads threads, const Weight *weight, Rows rows, int64_t n, const float *residual, float *y,
                     int64_t width)
 {
-    const int64_t tiles = weight->out / TILE, together = tiles_together(weight, tiles, threads.count);
+    const int64_t tiles = weight->out / TILE, together = tiles_together(weight, tiles, threads);
     const Projecting about = {weight, rows, n, tiles, together, residual, y, width};
-    each(threads, project_item, &about, (tiles + together - 1) / together);
+    each(threads, project_item, &about, (tiles + together - 1) / together, 1);
 }

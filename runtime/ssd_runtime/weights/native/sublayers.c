@@ -35,9 +35,9 @@ static void gated_item(const void *about, int64_t item, int worker) {
 
 /* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
 static void gated(Threads threads, const Weight *weight, Rows rows, int64_t n, float *hidden) {
-    const int64_t tiles = weight->out / 2 / TILE, together = (tiles_together(weight, 2 * tiles, threads.count) + 1) / 2;
+    const int64_t tiles = weight->out / 2 / TILE, together = (tiles_together(weight, 2 * tiles, threads) + 1) / 2;
     const Projecting about = {weight, rows, n, tiles, together, 0, hidden, weight->out / 2};
-    each(threads, gated_item, &about, (tiles + together - 1) / together);
+    each(threads, gated_item, &about, (tiles + together - 1) / together, 1);
 }
 
 /* y [n, out] = W norm(x) + residual. `memory` holds the quantised rows. */
@@ -46,8 +46,17 @@ void linear(const Weight *weight, const float *norm_weight, float epsilon, const
 {
     const Norm norm = {norm_weight, epsilon};
     const Threads threads = join(wanted, (int)weight->own_threads);
-    project(threads, weight, quantised(threads, x, norm, n, weight->in, memory), n, residual, y, weight->out);
+    ON(threads, project(threads, weight, quantised(threads, x, norm, n, weight->in, memory), n, residual, y, weight->out));
     leave(threads);
+}
+
+static void mlp_on(Threads threads, const Weight *gate_up, const Weight *down, Norm norm, const float *x, int64_t n,
+                   float *y, float *memory)
+{
+    const Norm none = {0, 0.0f};
+    float *outer = memory + n * down->in, *inner = outer + floats_of(n, gate_up->in);
+    gated(threads, gate_up, quantised(threads, x, norm, n, gate_up->in, outer), n, memory);
+    project(threads, down, quantised(threads, memory, none, n, down->in, inner), n, x, y, down->out);
 }
 
 /* y [n, out] = x + W_down (silu(W_gate norm(x)) * W_up norm(x)). `memory` holds the inner rows in fp32, then the quantised
@@ -55,11 +64,9 @@ void linear(const Weight *weight, const float *norm_weight, float epsilon, const
 void mlp(const Weight *gate_up, const Weight *down, const float *norm_weight, float epsilon, const float *x, int64_t n,
          float *y, float *memory, int wanted)
 {
-    const Norm norm = {norm_weight, epsilon}, none = {0, 0.0f};
-    float *outer = memory + n * down->in, *inner = outer + floats_of(n, gate_up->in);
+    const Norm norm = {norm_weight, epsilon};
     const Threads threads = join(wanted, (int)gate_up->own_threads);
-    gated(threads, gate_up, quantised(threads, x, norm, n, gate_up->in, outer), n, memory);
-    project(threads, down, quantised(threads, memory, none, n, down->in, inner), n, x, y, down->out);
+    ON(threads, mlp_on(threads, gate_up, down, norm, x, n, y, memory));
     leave(threads);
 }
 
@@ -158,6 +165,20 @@ static void attend_item(const void *about, int64_t item, int worker) {
            segment->values + kv_head * segment->stride, block->scale, size);
 }
 
+static void attention_on(Threads threads, const Attending *of, const float *x, float *outer, float *inner, float *y) {
+    const Block *block = of->block;
+    const int64_t all = block->heads + 2 * block->kv_heads, mixed = block->heads * block->head_dim;
+    const int64_t in = block->qkv[0]->in, n = of->n;
+    const Norm norm = {block->norm, block->epsilon}, none = {0, 0.0f};
+    const Rows rows = quantised(threads, x, norm, n, in, outer);
+    float *at = of->qkv;
+    for (int64_t i = 0; i < block->projections; at += block->qkv[i++]->out)
+        project(threads, block->qkv[i], rows, n, 0, at, all * block->head_dim);
+    each(threads, place_item, of, n * all, FEW * all);
+    each(threads, attend_item, of, items_of(block, of->segments, n, threads.count), 1);
+    project(threads, block->output, quantised(threads, of->mixed, none, n, mixed, inner), n, x, y, block->output->out);
+}
+
 /* y [n, hidden] = x + W_output attention(W_qkv norm(x)); writes the rows' keys and values into their caches. `memory` holds
  * the queries, keys and values, and the mixed values of all rows; the quantised rows of x and of the mixed values; then,
  * per thread, the scores and slots of the queries that are attended together, `longest` each. That is the largest number
@@ -166,22 +187,15 @@ void attention(const Block *block, const Segment *segments, const float *cos, co
                int64_t width, int64_t stride, const float *x, int64_t n, int64_t longest, float *y, float *memory,
                int wanted)
 {
-    const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, all = heads + 2 * kv_heads;
-    const Norm norm = {block->norm, block->epsilon}, none = {0, 0.0f};
-    const int64_t in = block->qkv[0]->in;
-    float *qkv = memory, *mixed = qkv + n * all * size, *outer = mixed + n * heads * size;
-    float *inner = outer + floats_of(n, in), *at = qkv;
+    const int64_t heads = block->heads, size = block->head_dim, columns = (heads + 2 * block->kv_heads) * size;
+    float *mixed = memory + n * columns, *outer = mixed + n * heads * size;
+    float *inner = outer + floats_of(n, block->qkv[0]->in);
     const Threads threads = join(wanted, (int)block->output->own_threads);
     const Attending about = {
         .block = block, .segments = segments, .rotation = {cos, sin, width, stride}, .n = n, .longest = longest,
-        .most = most_together(block, n), .threads = threads.count, .qkv = qkv, .mixed = mixed,
+        .most = most_together(block, n), .threads = threads.count, .qkv = memory, .mixed = mixed,
         .own = inner + floats_of(n, heads * size),
     };
-    const Rows rows = quantised(threads, x, norm, n, in, outer);
-    for (int64_t i = 0; i < block->projections; at += block->qkv[i++]->out)
-        project(threads, block->qkv[i], rows, n, 0, at, all * size);
-    each(n <= FEW ? lone : threads, place_item, &about, n * all);
-    each(threads, attend_item, &about, items_of(block, segments, n, threads.count));
-    project(threads, block->output, quantised(threads, mixed, none, n, heads * size, inner), n, x, y, block->output->out);
+    ON(threads, attention_on(threads, &about, x, outer, inner, y));
     leave(threads);
 }
