@@ -18,6 +18,15 @@ ANY_MACHINE = (
 """
 
 
+def take_any_machine(patch: pytest.MonkeyPatch) -> None:
+    """Let measurements be taken as they are in this process, whatever other processes do."""
+    for module in ("ssd_runtime.profiling.latency", "ssd_compiler.stages", "ssd_compiler.search.stage"):
+        patch.setattr(f"{module}.broken_law", lambda _: None)
+    patch.setattr("ssd_runtime.profiling.light.broken_light_law", lambda _: None)
+    for module in ("ssd_compiler.patience", "ssd_runtime.engine.latency_tables"):
+        patch.setattr(f"{module}.others_during", lambda _: 0.0)
+
+
 class StandInClock:
     """Stands in for `seconds` and `perf_counter` of the profiling: any work takes `pace` seconds."""
 

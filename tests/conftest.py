@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.clocks import take_any_machine
+
 # Models run in these tests on machines that others use too: no example has a deadline. CI draws the same examples in
 # every run, so that it fails by what has changed and not by luck; developers' runs draw new ones.
 settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -16,9 +18,7 @@ settings.load_profile("house")
 @pytest.fixture
 def any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever other processes do, measurements of this test are taken as they are."""
-    monkeypatch.setattr("ssd_runtime.profiling.latency.broken_law", lambda _: None)
-    for module in ("ssd_compiler.patience", "ssd_runtime.engine.latency_tables"):
-        monkeypatch.setattr(f"{module}.others_during", lambda _: 0.0)
+    take_any_machine(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

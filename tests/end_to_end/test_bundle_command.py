@@ -20,6 +20,7 @@ from ssd_artifacts.integrity import ORIGIN, SIGNATURE
 from ssd_compiler.bundles.cli import main as bundle_main
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.cli import main as run_main
+from tests.clocks import take_any_machine
 from tests.damage import contents
 from tests.folders import TEXTS, save_tiny_model
 from tests.keys import key_pair
@@ -62,6 +63,7 @@ def tuned(folder: Path, name: str, noise: float) -> None:
 
 def within(folder: Path, patch: pytest.MonkeyPatch, main: Callable[[], None], *arguments: str) -> int:
     """Run a command inside this process; returns its exit code."""
+    take_any_machine(patch)
     patch.chdir(folder)
     patch.setenv("SSD_CACHE", str(folder / "cache"))
     patch.setenv("HF_HUB_OFFLINE", "1")
