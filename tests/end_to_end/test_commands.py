@@ -479,7 +479,7 @@ def test_a_model_too_large_is_refused_before_it_is_loaded(
     bad_room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ssd_runtime.profiling.memory.available_bytes", lambda _: 1000)
-    monkeypatch.setattr("ssd_runtime.loading.models.AutoModelForCausalLM", None)
+    monkeypatch.setattr("ssd_runtime.loading.checkpoint.AutoModelForCausalLM", None)
     done = within(bad_room, run_main, ["--artifact", "bundle", "hi"], monkeypatch, capfd)
     assert_refused(done, r"needs 0\.0 GiB of memory .* give a smaller model")
 

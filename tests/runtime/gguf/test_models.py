@@ -80,6 +80,8 @@ def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
     save_gguf(path, truth, Type.Q8_0)
     index = GgufIndex.read(path)
     config = gguf_config(index)
+    if name.startswith("gemma2"):  # the first 5.x versions of transformers let SDPA drop its soft-cap
+        config._attn_implementation = "eager"
     expected = truth(IDS).logits
     torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
     packed, _ = packed_model(index, config)
