@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from ssd_artifacts.bundle import Bundle
@@ -37,8 +36,7 @@ def compile_bundle(
     with Workspace(out, settings, resume) as work:
         with reporter.stage(f"load {settings.model}", None):
             weights = settings.weights or weights_of(base, settings.model)
-            loaded = load_model(settings.model, settings.device, settings.dtype, weights)
-            loaded = replace(loaded, allow_special=settings.allow_special)
+            loaded = load_model(settings.model, settings.device, settings.dtype, weights, settings.allow_special)
             fingerprint = loaded.fingerprint(full=True)
             decoder = faithful_decoder(loaded, settings)
         for line in (*loaded.notes, decoder.memory):

@@ -62,8 +62,7 @@ class Worker:
         if tool_version() != orders.version:
             raise UserError(f"--ray: {host} has version {tool_version()}, this machine {orders.version}; install one")
         torch.set_num_threads(orders.threads)
-        loaded = load_model(settings.model, settings.device, settings.dtype, orders.weights)
-        loaded = replace(loaded, allow_special=settings.allow_special)
+        loaded = load_model(settings.model, settings.device, settings.dtype, orders.weights, settings.allow_special)
         found = loaded.fingerprint()
         if not orders.fingerprint.serves(found) or orders.fingerprint.dtype != found.dtype:
             raise UserError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -129,8 +128,8 @@ class Engine:
         nor a `model`, or if one of them cannot be loaded.
         """
         source = read_source(artifact, model, Path(key) if key is not None else None)
-        loaded = load_model(source.model, device, dtype, source.weights(weights))
-        return cls(replace(loaded, allow_special=allow_special), source.bundle, source.where, draft_bits=draft_bits)
+        loaded = load_model(source.model, device, dtype, source.weights(weights), allow_special)
+        return cls(loaded, source.bundle, source.where, draft_bits=draft_bits)
 
     @property
     def latency(self) -> LatencyTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,8 +94,7 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
         torch.set_num_threads(settings.threads)
     others = OtherWork()
     weights = source.weights(settings.weights)
-    loaded = load_model(source.model, settings.device, settings.dtype, weights)
-    loaded = replace(loaded, allow_special=settings.allow_special)
+    loaded = load_model(source.model, settings.device, settings.dtype, weights, settings.allow_special)
     for line in loaded.notes:
         note(line)
     if told := busy_note(others.processors(), torch.get_num_threads(), os.cpu_count() or 1):

@@ -186,12 +186,19 @@ def conversation(prompt: Prompt) -> list[tuple[str, str]]:
     return list(prompt.messages) or [("user", prompt.turns[0])]
 
 
-def load_model(spec: str, device: str | None = None, dtype: str | None = None, weights: str = "dense") -> LoadedModel:
+def load_model(
+    spec: str,
+    device: str | None = None,
+    dtype: str | None = None,
+    weights: str = "dense",
+    allow_special: bool = False,
+) -> LoadedModel:
     """Load `spec` onto `device`, by default CUDA where there is one.
 
     `dtype` is fp32, bf16, fp16 (or transformers' names for these: float32, bfloat16, float16) or auto, which measures
     whether fp32 or bf16 decodes faster. The default is fp32 on a CPU and the checkpoint's own elsewhere. `weights` is
-    dense, or packed for a `.gguf` file whose weights stay quantised. Raises UserError that says what to give instead.
+    dense, or packed for a `.gguf` file whose weights stay quantised. With `allow_special`, control tokens that prompts
+    spell take effect. Raises UserError that says what to give instead.
     """
     dtype = read_dtype(dtype)
     transformers_logging.set_verbosity_error()
@@ -199,7 +206,7 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
     if weights not in WEIGHTS:
         raise UserError(f"--weights: {weights!r} is unknown; give one of {', '.join(WEIGHTS)}")
     if weights == "packed":
-        return _load_packed(spec, device, dtype)
+        return _load_packed(spec, device, dtype, allow_special)
     target = _device(device)
     notes: tuple[str, ...] = ()
     if dtype == AUTO:
@@ -216,7 +223,9 @@ def load_model(spec: str, device: str | None = None, dtype: str | None = None, w
         model = load_checkpoint(spec, source.folder, dtype=chosen, **placed)
     except LOAD_ERRORS as error:
         raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
-    return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, source=source, notes=notes)
+    return LoadedModel(
+        model=model.to(target).eval(), tokenizer=tokenizer, source=source, notes=notes, allow_special=allow_special
+    )
 
 
 def _faster(spec: str, device: torch.device) -> tuple[str | None, tuple[str, ...]]:
@@ -232,7 +241,7 @@ def _faster(spec: str, device: torch.device) -> tuple[str | None, tuple[str, ...
     return found.name, (str(found),)
 
 
-def _load_packed(spec: str, device: str | None, dtype: str | None) -> LoadedModel:
+def _load_packed(spec: str, device: str | None, dtype: str | None, allow_special: bool) -> LoadedModel:
     if device is not None and _device(device).type != "cpu":
         raise UserError(f"--weights packed: runs on a processor, not on {device}; use --device cpu or --weights dense")
     if dtype not in (None, "fp32"):
@@ -254,6 +263,7 @@ def _load_packed(spec: str, device: str | None, dtype: str | None) -> LoadedMode
         source=source,
         types=file.types,
         notes=_requantised(file.requantised),
+        allow_special=allow_special,
     )
 
 

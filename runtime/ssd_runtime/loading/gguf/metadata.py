@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.weights.gguf.header import ADVICE
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 T = TypeVar("T", int, float, str, bool)
@@ -38,7 +39,7 @@ class Metadata:
         if type(value) is not kind:
             raise UserError(f"{self._path}: {self._prefix}{key} is {value!r}, expected {kind.__name__}")
         if isinstance(value, str) and not value.isascii() and value != value.encode(errors="replace").decode():
-            raise UserError(f"{self._path}: {self._prefix}{key} is not UTF-8; download or convert it again")
+            raise UserError(f"{self._path}: {self._prefix}{key} is not UTF-8; {ADVICE}")
         return value
 
     def required(self, kind: type[T], key: str) -> T:

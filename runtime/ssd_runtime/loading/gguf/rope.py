@@ -44,28 +44,24 @@ def rope_parameters(index: GgufIndex, metadata: Metadata, pairs: int, context: i
     if kind == "longrope":
         scaling = {"factor": context / original} if attention is None else {"attention_factor": attention}
         short, long = (_factors(index, name, pairs) for name in (SHORT, LONG))
-        return {
-            **theta,
-            **scaling,
-            "rope_type": "longrope",
-            "short_factor": short,
-            "long_factor": long,
-            "original_max_position_embeddings": original,
-        }
+        return {**theta, **scaling, **_longrope(short, long, original)}
     if kind not in ("linear", "none") or attention not in (None, 1.0):
         raise metadata.refusal("rope.scaling.type", f"is {kind!r} with an attention factor of {attention}, which")
     factor = 1.0 if kind == "none" else factor
     if FACTORS in present:
         divisors = [each * factor for each in _factors(index, FACTORS, pairs)]
-        return {
-            **theta,
-            "rope_type": "longrope",  # with one set of factors, which serves every length
-            "short_factor": divisors,
-            "long_factor": divisors,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": context,
-        }
+        # One set of factors serves every length.
+        return {**theta, **_longrope(divisors, divisors, context), "attention_factor": 1.0}
     return {**theta, "rope_type": "default"} if factor == 1.0 else {**theta, "rope_type": "linear", "factor": factor}
+
+
+def _longrope(short: list[float], long: list[float], original: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": original,
+    }
 
 
 def _yarn(metadata: Metadata, factor: float) -> dict[str, Any]:

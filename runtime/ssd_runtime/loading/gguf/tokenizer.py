@@ -13,7 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.pre_tokenizers import pre_tokenizer
-from ssd_runtime.weights.gguf.index import ADVICE, GgufIndex
+from ssd_runtime.weights.gguf.file import EMBEDDING
+from ssd_runtime.weights.gguf.header import ADVICE
+from ssd_runtime.weights.gguf.index import GgufIndex
 
 PREFIX = "tokenizer"
 SPACE = "▁"
@@ -86,7 +88,7 @@ class Vocabulary:
         if not tokens or not all(isinstance(token, str) for token in tokens):
             raise UserError(f"{index.path}: has no tokens; {ADVICE}")
         tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
-        rows = index.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in index.tensors else len(tokens)
+        rows = index.tensors[EMBEDDING].shape[0] if EMBEDDING in index.tensors else len(tokens)
         if len(tokens) != rows:
             raise UserError(f"{index.path}: has {len(tokens)} tokens, but its embedding has {rows} rows; {ADVICE}")
         if len(set(tokens)) != len(tokens):

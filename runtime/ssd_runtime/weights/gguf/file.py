@@ -17,7 +17,8 @@ from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.gguf.blocks import DENSE, dense, levels4
-from ssd_runtime.weights.gguf.index import ADVICE, GgufIndex, MappedTensors
+from ssd_runtime.weights.gguf.header import ADVICE
+from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import kernel4, kernel8
 from ssd_runtime.weights.kernels.kernel import Kernel
 from ssd_runtime.weights.kernels.native import Native
@@ -90,13 +91,12 @@ class GgufFile:
                 f"{self.path}: tensor {extra[0]} ({len(extra)} in all) is no part of a model of architecture "
                 f"{self._index.architecture} as it is known here"
             )
-        for name, shape in expected.items():
-            if name in places and places[name].shape != shape:
-                raise UserError(
-                    f"{self.path}: tensor {name} is {list(places[name].shape)}, expected {list(shape)}; {ADVICE}"
-                )
-            if name in places and places[name].type in UNREADABLE:
-                raise UserError(f"{self.path}: tensor {name} is of type {places[name].type.name}, which is not served")
+        for name, place in places.items():
+            shape = expected.get(name, place.shape)
+            if place.shape != shape:
+                raise UserError(f"{self.path}: tensor {name} is {list(place.shape)}, expected {list(shape)}; {ADVICE}")
+            if place.type in UNREADABLE:
+                raise UserError(f"{self.path}: tensor {name} is of type {place.type.name}, which is not served")
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor for the parameter `name`."""
@@ -180,8 +180,8 @@ class GgufFile:
     def _bias(self, modules: Sequence[str]) -> Tensor | None:
         if not any(self.has(f"{module}.bias") for module in modules):
             return None
-        rows = [len(self.stored(f"{module}.weight")[0]) for module in modules]
-        return torch.cat([self.dense(f"{module}.bias", (out,)) for module, out in zip(modules, rows, strict=True)])
+        rows = [self._index.tensors[self._name_of(f"{module}.weight")].shape[:1] for module in modules]
+        return torch.cat([self.dense(f"{module}.bias", out) for module, out in zip(modules, rows, strict=True)])
 
 
 def _of_all_layers(name: str) -> str:

@@ -25,6 +25,7 @@ VERSIONS = (2, 3)
 MOST_HEADER_BYTES = 1 << 28
 """Bytes of metadata and names that are read at most. A vocabulary of 256,000 tokens with its merges takes 12 MB."""
 MOST_DIMENSIONS = 4
+ADVICE = "download or convert it again"
 ALIGNMENT = 32
 """Bytes to which tensors are aligned if the metadata does not say."""
 FORMATS = {
@@ -88,7 +89,7 @@ class Header:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Cursor(data).header()
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not a GGUF file ({error}); download or convert it again") from None
+            raise UserError(f"{path}: not a GGUF file ({error}); {ADVICE}") from None
 
 
 class _Cursor:

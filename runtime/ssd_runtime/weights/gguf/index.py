@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.weights.gguf.header import Header, Place, Value
+from ssd_runtime.weights.gguf.header import ADVICE, Header, Place, Value
 
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 """Names of a split model's parts."""
-ADVICE = "download or convert it again"
 
 
 @dataclass(frozen=True, slots=True)
