@@ -109,7 +109,7 @@ class Decoder:
             rounded=self.rounding != self.dtype,
             lock=self.lock,
         )
-        self.projections.use_own_threads(self.sublayers.are_whole)
+        self._choose_threads()
         key_multiple = self.sublayers.key_multiple
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in self.layers],
@@ -176,10 +176,15 @@ class Decoder:
         """The memory of packed copies, as a message for the user."""
         return f"kernels: {self.kernels}; copies of weights in their layout take {gib(self.packed.used)}"
 
+    def _choose_threads(self) -> None:
+        """Run steps on threads of our own if no other code has a part in them."""
+        whole = self.sublayers.are_whole
+        self._own_threads = library() if whole else None
+        self.projections.use_own_threads(whole)
+
     def beside_steps(self) -> AbstractContextManager[None]:
         """Within it, work between steps leaves the processors to our own threads, if steps run on these."""
-        found = library() if self.sublayers.are_whole else None
-        return nullcontext() if found is None else found.torch_alone()
+        return nullcontext() if self._own_threads is None else self._own_threads.torch_alone()
 
     def lighten(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> None:
         """Make lighter copies of the weights for drafts, or drop them (`LightCopies.make`)."""
@@ -200,7 +205,7 @@ class Decoder:
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
         if any(changed):
             self.sublayers.follow(self.light.widths)
-            self.projections.use_own_threads(self.sublayers.are_whole)
+            self._choose_threads()
             self._changed = True
         if any(changed) or embedding != self._embedding_stamp:
             self.version += 1
