@@ -1,4 +1,4 @@
-"""What a compile does on a machine that is too busy to be measured."""
+"""Measures a machine that may be too busy for it: waits, tries again, and gives up in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from time import perf_counter
 from ssd_compiler.progress import Reporter, duration
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.profiling.busy import BusyMachineError
+from ssd_runtime.profiling.latency import BusyMachineError
 from ssd_runtime.profiling.other_work import is_crowded, is_swamped, others_during, others_text
 
 LOOK_SECONDS = 1.0
@@ -37,7 +37,7 @@ class TooBusyError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a compile waits for other processes, and whether it then goes on with coarse latencies."""
+    """The seconds that a compile waits for other processes, and whether it then goes on with coarse latencies."""
 
     seconds: float = 300.0
     coarse: bool = False

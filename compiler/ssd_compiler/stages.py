@@ -43,8 +43,7 @@ from ssd_profiles.latency_law import broken_law
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.busy import BusyMachineError
-from ssd_runtime.profiling.latency import bundled_latency, coarse_latency, device_key, measure_latency
+from ssd_runtime.profiling.latency import BusyMachineError, bundled_latency, coarse_latency, device_key, measure_latency
 from ssd_runtime.profiling.light import with_light
 from ssd_runtime.profiling.other_work import working_threads
 from ssd_runtime.sampling.params import SamplingParams

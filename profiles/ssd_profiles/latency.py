@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sized
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -45,6 +46,11 @@ class DeviceKey:
         return f"{readable[:40] or 'device'}-{digest}"
 
 
+def base_of(contexts: Sized) -> int:
+    """Index of the context at which whole steps are measured: the second, or the only one."""
+    return min(1, len(contexts) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class LatencyTable:
     """Median seconds of one attention block, one MLP block, the head and the rest of a step.
@@ -79,6 +85,18 @@ class LatencyTable:
     """Seconds that a step of each of `sequences` takes beyond one of as many rows of one sequence; never falls."""
     light: dict[int, LightCosts] = field(default_factory=dict)
     """Costs on lighter copies of the weights, by their width in bits. Widths that are not there run in full."""
+
+    @property
+    def base(self) -> int:
+        """Index of the context at which whole steps were measured."""
+        return base_of(self.contexts)
+
+    @property
+    def parts(self) -> Array:
+        """Seconds of all parts of a step at the base context: [queries]."""
+        blocks = np.sum([self.attention[kind][self.base] for kind in self.layer_kinds], axis=0)
+        total: Array = blocks + len(self.layer_kinds) * self.mlp + self.head
+        return total
 
     @property
     def most_queries(self) -> int:

@@ -38,7 +38,7 @@ def broken_law(table: LatencyTable) -> str | None:
 
 
 def broken_light_law(table: LatencyTable) -> str | None:
-    """What the costs of lighter copies break, as `broken_law` says it: their parts add up to their whole steps."""
+    """The part of the law that the costs of lighter copies break: their parts add up to their whole steps."""
     least, most = LIGHT_WHOLE
     for width, costs in table.light.items():
         for rows in costs.queries:
@@ -50,7 +50,7 @@ def broken_light_law(table: LatencyTable) -> str | None:
 
 
 def _breaches(table: LatencyTable) -> Iterator[str]:
-    parts = _parts(table)
+    parts = table.parts
     whole = parts + table.overhead
     for rows, taken, total in zip(table.queries, whole, parts, strict=True):
         if not LEAST_WHOLE * total <= taken <= MOST_WHOLE * total + HOST_SECONDS:
@@ -73,14 +73,6 @@ def _breaches(table: LatencyTable) -> Iterator[str]:
             yield f"a step of {count:.0f} sequences takes {_ms(shared)} and one of each {_ms(count * plain)} together"
     for name in (*table.attention, "mlp", "head", "step"):
         yield from _spread_breaches(_FIGURES.get(name, f"{name} attention"), table.spread.get(name))
-
-
-def _parts(table: LatencyTable) -> Array:
-    """Seconds of all parts of a step at the context where whole steps were measured: [queries]."""
-    base = min(1, table.contexts.size - 1)
-    blocks = np.sum([table.attention[kind][base] for kind in table.layer_kinds], axis=0)
-    total: Array = blocks + len(table.layer_kinds) * table.mlp + table.head
-    return total
 
 
 def _spread_breaches(name: str, spread: Array | None) -> Iterator[str]:

@@ -179,7 +179,7 @@ def _latency_table(latency: LatencyTable) -> str:
             ]
         rows.append((f"MLP{named}", *(f"{latency.mlp_seconds(n, width) * 1e3:.3f}" for n in queries)))
         rows.append((f"head{named}", *(f"{latency.head_seconds(n, width) * 1e3:.3f}" for n in queries)))
-    context = float(latency.contexts[min(1, latency.contexts.size - 1)])
+    context = float(latency.contexts[latency.base])
     rows.append(
         (f"whole step, {int(context)} cached", *(f"{latency.step_seconds(context, n) * 1e3:.2f}" for n in queries))
     )

@@ -205,7 +205,7 @@ def latency(table: LatencyTable) -> str:
     contexts = [float(context) for context in table.contexts]
     rows = [n for n in ROWS if n <= table.most_queries]
     by_context = {n: [(max(c, 1.0), table.step_seconds(c, n) * 1e3) for c in contexts] for n in rows}
-    base = contexts[min(1, len(contexts) - 1)]
+    base = contexts[table.base]
     grid = [float(n) for n in (*table.queries, *table.wide_queries)]
     by_rows = [(n, table.step_seconds(base, n) * 1e3) for n in grid]
     return _milliseconds(

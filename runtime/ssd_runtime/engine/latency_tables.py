@@ -11,8 +11,13 @@ from ssd_artifacts.bundle import Bundle
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.busy import BusyMachineError
-from ssd_runtime.profiling.latency import bundled_latency, coarse_latency, known_latency, measure_latency
+from ssd_runtime.profiling.latency import (
+    BusyMachineError,
+    bundled_latency,
+    coarse_latency,
+    known_latency,
+    measure_latency,
+)
 from ssd_runtime.profiling.light import with_light
 from ssd_runtime.profiling.memory import guard_memory
 from ssd_runtime.profiling.other_work import is_swamped, others_during, others_text, working_threads

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ssd_profiles.latency import Array, DeviceKey, LatencyTable
+from ssd_profiles.latency import Array, DeviceKey, LatencyTable, base_of
 from ssd_runtime.profiling.rising import rising
 from ssd_runtime.profiling.shared_steps import SharedSteps
 
@@ -30,7 +30,7 @@ class Samples:
     @property
     def base(self) -> int:
         """The context of whole steps."""
-        return self.contexts[min(1, len(self.contexts) - 1)]
+        return self.contexts[base_of(self.contexts)]
 
     def layers(self, kind: str) -> int:
         """Number of layers of a kind."""
@@ -115,7 +115,7 @@ def coarse(samples: Samples) -> LatencyTable:
     }
     mlp = _least(samples.seconds("mlp", len(samples.layer_kinds)))
     head = _least(samples.seconds("head", 1))
-    base = samples.contexts.index(samples.base)
+    base = base_of(samples.contexts)
     whole = sum((of_kinds[kind][base] for kind in samples.layer_kinds), len(samples.layer_kinds) * mlp + head)
     shares = {kind: rising(np.median(values / whole, axis=1)) for kind, values in of_kinds.items()}
     of_mlp, of_head = np.median(mlp / whole), np.median(head / whole)
@@ -141,9 +141,7 @@ def _table(
     shared: SharedSteps,
 ) -> LatencyTable:
     """The table whose whole steps take `step`; its overhead is what the parts leave of them."""
-    base = samples.contexts.index(samples.base)
-    blocks = np.sum([attention[kind][base] for kind in samples.layer_kinds], axis=0)
-    return LatencyTable(
+    without = LatencyTable(
         device=samples.device,
         layer_kinds=samples.layer_kinds,
         queries=np.asarray(samples.queries, float),
@@ -151,13 +149,20 @@ def _table(
         attention=attention,
         mlp=mlp,
         head=head,
-        overhead=step - blocks - len(samples.layer_kinds) * mlp - head,
+        overhead=np.zeros_like(step),
         spread=spread,
         wide_queries=shared.wide_queries,
         growth=shared.growth,
         sequences=shared.sequences,
         joint=shared.joint,
     )
+    return replace(without, overhead=step - without.parts)
+
+
+def spread_of(samples: Array | Sequence[float]) -> float:
+    """Interquartile range ÷ median, which one late sample of many does not raise."""
+    low, middle, high = np.percentile(samples, [25, 50, 75])
+    return float((high - low) / middle)
 
 
 def _curve(taken: Sequence[Array]) -> tuple[Array, Array]:
@@ -165,9 +170,9 @@ def _curve(taken: Sequence[Array]) -> tuple[Array, Array]:
 
     More rows never take less time; where the samples say so, it is noise, and the spread is at least the correction.
     """
-    low, middle, high = np.asarray([np.percentile(samples, [25, 50, 75]) for samples in taken]).T
+    middle = np.asarray([np.median(samples) for samples in taken])
     risen = rising(middle)
-    return risen, np.maximum((high - low) / middle, np.abs(middle - risen) / risen)
+    return risen, np.maximum([spread_of(samples) for samples in taken], np.abs(middle - risen) / risen)
 
 
 def _least(taken: Sequence[Array]) -> Array:

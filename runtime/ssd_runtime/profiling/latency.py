@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,17 +11,16 @@ from time import perf_counter
 import torch
 
 from ssd_artifacts.files import cache_folder, remember
-from ssd_profiles.latency import DeviceKey, LatencyTable
+from ssd_profiles.latency import DeviceKey, LatencyTable, base_of
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.busy import BusyMachineError
 from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.device import device_identity
 from ssd_runtime.profiling.fit import MIN_SAMPLES, Samples, coarse, fitted
 from ssd_runtime.profiling.memory import available_bytes
-from ssd_runtime.profiling.other_work import OtherWork
+from ssd_runtime.profiling.other_work import OtherWork, others_text
 from ssd_runtime.profiling.shared_steps import measure_shared_steps
 from ssd_runtime.sampling.argmax import argmax
 
@@ -49,6 +49,15 @@ SHARED_SHARE = 0.3
 Progress = Callable[[float], None]
 Timed = tuple[str, Callable[[], object]]
 """The name of a figure, and the work to time for it."""
+
+
+class BusyMachineError(Exception):
+    """A latency table breaks the law. Its text says how, and what other processes did meanwhile."""
+
+    def __init__(self, breach: str, others: float, coarse: LatencyTable) -> None:
+        """Keep a `coarse` table for who cannot wait. `others` is the number of processors that were busy."""
+        super().__init__(f"{breach}; {others_text(others, os.cpu_count() or 1)}")
+        self.coarse = coarse
 
 
 def device_key(decoder: Decoder) -> DeviceKey:
@@ -208,7 +217,7 @@ class _Bench:
 
     def works(self, contexts: list[int]) -> tuple[list[Timed], list[Timed]]:
         """The parts of a step to measure, and the whole steps, each after a plain one."""
-        base = contexts[min(1, len(contexts) - 1)]
+        base = contexts[base_of(contexts)]
         parts: list[Timed] = []
         for n in self.queries:
             parts += [
@@ -222,7 +231,7 @@ class _Bench:
         return parts, steps
 
     def samples(self, contexts: list[int], sweeps: list[dict[str, float]]) -> Samples:
-        """What was measured, with what it was measured on."""
+        """The sweeps, with the device, layers and grid that they were measured on."""
         return Samples(
             device=device_key(self.decoder),
             layer_kinds=self.decoder.layer_kinds,

@@ -24,9 +24,9 @@ from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner, Work
-from ssd_runtime.profiling.busy import BusyMachineError
 from ssd_runtime.profiling.clock import seconds
-from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.profiling.fit import spread_of
+from ssd_runtime.profiling.latency import BusyMachineError, device_key
 from ssd_runtime.profiling.other_work import OtherWork
 from ssd_runtime.sampling.argmax import argmax
 
@@ -117,7 +117,7 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
         for width in decoder.light.widths
     }
     steps = [taken["step", 1, width] for width in widths]
-    return costs, rounds >= MIN_ROUNDS and all(_spread(times) <= TYPICAL_SPREAD for times in steps)
+    return costs, rounds >= MIN_ROUNDS and all(spread_of(times) <= TYPICAL_SPREAD for times in steps)
 
 
 class _Bench:
@@ -163,12 +163,6 @@ class _Bench:
         x = yield self._session.request(ids, mask=mask)
         logits = yield Head(x, width=FULL if mask is None else mask.head_width)
         return argmax(logits).tolist()
-
-
-def _spread(times: list[float]) -> float:
-    """Interquartile range ÷ median, which one late sample of many does not raise."""
-    low, middle, high = np.percentile(times, [25, 50, 75])
-    return float((high - low) / middle)
 
 
 def _path(decoder: Decoder, model_key: str) -> Path:

@@ -54,7 +54,7 @@ def free_processors(others: float, processors: int) -> int:
 
 
 def others_text(others: float, processors: int) -> str:
-    """What was seen of other processes, as a clause for a user."""
+    """A clause for a user about the processors that other processes keep busy."""
     return f"other processes keep {others:.1f} of {processors} processors busy"
 
 

@@ -43,7 +43,7 @@ def _marked(breaks: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How text is cut before the merges of a BPE vocabulary."""
+    """Regular expressions that cut text before the merges of a BPE vocabulary."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False

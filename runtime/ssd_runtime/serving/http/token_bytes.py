@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 """The name of a token that is one byte of a character that the vocabulary lacks."""
@@ -24,7 +25,9 @@ class TokenBytes:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)
         steps = set(_steps(json.loads(decoder.__getstate__()))) if decoder is not None else set[str]()
-        self._by_letters = _byte_letters() if "ByteLevel" in steps else None
+        self._by_letters = (
+            {letter: byte for byte, letter in bytes_to_unicode().items()} if "ByteLevel" in steps else None
+        )
         self._falls_back = "ByteFallback" in steps
         self._hidden = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         self._before = list(tokenizer.encode("a", add_special_tokens=False))
@@ -67,13 +70,3 @@ def _steps(decoder: Any) -> Iterator[str]:
     yield decoder["type"]
     for step in decoder.get("decoders", ()):
         yield from _steps(step)
-
-
-def _byte_letters() -> dict[str, int]:
-    """The bytes that the letters of byte-level vocabularies stand for.
-
-    Bytes that are printable in Latin-1 are their own letters. The others have the letters from U+0100 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

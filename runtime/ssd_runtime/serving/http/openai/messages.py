@@ -21,7 +21,7 @@ class CalledFunction(Strict):
     name: str
     arguments: str
     parsed_arguments: Any = None
-    """What a client has read from `arguments`; it is not looked at."""
+    """The value that a client has read from `arguments`; it is not looked at."""
 
 
 class CustomInput(Strict):
