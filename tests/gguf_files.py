@@ -66,21 +66,22 @@ def random_blocks(kind: Type, rows: int, columns: int, spread: float = 0.3, seed
         places, value = EXPONENTS[kind]
         data[..., places.start : places.stop] = value
         return data.reshape(rows, -1)
-    _set_scale(data, kind, 1.0)
+    scales = random.normal(0, 1, (*data.shape[:2], len(SCALES.get(kind, (0,)))))
+    _set_scales(data, kind, scales)
     unit = np.std(dequantize(data.reshape(rows, -1), kind))
-    _set_scale(data, kind, spread / unit)
+    _set_scales(data, kind, scales * spread / unit)
     return data.reshape(rows, -1)
 
 
-def _set_scale(data: NDArray[Any], kind: Type, scale: float) -> None:
-    """Give this scale to blocks [rows, n, bytes]."""
-    half = np.float16(scale)
-    for at in SCALES.get(kind, ()):
-        data[..., at : at + 2] = half.reshape(1).view(np.uint8)
+def _set_scales(data: NDArray[Any], kind: Type, scales: NDArray[Any]) -> None:
+    """Give `scales` [rows, n, numbers of a block] to blocks [rows, n, bytes]."""
+    halves = scales.astype(np.float16)
+    for number, at in enumerate(SCALES.get(kind, ())):
+        data[..., at : at + 2] = halves[..., number : number + 1].view(np.uint8)
     if kind == Type.IQ1_M:  # the four bits at the top of four numbers are the scale
-        bits = int(half.view(np.uint16))
+        bits = halves[..., 0].view(np.uint16)
         for part in range(4):
-            data[..., 49 + 2 * part] = (data[..., 49 + 2 * part] & 15) | ((bits >> 4 * part & 15) << 4)
+            data[..., 49 + 2 * part] = (data[..., 49 + 2 * part] & 15) | ((bits >> 4 * part & 15) << 4).astype(np.uint8)
 
 
 def quantised_pair(
@@ -114,7 +115,7 @@ def save_gguf(
     architecture = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     for key, value in {**_metadata(model, architecture), **(metadata or {})}.items():
-        _add(writer, key, value)
+        add_metadata(writer, key, value)
     tensors = {
         name: tensor for name, tensor in _tensors(model, architecture, kind, kinds or {}).items() if name not in omit
     }
@@ -129,7 +130,8 @@ def save_gguf(
     writer.close()
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add a value of any type; None is left out, and bytes are a text that need not be UTF-8."""
     if value is None:
         return
     if isinstance(value, bool):
@@ -138,8 +140,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
+    elif isinstance(value, str | bytes):
+        writer.add_key_value(key, value, gguf.GGUFValueType.STRING)
     else:
         writer.add_array(key, value)
 

@@ -22,8 +22,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.busy import BusyMachineError
-from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.profiling.latency import BusyMachineError, device_key
 from tests.bundles import bundle
 from tests.clocks import StandInMachine
 from tests.models import tiny_model

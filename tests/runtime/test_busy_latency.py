@@ -15,8 +15,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.busy import BusyMachineError
-from ssd_runtime.profiling.latency import device_key, known_latency, latency_path, measure_latency
+from ssd_runtime.profiling.latency import BusyMachineError, device_key, known_latency, latency_path, measure_latency
 from ssd_runtime.profiling.light import with_light
 from tests.clocks import StandInMachine
 from tests.models import tiny_model

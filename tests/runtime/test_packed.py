@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 
@@ -29,23 +30,16 @@ from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedLinear
-from tests.gguf_files import quantised_pair
+from tests.gguf_files import quantised_pair, random_blocks
 from tests.kernels import kernel_name
 
 FAMILIES = ("llama", "qwen2")
 LIMITS = Limits(24)
-BLOCK_BYTES = {Type.Q4_0: 18, Type.Q4_1: 20, Type.Q4_K: 144, Type.Q8_0: 34}
 
 
-def blocks_of(kind: Type, rows: int = 48, blocks: int = 3) -> np.ndarray:
-    """Random blocks [rows, bytes] with finite scales."""
-    size = BLOCK_BYTES[kind]
-    random = np.random.default_rng(0)
-    data = random.integers(0, 256, (rows, blocks, size), np.uint8)
-    halves = 1 if kind in (Type.Q4_0, Type.Q8_0) else 2
-    scales = random.normal(0, 0.05, (rows, blocks, halves)).astype(np.float16)
-    data[..., : 2 * halves] = scales.view(np.uint8)
-    return data.reshape(rows, -1)
+def blocks_of(kind: Type) -> np.ndarray:
+    """48 rows of three random blocks."""
+    return random_blocks(kind, 48, 3 * GGML_QUANT_SIZES[kind][0])
 
 
 @pytest.fixture(autouse=True, params=["native", "aten"])

