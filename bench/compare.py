@@ -21,7 +21,7 @@ from rich.progress import track
 
 from bench.fixtures.bundles import model_title
 from bench.fixtures.prompts.prompt_files import read_pool, stratified
-from bench.harness.contenders import Decode, Timed, Unavailable, ours
+from bench.harness.contenders import Decode, Timed, ours
 from bench.harness.drawing.chart import draw
 from bench.harness.drawing.tables import show
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
@@ -146,11 +146,8 @@ def _contenders(
         if name in PEERS:
             if sampling.random:
                 raise UserError(f"--contenders {name}: peers are compared greedily; leave out the sampling options")
-            try:
-                peer = PEERS[name](engine.loaded)
-                found[name] = lambda peer=peer: peer  # type: ignore[misc]
-            except Unavailable as reason:
-                console.print(f"without {name}: {reason}")
+            peer = PEERS[name](engine.loaded)
+            found[name] = lambda peer=peer: peer  # type: ignore[misc]
             continue
         strategy, *assignments = name.removeprefix(SINGLE).split("+")
         make = fresh(strategy, assignments)

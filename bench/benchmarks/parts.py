@@ -202,7 +202,7 @@ PARTS = (
     Part(
         name="llama-cpp",
         title="Packed weights against llama.cpp",
-        tool="bench.studies.weights.llama_cpp",
+        tool="bench.harness.peers.llama_cpp",
         arguments=("--python", LLAMA, "--model", "demo@wheel", "--prompts", SPEC_BENCH, "--max-new-tokens", "48"),
         count=20,
         says="The same 4-bit file (Q4_1, head Q8_0), two threads each, llama-cpp-python in an environment of its own, "
@@ -225,7 +225,7 @@ PARTS = (
     Part(
         name="at-once",
         title="Several requests at once",
-        tool="bench.studies.load.peers_at_once",
+        tool="bench.at_once",
         arguments=(
             *("--model", "demo@wheel", "--prompts", SPEC_BENCH),
             *("--at", ",".join(map(str, AT_ONCE)), "--max-new-tokens", "32"),

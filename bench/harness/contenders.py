@@ -33,10 +33,6 @@ class Timed:
 Decode = Callable[[list[int], Limits], Timed]
 
 
-class Unavailable(Exception):  # noqa: N818 - a reason to go on without a peer
-    """The reason why a contender cannot take part."""
-
-
 @dataclass(slots=True)
 class Stamps:
     """Arrival times of tokens."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import compare
-from bench.harness.contenders import Decode, Timed, Unavailable
+from bench.harness.contenders import Decode, Timed
 from bench.harness.drawing.tables import sameness
 from bench.harness.ledger import NOT_COMPARED, Ledger, Row
 from bench.harness.peers.in_process import PEERS
@@ -109,11 +109,8 @@ def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatc
 
         return decode
 
-    def absent(_: LoadedModel) -> Decode:
-        raise Unavailable("not here")
-
-    monkeypatch.setattr(compare, "PEERS", {**PEERS, "wrong": wrong, "absent": absent})
-    names = "knapsack,transformers,transformers-lookup,wrong,absent"
+    monkeypatch.setattr(compare, "PEERS", {**PEERS, "wrong": wrong})
+    names = "knapsack,transformers,transformers-lookup,wrong"
     options = ["--model", str(folder), "--prompts", str(prompts), "--count", "3", "--max-new-tokens", "12"]
     monkeypatch.setattr(sys, "argv", ["compare", *options, "--contenders", names, "--out", str(tmp_path / "out")])
     for _ in range(2):

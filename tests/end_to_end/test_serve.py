@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from bench.fixtures.machines.ports import unused_port
 from ssd_profiles.prompts import read_prompts
 from tests.clocks import ANY_MACHINE
 from tests.folders import TEXTS, save_tiny_model
+from tests.ports import unused_port
 from tests.serving import TOOL_TEMPLATE
 
 SERVE = [sys.executable, "-c", "from ssd_runtime.serving.http.cli import main; main()"]

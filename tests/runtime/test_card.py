@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
-from bench.fixtures.machines.card import Counts, stand_in
 from bench.fixtures.planted import plant
 from ssd_profiles.mask import SkipMask
 from ssd_runtime import CustomGenerate, Engine, RunSettings, SamplingParams
@@ -45,6 +44,7 @@ from ssd_runtime.profiling.clock import Stopwatch, WaitedLock
 from ssd_runtime.profiling.latency import measure_latency
 from ssd_runtime.sampling.params import GREEDY
 from tests import bundles
+from tests.card import Counts, stand_in
 from tests.folders import save_tiny_model
 from tests.models import SWITCH, VARIANTS, tiny_model
 from tests.tables import latency_table, profile

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.studies.simulate import Replay, controller, replay
-from bench.studies.traces import Trace
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
@@ -30,6 +28,7 @@ from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import PLAIN, Cycle
+from tests.simulated import Replay, Trace, controller, replay
 from tests.tables import latency_table, profile
 
 LAYERS = 8
@@ -64,7 +63,7 @@ def story(kind: str, seed: int, length: int = 300) -> Trace:
             answer.append(prompt[len(answer) % 40])
     answer = answer[:length]
     # Of wrong candidates the target's own is never one: every guess by them fails.
-    return Trace("", "", prompt, answer, [[99, 98, 97, 96]] * (length - 1), DOMAIN)
+    return Trace(prompt, answer, [[99, 98, 97, 96]] * (length - 1), DOMAIN)
 
 
 TEN_MS = latency_table(LAYERS, mlp=8e-4, per_token=1e-4)

@@ -1,4 +1,4 @@
-"""Charts of comparisons: speed-ups with intervals, scatter plots, staircases and histograms."""
+"""Charts of comparisons: speed-ups with intervals, scatter plots and staircases."""
 
 from __future__ import annotations
 
@@ -117,22 +117,6 @@ def stairs(series: Mapping[str, Sequence[tuple[float, float]]], labels: Labels, 
         axes.axhline(1.0, color="#57606a", linewidth=1)
 
     return _painted(paint, 7, 3.6, labels, path)
-
-
-def histogram(series: Mapping[str, Sequence[float]], labels: Labels, path: Path) -> list[Path]:
-    """Draw histograms as `path`.png and .svg. Returns no paths without matplotlib."""
-    values = [value for each in series.values() for value in each]
-    width = 0.1
-    first = int(min(values) / width)
-    last = int(max(values) / width) + 1
-    edges = [width * step for step in range(first, last + 1)]
-
-    def paint(axes: Any) -> None:
-        for (name, each), colour in zip(series.items(), colours(list(series)), strict=True):
-            axes.hist(each, edges, color=colour, label=name, alpha=0.6)
-        axes.axvline(1.0, color="#57606a", linewidth=1)
-
-    return _painted(paint, 7, 3.2, labels, path)
 
 
 def _painted(paint: Callable[[Any], None], width: float, height: float, labels: Labels, path: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Decodes prompts with llama.cpp, one per line of standard input, in an environment that has llama-cpp-python.
 
-`bench.studies.weights.llama_cpp` starts it as a program of its own. It imports nothing of this project.
+`bench.harness.peers.llama_cpp` starts it as a program of its own. It imports nothing of this project.
 """
 
 from __future__ import annotations

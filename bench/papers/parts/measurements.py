@@ -14,21 +14,6 @@ LATENCY = ("--latency", str(QUIET))
 HARD = ("--prompts", "4", "--timed", "0", "--self-sd", "0", "--evaluations", "24,100")
 """Arguments of searches on models that are hard to search."""
 MEASUREMENTS = (
-    Measurement(
-        name="by-prompt",
-        title="Planted, ε = 0.05, prompt by prompt",
-        tool="bench.studies.by_prompt",
-        arguments=("{out}/planted05",),
-        bundle=PLANTED05,
-        derived=True,
-        pictures=(
-            Picture(
-                "planted05/by-prompt",
-                "papers-by-prompt",
-                "How many prompts reach which speed-up: whatever lies left of 1 became slower",
-            ),
-        ),
-    ),
     *(
         Measurement(
             name=name,

@@ -22,10 +22,10 @@ from bench.harness.drawing.tables import interval
 from bench.harness.ledger import NAME, Row, read_rows
 from bench.harness.pricing.latencies import QUIET
 from bench.harness.standings import standings
-from bench.studies.resume import COMPILE
 from ssd_runtime.command import run_guarded
 
 STRATEGY = "knn"
+COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]
 HEADER = "domains   speed                  M      α   "
 
 
@@ -52,7 +52,9 @@ def main() -> None:
         if not bundle.is_dir():
             compiling = ["--model", arguments.model, "--evaluations", arguments.evaluations, "--draft-bits", "none"]
             found = ["--domain-file", f"all={unlabelled}", "--domains", f"auto:{count}"]
-            _run(COMPILE, *compiling, *found, "--out", bundle)
+            _run(
+                [sys.executable, "-c", "from ssd_compiler.cli import main; main()"], *compiling, *found, "--out", bundle
+            )
         priced = out / f"priced-{count}"
         asking = ["--prompts", asked, "--max-new-tokens", arguments.max_new_tokens, "--contenders", STRATEGY]
         _run([sys.executable, "-m", "bench.priced"], "--artifact", bundle, *asking, "--latency", QUIET, "--out", priced)

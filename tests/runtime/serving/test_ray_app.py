@@ -15,9 +15,9 @@ import httpx2
 import psutil
 import pytest
 
-from bench.fixtures.machines.ports import unused_port
 from ssd_runtime.engine.engine import Engine
 from tests.folders import TEXTS, save_tiny_model
+from tests.ports import unused_port
 from tests.serving import lone, order, tiny_engine
 
 pytest.importorskip("ray", reason="needs the extra `ray`")

@@ -1,7 +1,7 @@
 """Chooses the kernel that serves a file's quantised tensors on this processor.
 
-Where our own code can run it serves all files: it holds scales as the files do, and 8 rows take little longer than one
-(`bench.studies.weights.kernels`). aten's kernels serve elsewhere.
+Where our own code can run it serves all files: it holds scales as the files do, and 8 rows take little longer than one.
+aten's kernels serve elsewhere.
 """
 
 from __future__ import annotations

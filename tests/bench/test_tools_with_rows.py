@@ -1,4 +1,4 @@
-"""Studies that the page of the benchmarks reads write rows as `bench.compare` does, and go on where they stopped."""
+"""Tools of the benchmarks' page write rows as `bench.compare` does, and go on where they stopped."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bench import at_once
 from bench.harness.ledger import NAME, Ledger, read_rows
+from bench.harness.peers import llama_cpp
 from bench.harness.standings import against
-from bench.studies.load import peers_at_once
-from bench.studies.weights import llama_cpp
 from ssd_profiles.prompts import read_prompts
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import tiny_engine
@@ -27,13 +27,13 @@ def prompts(tmp_path: Path) -> Path:
 
 def test_requests_at_once(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Continuous batching takes longer to start than all the rest.
-    monkeypatch.setattr(peers_at_once, "continuous", lambda _: 1 / 0)
+    monkeypatch.setattr(at_once, "continuous", lambda _: 1 / 0)
     folder = save_tiny_model(tmp_path / "model")
     out = tmp_path / "out"
     options = ["--model", str(folder), "--prompts", str(prompts), "--at", "1,2", "--max-new-tokens", "5"]
     for rounds in ("1", "2"):
         monkeypatch.setattr(sys, "argv", ["peers", *options, "--rounds", rounds, "--out", str(out)])
-        peers_at_once.main()
+        at_once.main()
     rows = read_rows(out / NAME)
     assert {row.category for row in rows} == {"1 at once", "2 at once"}
     assert len({row.prompt for row in rows}) == 4

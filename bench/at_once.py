@@ -1,6 +1,6 @@
 """Tokens/s of several requests at once: plain, `auto`, and what a user may have instead, on the same weights.
 
-`python -m bench.studies.load.peers_at_once --at 4,8 --rounds 3`
+`python -m bench.at_once --at 4,8 --rounds 3`
 
 Contenders take turns; every round decodes the same prompts, prefill included. Answers have one length. Intervals are
 over rounds.
@@ -92,25 +92,6 @@ def continuous(engine: Engine) -> Serve:
     return serve
 
 
-def ragged(engine: Engine) -> Serve:
-    """Serve by `economize`'s ragged batches with its prompt lookup."""
-    import economize  # type: ignore[import-not-found]
-    from economize.techniques import lookup  # type: ignore[import-not-found]
-
-    library = economize.apply(
-        engine.loaded.model, lookup.LookupConfig(), decoding=economize.DecodeConfig(cycle_length=6)
-    )
-
-    def serve(prompts: list[list[int]], new: int, at_once: int) -> list[list[int]]:
-        answers = []
-        for begin in range(0, len(prompts), at_once):
-            batch = [torch.tensor(ids) for ids in prompts[begin : begin + at_once]]
-            answers += [one.tokens.tolist() for one in library.decode_batch(batch, new, stop=set())]
-        return answers
-
-    return serve
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo@wheel")
@@ -149,7 +130,6 @@ def working(engine: Engine) -> dict[str, Serve]:
         "auto": lambda: ours(engine, "auto"),
         "transformers generate, padded": lambda: padded(engine),
         "transformers generate_batch": lambda: continuous(engine),
-        "economize, ragged": lambda: ragged(engine),
     }
     ways = dict[str, Serve]()
     for name, make in makers.items():

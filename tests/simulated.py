@@ -1,31 +1,17 @@
-"""The controller of `auto` without a model: traces of the target, with costs from a latency table.
-
-`python -m bench.studies.simulate --traces build/traces/demo.json --artifact demo` replays traces of
-bench.studies.traces as one stream. It prints the expected speed-up by category, separately for prompts that served for
-tuning and others. With `--alone` every prompt is its own stream; without `--artifact` the successor table starts empty.
-Masks of a bundle take part if the traces were made with it.
-"""
+"""The controller of `auto` without a model: it replays traces of the target, with costs from a latency table."""
 
 from __future__ import annotations
 
-import argparse
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from time import perf_counter
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from bench.studies.traces import Trace, read_traces
-from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import ExitChoice
-from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.command import run_guarded
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.drafting.lookup import Lookup, LookupStats
-from ssd_runtime.drafting.successors import RANKS, Successors
+from ssd_runtime.drafting.lookup import Lookup
+from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.sequence.accept import accept
 from ssd_runtime.engine.sequence.session import Session
@@ -44,6 +30,20 @@ WRONG = -1
 
 Predict = Callable[[str | None, int], tuple[bool, float]]
 """Maps (frontier entry, i) to whether a draft has the answer's i-th token right, and its confidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One prompt, decoded plainly."""
+
+    prompt: list[int]
+    answer: list[int]
+    candidates: list[list[int]]
+    """Most probable tokens after answer[i], best first."""
+    domain: str | None = None
+    """Domain to which the prompt was routed."""
+    drafts: dict[str, list[tuple[bool, float]]] = field(default_factory=dict)
+    """Maps a frontier entry, after answer[i], to whether the masked model is right there and its confidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,54 +174,3 @@ class _Oracle:
             if confidence < self.threshold:
                 break
         return Draft.branching(tokens, ())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--traces", type=Path, default=Path("build/traces/demo.json"))
-    parser.add_argument(
-        "--artifact", "--bundle", type=Path, help="a bundle whose successors and latency table are used"
-    )
-    parser.add_argument("--latency", type=Path, help="a latency table instead, such as the user's cache keeps")
-    parser.add_argument("--alone", action="store_true", help="every prompt is a stream of its own")
-    arguments = parser.parse_args()
-    bundle = Bundle.load(bundle_path(arguments.artifact or Path("demo")))
-    # Successors of another model would be meaningless, but latencies can be borrowed.
-    known = bundle.successors if arguments.artifact is not None else None
-    successors = known.rows() if known is not None else []
-    if arguments.latency is not None:
-        latency = LatencyTable.from_json(arguments.latency.read_text())
-    else:
-        latency = next(iter(bundle.latency.values()))
-
-    def begin() -> Stream:
-        return Stream(LookupStats(Successors(successors)))
-
-    domains = bundle.domains if arguments.artifact is not None else {}
-    frontiers = Frontier.of_all(domains, bundle.model.num_layers, latency)
-    stream = begin()
-    planning = 0.0
-    found = defaultdict[str, list[tuple[int, float]]](list)
-    for number, trace in enumerate(read_traces(arguments.traces)):
-        stream = begin() if arguments.alone else stream
-        began = perf_counter()
-        masks = frontiers if trace.drafts else {}
-        done = replay(controller(latency, stream, trace, masks), stream, trace, latency, _as_traced(trace))
-        planning += perf_counter() - began
-        for group in ("all", trace.category, "held back" if number % 2 else "tuned on"):
-            found[group].append((done.tokens, sum(done.costs)))
-    for group, each in sorted(found.items()):
-        tokens = sum(tokens for tokens, _ in each)
-        cost = sum(cost for _, cost in each)
-        worst = min(tokens / cost for tokens, cost in each)
-        print(f"{group:16} {tokens / cost:.3f}  worst prompt {worst:.3f}")
-    print(f"replaying took {planning / sum(tokens for tokens, _ in found['all']) * 1e3:.2f} ms per token")
-
-
-def _as_traced(trace: Trace) -> Predict:
-    """Drafts as the traced masks made them. An answer's first token comes from the prefill."""
-    return lambda entry, place: trace.drafts[entry][place - 1] if entry in trace.drafts else (False, 1.0)
-
-
-if __name__ == "__main__":
-    run_guarded(main)

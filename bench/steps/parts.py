@@ -1,6 +1,6 @@
 """A plain step by part, and steps of several rows, for fp32, bf16 and packed weights in turn.
 
-`python -m bench.studies.steps.step_parts --model demo@wheel --context 300`
+`python -m bench.steps.parts --model demo@wheel --context 300`
 
 Whole steps, head and choice included, are timed as they are. The parts are timed in other steps, by clocks around the
 functions, which take some of the time themselves. What no clock covers is Python and element-wise work.

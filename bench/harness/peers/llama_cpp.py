@@ -1,6 +1,6 @@
 """Tokens/s of one request at a time on a `.gguf` file: ours, plain and `auto`, against llama.cpp.
 
-`python -m bench.studies.weights.llama_cpp --python build/llama/bin/python --count 12 --max-new-tokens 48`
+`python -m bench.harness.peers.llama_cpp --python build/llama/bin/python --count 12 --max-new-tokens 48`
 
 llama-cpp-python is built in an environment of its own, whose interpreter `--python` names. Both sides have two threads
 and decode the same prompts in turn; prefills are left out. llama.cpp goes on after its end token, so that its answers

@@ -1,1 +1,0 @@
-"""Other measurements, one question per file."""

@@ -1,1 +1,0 @@
-"""The front doors under load: `ssd-serve`, its clients, and `generate`."""

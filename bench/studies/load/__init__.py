@@ -1,1 +1,0 @@
-"""Several requests at once, without HTTP."""

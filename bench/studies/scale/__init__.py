@@ -1,1 +1,0 @@
-"""Studies of several replicas and several workers, measured here and projected."""

@@ -1,1 +1,0 @@
-"""Studies of how the time of a step is spent."""

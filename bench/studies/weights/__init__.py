@@ -1,1 +1,0 @@
-"""Kernels, packed weights and their precision."""
