@@ -31,7 +31,6 @@ from ssd_runtime.model.attention import bias_of, has_causal_kernel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.devices.transfer import take_rows, to_device
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.model.static_step import StaticStep
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
@@ -46,7 +45,7 @@ from ssd_runtime.sampling.params import GREEDY
 from tests import bundles
 from tests.card import Counts, stand_in
 from tests.folders import save_tiny_model
-from tests.models import SWITCH, VARIANTS, tiny_model
+from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
 IDS = [7, 7, 9]
@@ -358,75 +357,6 @@ def test_parts_of_a_lap_are_timed_by_events_of_the_card() -> None:
         end = watch.mark()
         assert 0.0 <= Stopwatch.between(begin, end) < 1.0
     assert not counts.waits
-
-
-@pytest.mark.parametrize(
-    ("variant", "place"),
-    [
-        *((variant, "cpu") for variant in VARIANTS),
-        *((variant, "card") for variant in ("llama", "qwen3", "gemma2", "gemma3", "mistral-sliding", "olmo2")),
-    ],
-)
-def test_one_captured_step_decodes_all_positions(variant: str, place: str) -> None:
-    """On the card the step is captured once and replayed; on the CPU it runs again. Both are plain decoding."""
-    device = stand_in().device if place == "card" else torch.device("cpu")
-    decoder = Decoder(tiny_model(variant, seed=4).to(device))
-    slots = decoder.rope_switch or 64
-    plain = generate(Session(decoder), IDS, PlainPlanner(), Limits(min(30, slots - len(IDS)))).token_ids
-    session = Session(decoder)
-    session.prefill(IDS)
-    step = StaticStep(decoder, session.cache, rows=1, slots=slots)
-    step.clear(len(IDS))
-    graph = None
-    best = torch.empty(0)
-    got = plain[:1]
-    for position in range(len(IDS), len(IDS) + len(plain) - 1):
-        step.place(got[-1:], position)
-        if graph is not None:
-            graph.replay()
-        elif place == "card":
-            with stand_in().capturing() as graph:
-                best = step.run()
-        else:
-            best = step.run()
-        got += best.tolist()
-    assert got == plain
-
-
-def test_a_static_step_does_not_outgrow_its_angles() -> None:
-    decoder = Decoder(tiny_model("phi3-longrope", seed=4))
-    session = Session(decoder)
-    session.prefill(IDS)
-    with pytest.raises(ValueError, match="angles change"):
-        StaticStep(decoder, session.cache, rows=1, slots=SWITCH + 1)
-    session.prefill([7] * (SWITCH + 1))
-    step = StaticStep(decoder, session.cache, rows=1, slots=SWITCH + 20)
-    step.clear(SWITCH + 1)
-    step.place([9], SWITCH + 1)
-    assert step.run().tolist() == decoder.logits(session.forward([9])).argmax(-1).tolist()
-
-
-@pytest.mark.parametrize("rows", [1, 2, 4])
-def test_a_static_verification_is_a_growing_one(rows: int) -> None:
-    decoder = Decoder(tiny_model("qwen3", seed=4))
-    session = Session(decoder)
-    session.prefill(IDS)
-    step = StaticStep(decoder, session.cache, rows=rows, slots=40)
-    step.clear(len(IDS))
-    tokens = list(range(20, 20 + rows))
-    for position in range(len(IDS), 40 - rows, rows):
-        expected = decoder.logits(session.forward(tokens)).argmax(-1)
-        step.place(tokens, position)
-        assert step.run().tolist() == expected.tolist()
-        session.commit(tokens)
-
-
-def test_a_graph_holds_no_read_and_no_copy_from_the_host() -> None:
-    card = stand_in()
-    x = torch.ones(3, device=card.device)
-    for refused in (lambda: x.tolist(), lambda: torch.tensor([1]).to(card.device, non_blocking=True)):
-        with pytest.raises(RuntimeError, match="a graph cannot hold"), card.capturing():
-            refused()
 
 
 def test_a_causal_kernel_is_used_only_if_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
