@@ -17,8 +17,8 @@ parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", he
 parser.add_argument("--max-new-tokens", type=int, default=96)
 arguments = parser.parse_args()
 
-tokenizer = AutoTokenizer.from_pretrained(arguments.model, padding_side="left")
-model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype="float32")
+tokenizer = AutoTokenizer.from_pretrained(arguments.model, padding_side="left", trust_remote_code=False)
+model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype="float32", trust_remote_code=False)
 inputs = tokenizer("1, 2, 3, 4, 5, 6, 7, 8,", return_tensors="pt")
 options = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from ssd_artifacts.files import cache_folder, remember, sha256_file
+from ssd_artifacts.safetensors_header import read_header
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import Printable
 
@@ -216,20 +217,9 @@ class _Tensor:
 
 
 def _tensors(path: Path) -> Iterator[_Tensor]:
-    """Entries of a safetensors header: eight bytes of length, then JSON, with offsets that count from its end."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                raise ValueError("header longer than the file")
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                label = json.dumps([name, entry["dtype"], entry["shape"]]).encode()
-                yield _Tensor(name, label, path, 8 + length + begin, end - begin)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error}); fetch the model again") from None
+    for name, stored in read_header(path).items():
+        label = json.dumps([name, stored.dtype, list(stored.shape)]).encode()
+        yield _Tensor(name, label, path, stored.offset, stored.nbytes)
 
 
 def _identity(files: Sequence[Path]) -> list[list[Any]]:

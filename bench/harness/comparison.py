@@ -139,7 +139,7 @@ class Comparison:
         """Prompts of at most `tokens` tokens of the bundle's model."""
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self.bundle.model)
+        tokenizer = AutoTokenizer.from_pretrained(self.bundle.model, trust_remote_code=False)
         return long_prompts(read_pool(SPEC_BENCH), tokens, count, lambda text: _length(tokenizer, text))
 
     def outcome_name(self, full: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from ssd_artifacts.safetensors_header import StoredTensor, read_header
 from ssd_profiles.errors import UserError
+from ssd_runtime.loading.config import read_config
+from ssd_runtime.loading.folder import ADVICE, CONFIG, guarded_loading, read_settings, require_plain_files
+from ssd_runtime.loading.pretrained import empty_model, read_model
 
 SINGLE = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
+SHARD_OF_TRAINING = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PACKED_NUMBERS = 8
+"""Numbers of a byte at most, in any format of quantised weights."""
 HARMLESS = re.compile(
     r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$"  # follow from the config
     r"|(^|\.)v_head\."  # a value head for reinforcement learning, which has no part in the logits
@@ -25,24 +33,52 @@ NAMED = 3
 """Most tensors that an error names."""
 
 
-def load_checkpoint(spec: str, folder: Path, **settings: Any) -> PreTrainedModel:
-    """Load a folder of safetensors with transformers' `settings`; every tensor is used, or known to be harmless.
-
-    transformers only reports tensors that do not fit: it fills in random numbers for some and ignores others. Raises
-    UserError, which calls the model `spec`, with the names of such tensors and of those that two shards hold. A tied
-    head may stand beside the embedding.
-    """
-    files = read_files(folder)
-    names = Counter(name for file in files for name in _names(file))
+def read_tensors(spec: str, folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of the files that transformers reads, by name. Raises UserError if two files hold the same."""
+    headers = [read_header(file) for file in read_files(spec, folder)]
+    names = Counter(name for header in headers for name in header)
     _refuse(spec, "holds the same weights in two shards:", [name for name, count in names.items() if count > 1])
-    model, report = AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True, ignore_mismatched_sizes=True, **settings
-    )
-    _refuse(spec, "lacks weights:", report["missing_keys"])
+    return {name: tensor for header in headers for name, tensor in header.items()}
+
+
+def read_checked_config(spec: str, folder: Path) -> PreTrainedConfig:
+    """The configuration of a folder whose tensors are those of its model, before memory is taken for any of them.
+
+    Raises UserError, which calls the model `spec`, with the names of tensors that are missing or of another shape.
+    """
+    require_plain_files(spec, folder)
+    tensors = read_tensors(spec, folder)
+    numbers = sum(PACKED_NUMBERS * tensor.nbytes for tensor in tensors.values())
+    config = read_config(spec, folder, most_layers=len(tensors), most_size=numbers)
+    with guarded_loading(spec):
+        expected = {name: tuple(part.shape) for name, part in empty_model(config).named_parameters()}
+    if getattr(config, "quantization_config", None) is not None:
+        if sum(map(math.prod, expected.values())) > numbers:
+            raise UserError(f"{spec}: {CONFIG} is of a larger model than its weights; {ADVICE}")
+        return config
+    # Weights of the model below the head may be named as it calls them, and a tied head may stand for the embedding.
+    found = {name if name.startswith(("model.", HEAD)) else f"model.{name}": tensor for name, tensor in tensors.items()}
+    if getattr(config, "tie_word_embeddings", False) and EMBEDDING not in found and HEAD in found:
+        found[EMBEDDING] = found[HEAD]
+    _refuse(spec, "lacks weights:", expected.keys() - found.keys())
     shapes = [
-        f"{name} is {list(got)}, expected {list(expected)}" for name, got, expected in sorted(report["mismatched_keys"])
+        f"{name} is {list(found[name].shape)}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if found[name].shape != shape
     ]
     _refuse(spec, "holds weights of another shape:", shapes)
+    return config
+
+
+def load_checkpoint(spec: str, folder: Path, config: PreTrainedConfig, **settings: Any) -> PreTrainedModel:
+    """Load a folder's model of a checked config with transformers' `settings`; every tensor is used, or harmless.
+
+    transformers only reports tensors that do not fit: it fills in random numbers for some and ignores others. Raises
+    UserError, which calls the model `spec`, with the names of such tensors. A tied head may stand beside the embedding.
+    """
+    model, report = read_model(folder, config, **settings)
+    _refuse(spec, "lacks weights:", report["missing_keys"])
+    _refuse(spec, "holds weights of another shape:", [name for name, *_ in report["mismatched_keys"]])
     # Formats of quantised weights have tensors of their own, which transformers' quantisers know.
     quantised = getattr(model, "hf_quantizer", None) is not None
     extra = [
@@ -50,25 +86,30 @@ def load_checkpoint(spec: str, folder: Path, **settings: Any) -> PreTrainedModel
         for name in report["unexpected_keys"]
         if not HARMLESS.search(name) and (name.endswith((".weight", ".bias")) or not quantised)
     ]
+    files = read_files(spec, folder)
     _refuse(
         spec, "holds weights that this model does not know:", [name for name in extra if not _is_zero_bias(files, name)]
     )
     return model
 
 
-def read_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder that transformers reads: the whole one, else those of the index."""
+def read_files(spec: str, folder: Path) -> list[Path]:
+    """The safetensors files of a folder that transformers reads: the whole one, else those of the index.
+
+    Raises UserError if there are none, and for an index that names anything but such files of the folder.
+    """
+    # transformers would take these for a checkpoint of torch.distributed, whatever stands beside them.
+    if any(SHARD_OF_TRAINING.match(path.name) for path in folder.iterdir()):
+        raise UserError(f"{spec}: holds a distributed checkpoint; save its model with save_pretrained")
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    index = folder / SHARDS
-    if not index.is_file():
-        return []
-    return [folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
-
-
-def _names(file: Path) -> list[str]:
-    with safe_open(file, "pt") as opened:
-        return list(opened.keys())
+    places = read_settings(spec, folder / SHARDS).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{spec}: has neither {SINGLE} nor an index of shards ({SHARDS}); {ADVICE}")
+    for name in places.values():
+        if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors"):
+            raise UserError(f"{spec}: {SHARDS} names {str(name)[:60]!r}, which is no such file of it; {ADVICE}")
+    return [folder / name for name in sorted(set(places.values()))]
 
 
 def _is_zero_bias(files: Sequence[Path], name: str) -> bool:
@@ -87,4 +128,4 @@ def _refuse(spec: str, problem: str, tensors: Iterable[str]) -> None:
     found = sorted(tensors)
     if found:
         more = f"; … ({len(found)} tensors)" if len(found) > NAMED else ""
-        raise UserError(f"{spec}: the checkpoint {problem} {'; '.join(found[:NAMED])}{more}; copy or convert it again")
+        raise UserError(f"{spec}: the checkpoint {problem} {'; '.join(found[:NAMED])}{more}; {ADVICE}")

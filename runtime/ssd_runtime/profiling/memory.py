@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from safetensors import SafetensorError, safe_open
 
+from ssd_artifacts.safetensors_header import read_header
 from ssd_profiles.errors import UserError
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -49,19 +49,8 @@ def weight_bytes(files: Sequence[Path], dtype: torch.dtype | None) -> int:
 
     Only the files' headers are read. Raises UserError if a file is not safetensors.
     """
-    total = 0
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    part = file.get_slice(name)
-                    count = 1
-                    for size in part.get_shape():
-                        count *= size
-                    total += count * (dtype.itemsize if dtype is not None else _stored_size(part.get_dtype()))
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path}: not a safetensors file ({error}); copy or convert the model again") from None
-    return total
+    tensors = (tensor for path in files for tensor in read_header(path).values())
+    return sum(tensor.nbytes if dtype is None else tensor.count * dtype.itemsize for tensor in tensors)
 
 
 def require_room(spec: str, needed: int, device: torch.device) -> None:
@@ -85,11 +74,6 @@ def guard_memory(
         if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
             raise
         raise UserError(f"out of memory on {device} while {task}; {remedy}") from None
-
-
-def _stored_size(dtype: str) -> int:
-    digits = "".join(c for c in dtype if c.isdigit())
-    return max(1, int(digits[:2]) // 8) if digits and not dtype.startswith("F8") else 1
 
 
 def gib(count: int) -> str:

@@ -100,5 +100,5 @@ def _few_layers(config: PreTrainedConfig) -> PreTrainedModel:
     small.num_hidden_layers = min(config.num_hidden_layers, -(-TIMED_BYTES // per_layer))
     if getattr(small, "layer_types", None):
         small.layer_types = small.layer_types[: small.num_hidden_layers]
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(small, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(small, dtype=torch.float32, trust_remote_code=False)
     return model.eval()

@@ -57,7 +57,7 @@ def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel,
     """The model without memory for its weights, and the file, which has all of them."""
     family_of(config)
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     file = GgufFile(index, architecture_of(index).layout, config)
     file.require({name: parameter.shape for name, parameter in model.named_parameters()}, TENSORS)
     return model.eval(), file

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import (
-    AutoTokenizer,
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
@@ -37,7 +36,8 @@ from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.sequence.generation import Generation
 from ssd_runtime.loading.models import LoadedModel
-from ssd_runtime.loading.sources import LOAD_ERRORS
+from ssd_runtime.loading.pretrained import read_tokenizer
+from ssd_runtime.loading.sources import source_of
 from ssd_runtime.planning.registry import check_strategy
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.generate.generate_call import GenerateCall
@@ -240,8 +240,8 @@ class _Engines:
     def _made(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Engine:
         if tokenizer is None and self.bundle is not None:
             try:
-                tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-            except LOAD_ERRORS:
+                tokenizer = read_tokenizer("model", source_of(model).folder, model.config)
+            except UserError:
                 raise UserError(
                     "the bundle is for one tokenizer, and the model's folder has none; give CustomGenerate(tokenizer=…)"
                 ) from None

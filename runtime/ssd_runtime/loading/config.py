@@ -1,0 +1,127 @@
+"""The configuration of a model folder: the entries that matter, in bounds that the folder's tensors set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ssd_artifacts.fingerprint import COMPUTATION
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.folder import ADVICE, CONFIG, guarded_loading, read_settings
+from ssd_runtime.model.families import FAMILIES, family_of
+
+TAKEN = COMPUTATION | {
+    *("dtype", "torch_dtype", "quantization_config", "tokenizer_class"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+    # Files of earlier versions name parts of the computation so.
+    *("rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval"),
+    # A model with such an entry computes something else, which the check against the model itself finds.
+    *("is_causal", "attention_chunk_size"),
+}
+"""Entries that transformers receives. Others may name code, kernels on the Hub, files, or sizes of what is not used."""
+SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+DEFAULTED = ("num_key_value_heads", "head_dim")
+"""Sizes that may be null."""
+LONGEST = 1 << 30
+"""Most positions of a model."""
+LONGEST_ORIGINAL = 1 << 20
+"""Most positions of the original context of a stretched rotary embedding: tables of longrope hold all of them."""
+LISTED = ("layer_types", "no_rope_layers")
+"""Entries that list something for every layer."""
+MOST_NUMBER = 1 << 53
+
+
+def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> PreTrainedConfig:
+    """The configuration of the model `spec`, whose files hold `most_layers` tensors of `most_size` numbers in all.
+
+    Raises UserError for models that are not supported or need code of their own, which is never run, and for sizes that
+    these files cannot have.
+    """
+    raw = read_settings(spec, folder / CONFIG)
+    kind = raw.get("model_type")
+    _require_own_code_unneeded(spec, raw)
+    kept = {name: value for name, value in raw.items() if name in TAKEN and name != "model_type"}
+    _require_sizes(spec, kept, most_layers, most_size)
+    with guarded_loading(spec):
+        # transformers reads such a config as another family's.
+        kind = "ministral" if kind == "mistral" and kept.get("layer_types") is not None else kind
+        if kind not in FAMILIES:
+            family_of(PreTrainedConfig(model_type=str(kind)[:40]))
+        config: PreTrainedConfig = AutoConfig.for_model(kind, **kept, name_or_path=str(folder))
+        config.architectures = None
+        family_of(config)
+        _require_heads(spec, config)
+    return config
+
+
+def _require_own_code_unneeded(spec: str, raw: Mapping[str, Any]) -> None:
+    """Raise UserError for a model that transformers does not know, or not under the name of its class."""
+    if "auto_map" not in raw:
+        return
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(raw.get("model_type")))
+    if known is None or (raw.get("architectures") and known not in raw["architectures"]):
+        raise UserError(
+            f"{spec}: needs code of its own ({CONFIG}: auto_map), which is never run; give a model of a family that "
+            "transformers knows"
+        )
+
+
+def _require_sizes(spec: str, entries: Mapping[str, Any], most_layers: int, most_size: int) -> None:
+    """Raise UserError for a size that is no whole number, or none of a model of these tensors."""
+    for name in SIZES:
+        if not (name in DEFAULTED and entries.get(name) is None):
+            _require_count(spec, entries, name, most_size)
+    layers = _require_count(spec, entries, "num_hidden_layers", most_layers)
+    _require_count(spec, entries, "max_position_embeddings", LONGEST)
+    for name in LISTED:
+        listed = entries.get(name)
+        if listed is not None and (not isinstance(listed, list) or (listed and len(listed) != layers)):
+            raise _refusal(spec, name, "is no list of as many entries as layers")
+    for name, value in _numbers(entries):
+        if not math.isfinite(value) or abs(value) > MOST_NUMBER:
+            raise _refusal(spec, name, f"has the number {value:.4g}")
+        if name == "original_max_position_embeddings" and not 1 <= value <= LONGEST_ORIGINAL:
+            raise _refusal(spec, name, f"is {value}, expected 1 to {LONGEST_ORIGINAL}")
+        if name == "partial_rotary_factor" and not 0 < value <= 1:
+            raise _refusal(spec, name, f"is {value}, expected more than 0 and at most 1")
+        if name in ("sliding_window", "sliding_window_pattern", "no_rope_layer_interval") and not 1 <= value <= LONGEST:
+            raise _refusal(spec, name, f"is {value}, expected 1 to {LONGEST}")
+
+
+def _require_count(spec: str, entries: Mapping[str, Any], name: str, most: int) -> int:
+    """An entry, which if it is there is a whole number from 1; 0 if it is not."""
+    if name not in entries:
+        return 0
+    value = entries[name]
+    if type(value) is not int or not 1 <= value <= most:
+        raise _refusal(spec, name, f"is {str(value)[:40]!r}, expected 1 to {most}")
+    return value
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
+    """Every number at any depth, with the name of the entry that holds it."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _numbers(each, str(key))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _numbers(each, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+def _require_heads(spec: str, config: PreTrainedConfig) -> None:
+    """Raise UserError for heads that cannot share keys, or that cannot be rotated."""
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if heads % groups or width < 1 or width % 2:
+        raise UserError(f"{spec}: {CONFIG}: {heads} heads of {width} cannot share {groups} keys; {ADVICE}")
+
+
+def _refusal(spec: str, name: str, problem: str) -> UserError:
+    return UserError(f"{spec}: {CONFIG}: {name[:60]} {problem}; {ADVICE}")

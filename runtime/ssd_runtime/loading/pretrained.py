@@ -1,0 +1,67 @@
+"""The one door to transformers' loading. A folder's own code never runs, whatever its files and standard input say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.folder import GENERATION_CONFIG, TOKENIZER_CONFIG, guarded_loading, read_settings
+
+
+def read_tokenizer(spec: str, folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder. Raises UserError if it is damaged or needs code of its own."""
+    settings = read_settings(spec, folder / TOKENIZER_CONFIG)
+    with guarded_loading(spec):
+        named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
+        found = tokenizer_class_from_name(named) if named is not None else None
+        if found is None and "auto_map" in settings:
+            raise UserError(
+                f"{spec}: its tokenizer needs code of its own ({TOKENIZER_CONFIG}: auto_map), which is never run; "
+                "convert it to a tokenizer.json"
+            )
+        # Other classes of transformers load other files, and would ask on standard input whether to run code.
+        if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
+            raise UserError(f"{spec}: {TOKENIZER_CONFIG}: {str(named)[:60]} is no tokenizer; copy it again")
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, config=config, trust_remote_code=False
+        )
+        return tokenizer
+
+
+def read_generation_config(spec: str, folder: Path) -> GenerationConfig:
+    """The settings of a folder's `generation_config.json`, which must be there."""
+    read_settings(spec, folder / GENERATION_CONFIG)
+    with guarded_loading(spec):
+        return GenerationConfig.from_pretrained(folder)
+
+
+def read_model(folder: Path, config: PreTrainedConfig, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model of a folder's safetensors files, and transformers' report on tensors that do not fit."""
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **settings,
+    )
+    return model, report
+
+
+def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a config without memory for its weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
