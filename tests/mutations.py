@@ -42,11 +42,11 @@ def mutate(folder: Path, seed: int) -> list[str]:
         if name.endswith(".safetensors"):
             swap(folder, name, _altered_tensors(random, path, gentle))
         elif name == MANIFEST:
-            path.write_text(dump(_mutated(random, load(path.read_text()), False)))
+            path.write_text(dump(mutated(random, load(path.read_text()), False)))
         elif name.endswith(".json"):
-            rewrite(folder, name, _doubled(random, json.dumps(_mutated(random, json.loads(path.read_text()), gentle))))
+            rewrite(folder, name, doubled(random, json.dumps(mutated(random, json.loads(path.read_text()), gentle))))
         else:
-            rewrite(folder, name, _doubled(random, dump(_mutated(random, load(path.read_text()), gentle))))
+            rewrite(folder, name, doubled(random, dump(mutated(random, load(path.read_text()), gentle))))
     return names
 
 
@@ -67,7 +67,7 @@ def _mapped(data: Any, change: Callable[[float], Any]) -> Any:
     return change(data) if isinstance(data, int | float) and not isinstance(data, bool) else data
 
 
-def _mutated(random: Random, data: Any, gentle: bool) -> Any:
+def mutated(random: Random, data: Any, gentle: bool) -> Any:
     """A copy of what a YAML or JSON file holds, with one or two places changed."""
     data = copy.deepcopy(data)
     for _ in range(random.choice((1, 1, 2))):
@@ -109,7 +109,7 @@ def _restructure(random: Random, container: Any, key: Any) -> None:
         container[key], container[other] = container[other], container[key]
 
 
-def _doubled(random: Random, text: str) -> str:
+def doubled(random: Random, text: str) -> str:
     """The text, sometimes with its first key a second time."""
     if random.random() > 0.03:
         return text
@@ -121,7 +121,7 @@ def _altered_tensors(random: Random, path: Path, gentle: bool) -> bytes:
     tensors, metadata = read_tensors(path)
     about = {name: json.loads(text) for name, text in metadata.items()}
     if about and not gentle and random.random() < 0.5:
-        changed = _mutated(random, about, False)
+        changed = mutated(random, about, False)
         return save(tensors, {str(name): json.dumps(part) for name, part in changed.items()})
     name = random.choice(sorted(tensors))
     known = tensors.pop(name)

@@ -37,15 +37,16 @@ class Scheduler:
     """
 
     def __init__(self, decoder: Decoder, max_sequences: int, cache_bytes: int | None = None) -> None:
-        """The pool has `pool_bytes` by default. Raises UserError if `max_sequences` is less than 1."""
+        """The pool has `pool_bytes` by default. Raises UserError for fewer than 1 sequence, or without memory."""
         if max_sequences < 1:
             raise UserError(f"max_sequences: expected 1 or more, got {max_sequences}")
         self.decoder = decoder
         self.max_sequences = max_sequences
         if cache_bytes is None:
             cache_bytes = pool_bytes(decoder, max_sequences)
-        # Twice the sequences: sliding layers have as much room for prefixes as for running sequences.
-        self.pool = decoder.new_pool(cache_bytes, 2 * max_sequences)
+        with guard_memory("reserving memory for keys and values", decoder.device, DECODING_REMEDY):
+            # Twice the sequences: sliding layers have as much room for prefixes as for running sequences.
+            self.pool = decoder.new_pool(cache_bytes, 2 * max_sequences)
         self.prefixes = PrefixCache(self.pool)
         self._runner = ModelRunner(decoder)
         self._waiting: deque[Job[Any]] = deque()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,8 +82,8 @@ def _require_sizes(spec: str, entries: Mapping[str, Any], most_layers: int, most
         if listed is not None and (not isinstance(listed, list) or (listed and len(listed) != layers)):
             raise _refusal(spec, name, "is no list of as many entries as layers")
     for name, value in _numbers(entries):
-        if not math.isfinite(value) or abs(value) > MOST_NUMBER:
-            raise _refusal(spec, name, f"has the number {value:.4g}")
+        if not abs(value) <= MOST_NUMBER:  # NaN is refused, too
+            raise _refusal(spec, name, f"has the number {str(value)[:40]}")
         if name == "original_max_position_embeddings" and not 1 <= value <= LONGEST_ORIGINAL:
             raise _refusal(spec, name, f"is {value}, expected 1 to {LONGEST_ORIGINAL}")
         if name == "partial_rotary_factor" and not 0 < value <= 1:

@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
+from ssd_artifacts.fingerprint import PROBE
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.folder import GENERATION_CONFIG, TOKENIZER_CONFIG, guarded_loading, read_settings
 
@@ -37,6 +38,7 @@ def read_tokenizer(spec: str, folder: Path, config: PreTrainedConfig) -> PreTrai
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, config=config, trust_remote_code=False
         )
+        tokenizer.encode(PROBE)  # some damage is found only when a text is encoded
         return tokenizer
 
 

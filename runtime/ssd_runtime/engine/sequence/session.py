@@ -90,14 +90,19 @@ class Session:
     def prefilling(self, ids: list[int], beginning: Prefill | None = None, new_tokens: int = 0) -> Work[Prefill]:
         """Run the full model over the prompt `ids`, from position 0 or after the prefilled `beginning` of the prompt.
 
-        Reserves memory for the prompt and up to `new_tokens` more. Raises UserError if the prompt is empty or leaves
-        no room to decode.
+        Reserves memory for the prompt and up to `new_tokens` more. Raises UserError if the prompt is empty, has tokens
+        that the model lacks, or leaves no room to decode.
         """
         known = self.ids[: beginning.tokens] if beginning is not None else []
         total = len(known) + len(ids)
         limit = self.decoder.shape.max_context
         if not ids:
             raise UserError("prompt: is empty; give at least one token")
+        if min(ids) < 0 or max(ids) >= self.decoder.shape.vocabulary:
+            raise UserError(
+                f"prompt: has a token that the model lacks (of {min(ids)} to {max(ids)}; the model has "
+                f"{self.decoder.shape.vocabulary} in all); its tokenizer is another model's"
+            )
         if total >= limit:
             raise UserError(
                 f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.memory import OUT_OF_MEMORY
 
 FORWARDS = (11, 1, 4)
 """Numbers of rows of the compared forwards: a prefill, a plain step and a verification."""
@@ -37,7 +38,12 @@ def require_parity(decoder: Decoder) -> None:
     ids = decoder.probe_ids(sum(FORWARDS))
     with decoder.lock:
         inputs = torch.tensor([ids], device=decoder.device)
-        expected = decoder.model(input_ids=inputs, use_cache=False).logits[0].float().to(decoder.device)
+        try:
+            expected = decoder.model(input_ids=inputs, use_cache=False).logits[0].float().to(decoder.device)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if OUT_OF_MEMORY.search(str(error)):
+                raise
+            raise UserError(f"model: does not run ({first_line(error)}); check its config.json") from None
     session = Session(decoder)
     got = list[Tensor]()
     for rows in FORWARDS:

@@ -1,0 +1,62 @@
+"""No command runs a folder's own code: not after a yes on standard input, on a terminal or without either."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.folders import save_tiny_model
+from tests.own_code import WAYS, with_own_code
+
+COMMANDS = {
+    "ssd-run": ("ssd_runtime.cli", ["hi", "--strategy", "plain"]),
+    "ssd-serve": ("ssd_runtime.serving.http.cli", ["--strategy", "plain", "--port", "0"]),
+    "ssd-compile": ("ssd_compiler.cli", ["--domains", "gsm8k", "--out", "bundle"]),
+}
+INPUTS = ("a yes", "a terminal", "nothing")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("own_code") / "model", weak=0)
+
+
+@pytest.mark.parametrize("given", INPUTS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_answer_makes_code_run(model: Path, tmp_path: Path, name: str, given: str) -> None:
+    # The tokenizer is read last of all.
+    mark = with_own_code(model, tmp_path / "own", WAYS["config" if name != "ssd-run" else "tokenizer"])
+    code, told = asked(tmp_path, name, given)
+    assert not mark.exists()
+    assert code == 2
+    [line] = [line for line in told.splitlines() if " INFO loading " not in line]
+    assert line.startswith("error: own: ")
+    assert "needs code of its own" in line
+
+
+def asked(folder: Path, name: str, given: str) -> tuple[int, str]:
+    """Exit code and standard error of a command, with a yes waiting on its standard input or terminal."""
+    module, options = COMMANDS[name]
+    command = [sys.executable, "-c", f"from {module} import main; main()", "--model", "own", *options]
+    environment = {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    terminal, its_end = os.openpty()
+    try:
+        os.write(terminal, b"y\n" * 9)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            check=False,
+            **({"stdin": its_end} if given == "a terminal" else {"input": "y\n" * 9 if given == "a yes" else ""}),
+        )
+    finally:
+        os.close(terminal)
+        os.close(its_end)
+    return done.returncode, done.stderr
