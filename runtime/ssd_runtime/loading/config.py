@@ -28,11 +28,17 @@ DEFAULTED = ("num_key_value_heads", "head_dim")
 """Sizes that may be null."""
 LONGEST = 1 << 30
 """Most positions of a model."""
-LONGEST_ORIGINAL = 1 << 20
-"""Most positions of the original context of a stretched rotary embedding: tables of longrope hold all of them."""
 LISTED = ("layer_types", "no_rope_layers")
 """Entries that list something for every layer."""
 MOST_NUMBER = 1 << 53
+RANGES = {
+    "rms_norm_eps": (0.0, 1.0),
+    "partial_rotary_factor": (1e-6, 1.0),
+    # Tables of longrope hold all of these positions.
+    "original_max_position_embeddings": (1, 1 << 20),
+    **dict.fromkeys(("sliding_window", "sliding_window_pattern", "no_rope_layer_interval"), (1, LONGEST)),
+}
+"""Least and most of numbers, by the entry that holds them."""
 
 
 def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> PreTrainedConfig:
@@ -82,14 +88,9 @@ def _require_sizes(spec: str, entries: Mapping[str, Any], most_layers: int, most
         if listed is not None and (not isinstance(listed, list) or (listed and len(listed) != layers)):
             raise _refusal(spec, name, "is no list of as many entries as layers")
     for name, value in _numbers(entries):
-        if not abs(value) <= MOST_NUMBER:  # NaN is refused, too
-            raise _refusal(spec, name, f"has the number {str(value)[:40]}")
-        if name == "original_max_position_embeddings" and not 1 <= value <= LONGEST_ORIGINAL:
-            raise _refusal(spec, name, f"is {value}, expected 1 to {LONGEST_ORIGINAL}")
-        if name == "partial_rotary_factor" and not 0 < value <= 1:
-            raise _refusal(spec, name, f"is {value}, expected more than 0 and at most 1")
-        if name in ("sliding_window", "sliding_window_pattern", "no_rope_layer_interval") and not 1 <= value <= LONGEST:
-            raise _refusal(spec, name, f"is {value}, expected 1 to {LONGEST}")
+        least, most = RANGES.get(name, (-MOST_NUMBER, MOST_NUMBER))
+        if not least <= value <= most:  # NaN is refused, too
+            raise _refusal(spec, name, f"has the number {str(value)[:40]}, expected {least:g} to {most:g}")
 
 
 def _require_count(spec: str, entries: Mapping[str, Any], name: str, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,18 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ssd_artifacts.fingerprint import PROBE
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.folder import GENERATION_CONFIG, TOKENIZER_CONFIG, guarded_loading, read_settings
+from ssd_runtime.loading.folder import ADVICE, GENERATION_CONFIG, TOKENIZER_CONFIG, guarded_loading, read_settings
+
+MOST_GROWTH = 64
+"""Most factor by which a tokenizer may lengthen a text."""
 
 
 def read_tokenizer(spec: str, folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder. Raises UserError if it is damaged or needs code of its own."""
     settings = read_settings(spec, folder / TOKENIZER_CONFIG)
     with guarded_loading(spec):
+        if any("/" in str(name) for name in settings.get("fast_tokenizer_files", ())):
+            raise UserError(f"{spec}: {TOKENIZER_CONFIG}: fast_tokenizer_files are not all in the folder; {ADVICE}")
         named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
         found = tokenizer_class_from_name(named) if named is not None else None
         if found is None and "auto_map" in settings:
@@ -34,12 +40,35 @@ def read_tokenizer(spec: str, folder: Path, config: PreTrainedConfig) -> PreTrai
             )
         # Other classes of transformers load other files, and would ask on standard input whether to run code.
         if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
-            raise UserError(f"{spec}: {TOKENIZER_CONFIG}: {str(named)[:60]} is no tokenizer; copy it again")
+            raise UserError(
+                f"{spec}: {TOKENIZER_CONFIG}: {str(named)[:60]} is no tokenizer that is installed; {ADVICE}"
+            )
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, config=config, trust_remote_code=False
         )
+        if _growth(tokenizer) > MOST_GROWTH:
+            raise UserError(f"{spec}: tokenizer.json makes texts more than {MOST_GROWTH} times as long; {ADVICE}")
         tokenizer.encode(PROBE)  # some damage is found only when a text is encoded
         return tokenizer
+
+
+def _growth(tokenizer: PreTrainedTokenizerBase) -> float:
+    """Most factor by which replacements in a tokenizer make a text longer, one after the other."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    waiting = [json.loads(part.__getstate__()) for part in parts if part is not None]
+    factor = 1.0
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
+            if part.get("type") == "Replace":
+                # A regular expression may match between any two characters.
+                replaced = len(part["pattern"].get("String", ""))
+                factor *= max(1.0, len(part["content"]) / replaced if replaced else len(part["content"]) + 1)
+    return factor
 
 
 def read_generation_config(spec: str, folder: Path) -> GenerationConfig:

@@ -1,0 +1,251 @@
+"""Crafted model folders: each ends in one line, at once and without the memory that it asks for, or changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import pytest
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.loading.models import load_model
+from tests.folders import save_tiny_model
+from tests.own_code import edited
+
+Change = Callable[[Path], object]
+DEEP = '{"a":' * 20000 + "1" + "}" * 20000
+YARN = {"rope_type": "yarn", "rope_theta": 1e4}
+MOST_SECONDS = 5.0
+MOST_MEMORY = 256 << 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("hostile") / "model", weak=0)
+
+
+@pytest.fixture(scope="module")
+def answer(model: Path) -> list[int]:
+    return answered(model)
+
+
+def answered(folder: Path, raw: bool = False) -> list[int]:
+    """The tokens of a short answer."""
+    engine = Engine(load_model(str(folder), "cpu"), weight_memory=0)
+    runner = engine.runner(RunSettings("plain", max_new_tokens=6, raw=raw))
+    return runner.answer("How many loaves did the baker count?").generation.token_ids
+
+
+def config(**entries: Any) -> Change:
+    return lambda folder: edited(folder, "config.json", **entries)
+
+
+def settings(**entries: Any) -> Change:
+    return lambda folder: edited(folder, "tokenizer_config.json", **entries)
+
+
+def generation(**entries: Any) -> Change:
+    return lambda folder: edited(folder, "generation_config.json", **entries)
+
+
+def tokenizer(**parts: Any) -> Change:
+    return lambda folder: edited(folder, "tokenizer.json", **parts)
+
+
+def text(name: str, content: str) -> Change:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def link(name: str, target: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return change
+
+
+def pipe(name: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def index(place: object, **entries: Any) -> Change:
+    def change(folder: Path) -> None:
+        shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+        shutil.move(folder / "model.safetensors", folder / "inside.safetensors")
+        places = {"weight_map": {"model.norm.weight": place}} if place is not None else {}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, **places, **entries}))
+
+    return change
+
+
+def added(token: int, content: str) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        known = json.loads(path.read_text())
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        path.write_text(
+            json.dumps({**known, "added_tokens": [*known["added_tokens"], {"id": token, "content": content, **flags}]})
+        )
+
+    return change
+
+
+def renumbered(folder: Path) -> None:
+    """A letter whose id is beyond the model's vocabulary."""
+    path = folder / "tokenizer.json"
+    known = json.loads(path.read_text())
+    known["model"]["vocab"]["w"] = 5000
+    path.write_text(json.dumps(known))
+
+
+def replaced(times: int) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": {"String": "o"}, "content": "oo" * 1000}
+    return {"type": "Sequence", "normalizers": [step] * times}
+
+
+REFUSED: Mapping[str, tuple[Change, str]] = {
+    "10^8 layers": (config(num_hidden_layers=10**8), "num_hidden_layers is '100000000', expected 1 to 38"),
+    "heads of 10^6": (config(head_dim=10**6), "holds weights of another shape"),
+    "hidden size": (config(hidden_size=10**9), "hidden_size is"),
+    "MLP": (config(intermediate_size=10**12), "intermediate_size is"),
+    "vocabulary": (config(vocab_size=10**9), "vocab_size is"),
+    "vocabulary within the numbers there are": (config(vocab_size=10**6), "holds weights of another shape"),
+    "heads": (config(num_attention_heads=10**6), "cannot load it"),
+    "heads that share unevenly": (config(num_key_value_heads=3), "cannot share 3 keys"),
+    "positions": (config(max_position_embeddings=10**12), "max_position_embeddings is"),
+    "positions of the original context": (
+        config(rope_parameters={**YARN, "factor": 2.0, "original_max_position_embeddings": 10**9}),
+        "original_max_position_embeddings has the number",
+    ),
+    "half a layer": (config(num_hidden_layers=3.5), "num_hidden_layers is"),
+    "a layer that is true": (config(num_hidden_layers=True), "num_hidden_layers is"),
+    "no layer": (config(num_hidden_layers=0), "num_hidden_layers is"),
+    "minus one head": (config(num_attention_heads=-1), "num_attention_heads is"),
+    "layers as text": (config(num_hidden_layers="4"), "num_hidden_layers is"),
+    "kinds of 10^6 layers": (config(layer_types=["full_attention"] * 10**5), "layer_types"),
+    "negative epsilon": (config(rms_norm_eps=-1.0), "rms_norm_eps has the number -1.0, expected 0 to 1"),
+    "an angle that is no number": (config(rope_theta=float("nan")), "rope_theta has the number nan"),
+    "an angle of 400 digits": (config(rope_theta=10**400), "rope_theta has the number 1000"),
+    "nothing to scale by": (config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}), "NaN"),
+    "padding outside": (config(pad_token_id=10**6), "Padding_idx"),
+    "quantisation by a list": (config(quantization_config=[1]), "cannot load it"),
+    "a package that is not there": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "optimum"),
+    "deep config": (text("config.json", DEEP), "config.json is not JSON"),
+    "a list": (text("config.json", "[1]"), "config.json is not an object"),
+    "deep settings": (text("tokenizer_config.json", DEEP), "tokenizer_config.json is not JSON"),
+    "deep tokenizer": (text("tokenizer.json", DEEP), "recursion"),
+    "deep generation": (text("generation_config.json", DEEP), "recursion"),
+    "end as text": (generation(eos_token_id="x"), "eos_token_id is no token"),
+    "end that is true": (generation(eos_token_id=True), "eos_token_id is no token"),
+    "end of two and a half": (generation(eos_token_id=[2.5]), "eos_token_id is no token"),
+    "penalty as text": (generation(repetition_penalty="x"), "cannot load it"),
+    "penalty that is no number": (generation(repetition_penalty=float("nan")), "repetition_penalty is nan"),
+    "negative penalty": (generation(repetition_penalty=-1), "repetition_penalty is -1.0"),
+    "token of 60 bits": (added(2**60, "<x>"), "cannot load it"),
+    "token beyond the vocabulary": (renumbered, "a token that the model lacks"),
+    "bad pattern": (
+        tokenizer(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
+        "cannot load it",
+    ),
+    "no unknown token": (tokenizer(model={"type": "WordLevel", "unk_token": "no", "vocab": {"a": 0}}), "Missing"),
+    "a tokenizer that panics": (
+        tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        "Cannot parse precompiled_charsmap",
+    ),
+    "texts that grow": (tokenizer(normalizer=replaced(3)), "more than 64 times as long"),
+    "another class": (settings(tokenizer_class="pipeline"), "pipeline is no tokenizer"),
+    "a tokenizer elsewhere": (settings(fast_tokenizer_files=["../../x/tokenizer.9.0.0.json"]), "not all in the folder"),
+    "endless tokenizer": (link("tokenizer.json", "/dev/zero"), "tokenizer.json is not a file"),
+    "endless weights": (link("model.safetensors", "/dev/zero"), "model.safetensors is not a file"),
+    "endless template": (link("chat_template.jinja", "/dev/zero"), "chat_template.jinja is not a file"),
+    "a pipe": (pipe("special_tokens_map.json"), "special_tokens_map.json is not a file"),
+    "a pipe for a config": (pipe("config.json"), "has no config.json"),
+    "a link to nothing": (link("added_tokens.json", "nowhere"), "added_tokens.json is not a file"),
+    "a shard outside": (index("../outside.safetensors"), "names '../outside.safetensors'"),
+    "a shard by its path": (index("/etc/passwd"), "names '/etc/passwd'"),
+    "a shard that is a number": (index(1), "names '1'"),
+    "a shard that is not there": (index("no.safetensors"), "not a safetensors file"),
+    "no places": (index(None), "has neither model.safetensors nor an index"),
+    "places in a list": (index(None, weight_map=[1]), "has neither model.safetensors nor an index"),
+    "an adapter": (lambda folder: edited(folder, "adapter_config.json", peft_type="LORA"), "holds an adapter"),
+}
+HARMLESS: Mapping[str, Change] = {
+    "10^9 labels": config(num_labels=10**9),
+    "layers of another kind": config(per_layer_config={"0": {"hidden_size": 10**9}}),
+    "a dtype that is a function": config(dtype="load"),
+    "a quantiser that nobody knows": config(quantization_config={"quant_method": "os"}),
+    "ends out of range": generation(eos_token_id=[10**9, 10**5]),
+    "token of 32 bits": added(2**32 - 1, "<x>"),
+    "files elsewhere": settings(tokenizer_file="/dev/zero", vocab_file="/dev/zero"),
+    "a name elsewhere": config(_name_or_path="/etc/passwd"),
+    "padding to 10^9": tokenizer(
+        padding={
+            "strategy": {"Fixed": 10**9},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<pad>",
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_crafted_folder_is_refused_in_one_line(model: Path, tmp_path: Path, case: str) -> None:
+    change, says = REFUSED[case]
+    folder = tmp_path / "crafted"
+    shutil.copytree(model, folder)
+    change(folder)
+    tracemalloc.start()
+    began = process_time()
+    try:
+        with pytest.raises(UserError) as refused:
+            answered(folder, raw=True)
+        assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
+    finally:
+        tracemalloc.stop()
+    assert process_time() - began < MOST_SECONDS
+    line = str(refused.value)
+    assert says in line
+    assert line.startswith((f"{folder}", "model:", "prompt"))
+    assert len(line) < 600
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_what_is_not_used_changes_nothing(model: Path, answer: list[int], tmp_path: Path, case: str) -> None:
+    folder = tmp_path / "crafted"
+    shutil.copytree(model, folder)
+    HARMLESS[case](folder)
+    assert answered(folder) == answer
+
+
+def test_tokens_that_a_tokenizer_adds_by_itself_are_held_against_the_vocabulary(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "crafted"
+    shutil.copytree(model, folder)
+    special = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    sequence = {"Sequence": {"id": "A", "type_id": 0}}
+    edited(
+        folder,
+        "tokenizer.json",
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [special, sequence],
+            "pair": [sequence, sequence],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [999_999], "tokens": ["<s>"]}},
+        },
+    )
+    with pytest.raises(UserError, match="a token that the model lacks"):
+        answered(folder, raw=True)
