@@ -348,7 +348,7 @@ BAD_RUNS = {
     "not a number": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "budget=nan"], "number from 0"),
     "truncated weights": (["--model", "truncated", "hi", "--strategy", "plain"], "not a safetensors file"),
     "weights that lack": (["--model", "lacking", "hi", "--strategy", "plain"], "lacks weights"),
-    "broken config": (["--model", "broken", "hi", "--strategy", "plain"], "cannot load it"),
+    "broken config": (["--model", "broken", "hi", "--strategy", "plain"], "config.json is not JSON"),
     "another kind of model": (["--model", "bert", "hi", "--strategy", "plain"], "a bert model is not supported"),
     "not a gguf": (["--model", "fake.gguf", "hi", "--strategy", "plain"], "not a GGUF file"),
 }
@@ -479,7 +479,7 @@ def test_a_model_too_large_is_refused_before_it_is_loaded(
     bad_room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ssd_runtime.profiling.memory.available_bytes", lambda _: 1000)
-    monkeypatch.setattr("ssd_runtime.loading.checkpoint.AutoModelForCausalLM", None)
+    monkeypatch.setattr("ssd_runtime.loading.checkpoint.read_model", None)
     done = within(bad_room, run_main, ["--artifact", "bundle", "hi"], monkeypatch, capfd)
     assert_refused(done, r"needs 0\.0 GiB of memory .* give a smaller model")
 
