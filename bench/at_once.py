@@ -24,14 +24,14 @@ from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.provenance import Watch
 from bench.harness.standings import standings
 from ssd_runtime import Engine
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.loop import generating
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.sequence.session import Session
 
 PLAIN = "plain"
 PEERS = ("transformers generate_batch", "transformers generate, padded")

@@ -37,7 +37,7 @@ part() {  # part MINUTES FUNCTION [ARGUMENT]
 }
 
 run() {  # run ARGUMENT…: ssd-run
-  "$python" -c 'from ssd_runtime.cli import main; main()' "$@"
+  "$python" -c 'from ssd_runtime.commands.run import main; main()' "$@"
 }
 
 cat >"$out/prompts.jsonl" <<'PROMPTS'

@@ -31,17 +31,17 @@ from ssd_artifacts.files import sha256_file
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.prompts import Prompt, read_prompts
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.offline.divergence import compare
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sampling.params import SamplingParams
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 T = TypeVar("T")
 STREAMS = ("auto", "swift", "lookup")

@@ -23,7 +23,7 @@ from typing import Any
 from bench.fixtures.prompts.prompt_files import FETCHED, SHARED
 from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 
 Records = list[dict[str, Any]]
 GITHUB = "https://raw.githubusercontent.com"

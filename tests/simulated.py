@@ -13,8 +13,7 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.sequence.accept import accept
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.accept import accept
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import draft_sources
@@ -22,6 +21,7 @@ from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
+from ssd_runtime.sequence.session import Session
 
 NO_MODEL = ModelRunner(None)  # type: ignore[arg-type]
 """A runner that completes work which requests no forward."""

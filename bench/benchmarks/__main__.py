@@ -19,7 +19,7 @@ from bench.harness.outcomes import outcome_of, read_outcomes
 from bench.prompts import FILES, provide
 from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 
 OUTCOMES = Path("bench/benchmarks/outcomes")
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import Cycle
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.session import Session
 
 
 @dataclass(frozen=True, slots=True)

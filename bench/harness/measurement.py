@@ -14,7 +14,7 @@ from bench.fixtures.bundles import MadeBundle
 from bench.harness.drawing.picture import Picture
 from bench.harness.outcomes import Outcome
 from bench.harness.provenance import commit
-from ssd_runtime.profiling.device import device_identity
+from ssd_runtime.devices.device import device_identity
 
 SHOWN = Path("build/papers")
 """Folder of results in the commands that the page shows."""

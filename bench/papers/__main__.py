@@ -25,7 +25,7 @@ from bench.harness.outcomes import outcome_of, read_outcomes
 from bench.papers.page import PAGE, page
 from bench.papers.parts import PARTS
 from ssd_artifacts.files import write_atomically
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 
 
 def main() -> None:

@@ -21,14 +21,14 @@ import torch
 
 from bench.harness.provenance import commit
 from ssd_runtime import Engine
-from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model import decoder as decoder_module
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.layer import Norm
 from ssd_runtime.model.native_attention import NativeAttention
 from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.linear import Linear
 

@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from ssd_runtime.command import run_guarded
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.commands.command import run_guarded
+from ssd_runtime.devices.clock import seconds
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.clock import seconds
+from ssd_runtime.profiling.kernel_choice import fitted_decoder
 from ssd_runtime.sampling.argmax import argmax
-from ssd_runtime.weights.kernel_choice import fitted_decoder
+from ssd_runtime.sequence.session import Session
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 

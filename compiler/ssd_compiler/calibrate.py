@@ -14,14 +14,14 @@ from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import decode
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.replay import ReferenceStates, RowGroup
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from ssd_compiler.settings import ANCHOR_RULES, MIN_PROMPTS, SEARCH_METHODS, Com
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import closing, command_app, require_packages, run_command
-from ssd_runtime.options import (
+from ssd_runtime.commands.command import closing, command_app, require_packages, run_command
+from ssd_runtime.commands.options import (
     OUTPUT_PANEL,
     AllowSpecialOption,
     DeviceOption,
@@ -36,7 +36,7 @@ from ssd_runtime.options import (
     read_size,
     values,
 )
-from ssd_runtime.ray_cluster import ray_cluster
+from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 from ssd_runtime.weights.draft_bits import read_draft_bits
 from ssd_runtime.weights.dtype_names import read_dtype
 
@@ -259,7 +259,7 @@ def compile_(
 
     from ssd_compiler.build import compile_bundle
     from ssd_compiler.patience import Patience
-    from ssd_runtime.profiling.memory import guard_memory
+    from ssd_runtime.devices.memory import guard_memory
 
     if threads is not None:
         torch.set_num_threads(threads)

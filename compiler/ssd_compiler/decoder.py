@@ -5,11 +5,11 @@ from __future__ import annotations
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import WIDTHS, SkipMask
+from ssd_runtime.loading.checks.parity import require_faithful
+from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.loading.models import LoadedModel
-from ssd_runtime.model.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.weights.draft_copies import make_copies
-from ssd_runtime.weights.kernel_choice import SMALL_BYTES, fitted_decoder
+from ssd_runtime.profiling.kernel_choice import SMALL_BYTES, fitted_decoder
 
 
 def faithful_decoder(loaded: LoadedModel, settings: CompileSettings) -> Decoder:

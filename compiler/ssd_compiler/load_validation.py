@@ -12,13 +12,13 @@ from ssd_compiler.progress import Tick
 from ssd_compiler.validate import Confirmed, constant, require_same
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime.engine.offline.interleaved import SharedRun
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.plan import PlainPlanner, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 ROUNDS = 3
 MOST_TOKENS = 64

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ssd_runtime.waiting import REFRESHES_PER_SECOND
+from ssd_runtime.commands.waiting import REFRESHES_PER_SECOND
 
 Tick = Callable[[], None]
 """Is called after each step of a stage."""

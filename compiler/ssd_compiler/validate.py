@@ -15,13 +15,13 @@ from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.offline.interleaved import Contenders, in_turn
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.session import Session
 
 ENOUGH = 4
 """Fewest prompts of which some choose among the finalists; with fewer, all measure the first finalist."""

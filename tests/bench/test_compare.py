@@ -16,7 +16,7 @@ from bench.harness.ledger import NOT_COMPARED, Ledger, Row
 from bench.harness.peers.in_process import PEERS
 from bench.harness.standings import against, standings
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import LoadedModel
 from tests.folders import TEXTS, save_tiny_model
 

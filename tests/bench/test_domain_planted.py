@@ -9,8 +9,8 @@ import torch
 from bench.fixtures.domain_planted import gate, truth
 from bench.fixtures.planted import plant_at
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 
 

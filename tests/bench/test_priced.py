@@ -10,14 +10,14 @@ from bench.harness.pricing.priced import PricedPlanner, priced, priced_stream
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import decoding, generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.settings import ClaspSettings
 from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table
 

@@ -20,12 +20,12 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.formulas import expected_tokens
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table
 

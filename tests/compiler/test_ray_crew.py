@@ -93,7 +93,7 @@ def test_workers_make_the_bundle_of_one_process(
 ) -> None:
     """For one latency table and equal evaluations. A killed worker costs a retry; a stopped compile goes on."""
     from ssd_compiler.crew.ray_crew import RayCrew
-    from ssd_runtime.ray_cluster import ray_cluster
+    from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     save_tiny_model(tmp_path / "model")

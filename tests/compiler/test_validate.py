@@ -12,12 +12,12 @@ from ssd_compiler.validate import validate
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.accept import Accepted
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.offline.interleaved import Contenders
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.accept import Accepted
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.plan import ConstantPlanner

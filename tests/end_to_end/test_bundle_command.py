@@ -19,7 +19,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.integrity import ORIGIN, SIGNATURE
 from ssd_compiler.bundles.cli import main as bundle_main
 from ssd_compiler.cli import main as compile_main
-from ssd_runtime.cli import main as run_main
+from ssd_runtime.commands.run import main as run_main
 from tests.clocks import take_any_machine
 from tests.damage import contents
 from tests.folders import TEXTS, save_tiny_model

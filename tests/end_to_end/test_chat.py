@@ -21,7 +21,7 @@ from ssd_profiles.prompts import read_prompts
 from tests.clocks import ANY_MACHINE
 from tests.folders import TEXTS, save_tiny_model
 
-RUN = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_runtime.cli import main; main()"]
+RUN = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_runtime.commands.run import main; main()"]
 COMPILE = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_compiler.cli import main; main()"]
 LONG = 400
 CLOSING = re.compile(

@@ -27,17 +27,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.cli import main as compile_main
 from ssd_profiles.prompts import sample_prompts
-from ssd_runtime.cli import main as run_main
+from ssd_runtime.commands.run import main as run_main
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.offline.divergence import Divergence, Kind
 from ssd_runtime.engine.offline.runner import RunSettings
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.sequence.session import Session
 from tests.clocks import ANY_MACHINE
 from tests.folders import TEXTS, save_tiny_model
 
 COMPILE = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_compiler.cli import main; main()"]
-RUN = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_runtime.cli import main; main()"]
+RUN = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_runtime.commands.run import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -457,14 +457,14 @@ def test_the_last_domains_prompts_are_checked_before_anything_is_computed(
 HEAVY = "{'torch', 'transformers', 'sklearn', 'scipy', 'faiss'}"
 
 
-@pytest.mark.parametrize("module", ["ssd_runtime.cli", "ssd_compiler.cli"])
+@pytest.mark.parametrize("module", ["ssd_runtime.commands.run", "ssd_compiler.cli"])
 def test_bad_input_is_answered_before_torch_is_imported(module: str) -> None:
     code = f"import sys, {module}; sys.exit(f'imports {{found}}' if (found := {HEAVY} & set(sys.modules)) else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["ssd_runtime.cli", "ssd_compiler.cli"])
+@pytest.mark.parametrize("module", ["ssd_runtime.commands.run", "ssd_compiler.cli"])
 def test_the_version_is_printed_without_importing_torch(module: str) -> None:
     code = (
         f"import atexit, sys, {module}; sys.argv = ['ssd', '--version']; "
@@ -478,7 +478,7 @@ def test_the_version_is_printed_without_importing_torch(module: str) -> None:
 def test_a_model_too_large_is_refused_before_it_is_loaded(
     bad_room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ssd_runtime.profiling.memory.available_bytes", lambda _: 1000)
+    monkeypatch.setattr("ssd_runtime.devices.memory.available_bytes", lambda _: 1000)
     monkeypatch.setattr("ssd_runtime.loading.checkpoint.read_model", None)
     done = within(bad_room, run_main, ["--artifact", "bundle", "hi"], monkeypatch, capfd)
     assert_refused(done, r"needs 0\.0 GiB of memory .* give a smaller model")

@@ -18,13 +18,13 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import NEAR_TIE, Kind, compare
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import LoadedModel, load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.routing import Router
+from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedLinear
 from tests.kernels import kernel_name

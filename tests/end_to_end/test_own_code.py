@@ -13,8 +13,8 @@ from tests.folders import save_tiny_model
 from tests.own_code import WAYS, with_own_code
 
 COMMANDS = {
-    "ssd-run": ("ssd_runtime.cli", ["hi", "--strategy", "plain"]),
-    "ssd-serve": ("ssd_runtime.serving.http.cli", ["--strategy", "plain", "--port", "0"]),
+    "ssd-run": ("ssd_runtime.commands.run", ["hi", "--strategy", "plain"]),
+    "ssd-serve": ("ssd_runtime.commands.serve", ["--strategy", "plain", "--port", "0"]),
     "ssd-compile": ("ssd_compiler.cli", ["--domains", "gsm8k", "--out", "bundle"]),
 }
 INPUTS = ("a yes", "a terminal", "nothing")

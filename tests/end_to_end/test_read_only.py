@@ -16,7 +16,7 @@ import pytest
 from ssd_artifacts.files import new_folder, write_atomically
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.bundles.cli import main as bundle_main
-from ssd_runtime.cli import main as run_main
+from ssd_runtime.commands.run import main as run_main
 from tests.end_to_end.test_commands import within
 from tests.folders import save_tiny_model
 

@@ -25,7 +25,7 @@ from tests.folders import TEXTS, save_tiny_model
 from tests.ports import unused_port
 from tests.serving import TOOL_TEMPLATE
 
-SERVE = [sys.executable, "-c", "from ssd_runtime.serving.http.cli import main; main()"]
+SERVE = [sys.executable, "-c", "from ssd_runtime.commands.serve import main; main()"]
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,17 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Drafter
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.loading.checks.bitwise import probe, require_bitwise
 from ssd_runtime.model.attention import attend_by_row
 from ssd_runtime.model.batch import MOST_BY_ROW
-from ssd_runtime.model.checks.bitwise import probe, require_bitwise
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.sublayers import KEY_BLOCK
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import find_strategy, read_settings
 from ssd_runtime.planning.strategy import StrategyInputs
+from ssd_runtime.sequence.session import Session
 from tests.gguf_files import quantised_pair
 from tests.models import VARIANTS, tiny_model
 from tests.tables import latency_table

@@ -19,17 +19,17 @@ from torch.nn.attention.bias import causal_upper_left
 from bench.fixtures.planted import plant
 from ssd_profiles.mask import SkipMask
 from ssd_runtime import CustomGenerate, Engine, RunSettings, SamplingParams
+from ssd_runtime.devices.clock import Stopwatch, WaitedLock
+from ssd_runtime.devices.transfer import take_rows, to_device
 from ssd_runtime.drafting.on_device import STEPS_PER_READ
 from ssd_runtime.engine.loop import decode, generate, generating
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.attention import bias_of, has_causal_kernel
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.devices.transfer import take_rows, to_device
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
@@ -39,9 +39,9 @@ from ssd_runtime.planning.papers.swift import TREE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import make_strategy
-from ssd_runtime.profiling.clock import Stopwatch, WaitedLock
 from ssd_runtime.profiling.latency import measure_latency
 from ssd_runtime.sampling.params import GREEDY
+from ssd_runtime.sequence.session import Session
 from tests import bundles
 from tests.card import Counts, stand_in
 from tests.folders import save_tiny_model

@@ -8,13 +8,13 @@ from time import sleep
 
 import torch
 
+from ssd_runtime.devices.clock import Stopwatch, WaitedLock
 from ssd_runtime.engine.loop import decode
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.profiling.clock import Stopwatch, WaitedLock
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 
 HELD = 2.0

@@ -11,13 +11,20 @@ from typer.testing import CliRunner
 
 from ssd_compiler.bundles.cli import app as bundle_app
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import BAD_INPUT, CLOSED_OUTPUT, INTERRUPTED, require_packages, run_command, run_guarded
+from ssd_runtime.commands.command import (
+    BAD_INPUT,
+    CLOSED_OUTPUT,
+    INTERRUPTED,
+    require_packages,
+    run_command,
+    run_guarded,
+)
 from ssd_runtime.weights.dtype_names import read_dtype
 
 COMMANDS = {
-    "ssd-run": "ssd_runtime.cli",
+    "ssd-run": "ssd_runtime.commands.run",
     "ssd-compile": "ssd_compiler.cli",
-    "ssd-serve": "ssd_runtime.serving.http.cli",
+    "ssd-serve": "ssd_runtime.commands.serve",
     "ssd-bundle": "ssd_compiler.bundles.cli",
 }
 
@@ -46,7 +53,7 @@ def test_what_is_wrong_is_said_in_one_line(end: str, capsys: pytest.CaptureFixtu
 def test_a_reader_that_has_enough_is_no_mistake() -> None:
     """As `ssd-run … | head`, where Typer would exit with 1: the code of an output that differs."""
     work = (
-        "import typer; from ssd_runtime.command import run_command; app = typer.Typer()\n"
+        "import typer; from ssd_runtime.commands.command import run_command; app = typer.Typer()\n"
         "app.command()(lambda: [print('x' * 9999) for _ in range(999)] and None)\n"
         "run_command(app)"
     )
@@ -62,7 +69,8 @@ def test_a_reader_that_has_enough_is_no_mistake() -> None:
 def test_a_reader_that_reads_nothing_is_no_mistake() -> None:
     """As `ssd-bundle inspect … | true`: what is buffered finds out at the end that nobody reads."""
     work = (
-        "import time; from ssd_runtime.command import run_guarded; run_guarded(lambda: [input(), print('x')] and None)"
+        "import time; from ssd_runtime.commands.command import run_guarded; "
+        "run_guarded(lambda: [input(), print('x')] and None)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -17,7 +17,6 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
-from ssd_runtime.engine.sequence.load import Load
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
@@ -28,6 +27,7 @@ from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import PLAIN, Cycle
+from ssd_runtime.sequence.load import Load
 from tests.simulated import Replay, Trace, controller, replay
 from tests.tables import latency_table, profile
 

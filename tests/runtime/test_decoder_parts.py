@@ -17,18 +17,18 @@ from torch import nn
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
 from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS
 from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.profiling.kernel_choice import ROWS, choice, fitted_decoder, measured
 from ssd_runtime.profiling.latency import device_key, measure_latency
 from ssd_runtime.profiling.rising import rising
 from ssd_runtime.profiling.shared_steps import CONTEXT, SharedSteps, measure_shared_steps
-from ssd_runtime.weights.kernel_choice import ROWS, choice, fitted_decoder, measured
+from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.clocks import StandInClock
 from tests.models import SharedScale, tiny_model
@@ -180,8 +180,8 @@ def test_each_number_of_rows_is_served_as_measured(monkeypatch: pytest.MonkeyPat
         return [n >= 4 for n in ROWS], len(asked) > 1  # the machine was busy the first time
 
     assert fitted_decoder(model).kernels == "packed"  # too small to be measured
-    monkeypatch.setattr("ssd_runtime.weights.kernel_choice.SMALL_BYTES", 0)
-    monkeypatch.setattr("ssd_runtime.weights.kernel_choice.measured", from_four_on)
+    monkeypatch.setattr("ssd_runtime.profiling.kernel_choice.SMALL_BYTES", 0)
+    monkeypatch.setattr("ssd_runtime.profiling.kernel_choice.measured", from_four_on)
     decoder = fitted_decoder(model)
     assert decoder.kernels == "packed rows 4+"
     assert all(fitted_decoder(model).kernels == decoder.kernels for _ in range(3))
@@ -349,7 +349,7 @@ def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch
         list[int](),
     )
     whole = Session(decoder).prefill(ids)
-    monkeypatch.setattr("ssd_runtime.engine.sequence.session.MAX_BIAS_BYTES", 60_000 * 4)
+    monkeypatch.setattr("ssd_runtime.sequence.session.MAX_BIAS_BYTES", 60_000 * 4)
     session = Session(decoder)
     request = session.request
     monkeypatch.setattr(session, "request", lambda part: (sizes.append(len(part)), request(part))[1])

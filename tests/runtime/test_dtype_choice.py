@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.loading.dtype_choice import ROUNDS, ROWS, choice, faster_dtype, measured
 from ssd_runtime.loading.models import load_model
-from ssd_runtime.weights.dtype_choice import ROUNDS, ROWS, choice, faster_dtype, measured
 from ssd_runtime.weights.kernels.onednn import can_serve
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.folders import save_tiny_model
@@ -43,7 +43,7 @@ def test_a_choice_is_measured_once_if_the_machine_was_steady(monkeypatch: pytest
         calls.append(config)
         return taken((0.01, 0.02))
 
-    monkeypatch.setattr("ssd_runtime.weights.dtype_choice.measured", steady)
+    monkeypatch.setattr("ssd_runtime.loading.dtype_choice.measured", steady)
     config = tiny_model("llama").config
     assert faster_dtype(config) == faster_dtype(config)
     assert len(calls) == 1

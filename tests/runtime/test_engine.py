@@ -14,7 +14,7 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
 from ssd_runtime.engine.offline.result import Tally, disturbance
 from ssd_runtime.engine.offline.runner import RunSettings
-from ssd_runtime.engine.sequence.text_stream import TextStream
+from ssd_runtime.engine.output.text_stream import TextStream
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.settings import ClaspSettings

@@ -14,12 +14,12 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.offline.divergence import Kind, compare
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.families import FAMILIES, max_context
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.sequence.session import Session
 from tests.models import SMALL, SWITCH, VARIANTS, VOCABULARY, WINDOW, tiny_model
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1}

@@ -25,13 +25,12 @@ from bench.fixtures.planted import plant
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime import CustomGenerate
-from ssd_runtime.cli import main as run_main
+from ssd_runtime.commands.run import main as run_main
 from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.choices import choosing
 from ssd_runtime.engine.loop import generate, generating
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.choices import choosing
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
@@ -42,6 +41,7 @@ from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.finite import NO_TOKEN, NotFiniteError, finite_argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
+from ssd_runtime.sequence.session import Session
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
 from tests.serving import serving, tiny_engine, tiny_service

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd_runtime.profiling.device import device_identity, device_name
+from ssd_runtime.devices.device import device_identity, device_name
 
 CPU = torch.device("cpu")
 X86 = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: avx2\nbogomips\t: 5000\n\nprocessor\t: 1\n"
@@ -16,7 +16,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t
 
 def told(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (folder / "cpuinfo").write_text(text)
-    monkeypatch.setattr("ssd_runtime.profiling.device.CPU_INFO", folder / "cpuinfo")
+    monkeypatch.setattr("ssd_runtime.devices.device.CPU_INFO", folder / "cpuinfo")
     return device_identity(CPU)
 
 
@@ -39,6 +39,6 @@ def test_what_changes_from_start_to_start_does_not_count(tmp_path: Path, monkeyp
 
 
 def test_a_system_without_cpuinfo_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_runtime.profiling.device.CPU_INFO", tmp_path / "none")
+    monkeypatch.setattr("ssd_runtime.devices.device.CPU_INFO", tmp_path / "none")
     assert device_name(CPU)
     assert device_identity(CPU).startswith(device_name(CPU))

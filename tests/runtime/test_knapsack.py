@@ -7,8 +7,7 @@ from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
@@ -16,6 +15,7 @@ from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.search.knapsack import Candidate, Weights, _thinned, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table, with_light_costs
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import decode, generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
-from ssd_runtime.engine.prefix_cache import PrefixCache
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool, PoolFull
 from ssd_runtime.model.cache.slot_ranges import SlotRanges
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.sequence.prefix_cache import PrefixCache
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.small_memory import small_memory
 
@@ -304,7 +304,7 @@ def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.Monke
     with small_memory():
         pool = decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 4)
         prefixes = PrefixCache(pool)
-        monkeypatch.setattr("ssd_runtime.engine.prefix_cache.SHARE", 0.5)
+        monkeypatch.setattr("ssd_runtime.sequence.prefix_cache.SHARE", 0.5)
         for token in range(1, 9):
             session = Session(decoder, prefixes=prefixes)
             session.prefill([token] * 40)

@@ -18,9 +18,8 @@ from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.offline.runner import RunSettings
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
@@ -34,6 +33,7 @@ from ssd_runtime.planning.settings import AutoSettings
 from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.profiling.light import measure_light, with_light
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8

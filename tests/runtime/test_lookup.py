@@ -14,13 +14,13 @@ from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.ngrams import LONGEST, NgramIndex
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.lookup import LookupPlanner, worth_verifying
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import LookupSettings
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table
 

@@ -18,13 +18,13 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, ModelRequest, ModelRunner, Work
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, PlainPlanner, Plan
+from ssd_runtime.sequence.session import Session
 from tests.models import VARIANTS, VOCABULARY, tiny_model
 
 LAYERS = 4

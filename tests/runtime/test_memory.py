@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.devices.memory import guard_memory
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.attention import attend
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.latency import MAX_CACHE_BYTES, device_key, measure_latency
-from ssd_runtime.profiling.memory import guard_memory
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
 

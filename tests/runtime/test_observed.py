@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, Cycle, PlainPlanner, Plan
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 
 def cycle(tokens: int) -> Cycle:

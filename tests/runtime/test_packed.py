@@ -16,15 +16,15 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.models import load_model
-from ssd_runtime.model.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.model.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.blocks import dense, levels4, levels8
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8

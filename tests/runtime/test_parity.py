@@ -11,7 +11,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.model.checks.parity import require_faithful
+from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
 from tests.models import VARIANTS, SharedScale, tiny_model
 

@@ -20,9 +20,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.lookup import Node
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
@@ -37,6 +35,8 @@ from ssd_runtime.planning.registry import NAMES, STRATEGIES, WITHOUT_BUNDLE, Str
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import make_strategy
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 from tests.bundles import LAYERS, bundle, record
 from tests.models import tiny_model
 from tests.tables import latency_table, profile, with_curve

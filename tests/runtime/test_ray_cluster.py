@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.ray_cluster import ray_cluster
+from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 
 
 @pytest.mark.parametrize(

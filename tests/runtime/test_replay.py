@@ -10,11 +10,11 @@ from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
+from ssd_runtime.sequence.session import Session
 from tests.models import VARIANTS, tiny_model
 
 BLOCK = 4

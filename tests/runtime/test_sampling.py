@@ -27,11 +27,10 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.accept import Accepted, accept
 from ssd_runtime.engine.loop import decode, generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
-from ssd_runtime.engine.sequence.accept import Accepted, accept
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.planning_time import PlanningTime
@@ -41,6 +40,7 @@ from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.sampling.params import GREEDY, SamplingParams, read_sampling
 from ssd_runtime.sampling.sampler import Proposal, Sampler, draw, gumbel, rejection_sample
 from ssd_runtime.sampling.seeds import seed_generator
+from ssd_runtime.sequence.session import Session
 from tests.models import VOCABULARY, tiny_model
 from tests.tables import latency_table
 

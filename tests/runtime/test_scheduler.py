@@ -20,10 +20,9 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.job import Job, rows_of
 from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
@@ -34,6 +33,7 @@ from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.session import Session
 from tests.models import VARIANTS, tiny_model
 from tests.small_memory import small_memory
 from tests.streams import stream_by_the_table

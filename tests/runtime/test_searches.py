@@ -14,10 +14,9 @@ import torch
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generate, generating
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import Batch, Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import HEAD_ROWS, Forward, Head, ModelRequest, ModelRunner, Work
@@ -30,6 +29,7 @@ from ssd_runtime.planning.settings import ClaspSettings, SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, make_strategy
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.knapsack import Weights, search_knapsack
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.runtime.test_scheduler import assert_as_alone
 from tests.small_memory import small_memory

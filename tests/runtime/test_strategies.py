@@ -24,9 +24,8 @@ from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import Kind, compare
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
@@ -49,6 +48,7 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.gaussian import most_promising
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack, searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile

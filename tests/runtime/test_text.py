@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.engine.sequence.text_stream import TextStream, cut_at_stop, stop_condition
+from ssd_runtime.engine.output.text_stream import TextStream, cut_at_stop, stop_condition
 
 
 def decode(ids: list[int]) -> str:

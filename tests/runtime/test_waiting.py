@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from ssd_runtime.waiting import counting, waiting
+from ssd_runtime.commands.waiting import counting, waiting
 
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bench.harness.contenders import Decode, Stamps, Timed
-from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import LoadedModel
 
 MakePeer = Callable[[LoadedModel], Decode]

@@ -28,14 +28,14 @@ from bench.harness.provenance import Watch
 from bench.harness.standings import standings
 from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.divergence import compare
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.loading.sources import find_packed
 from ssd_runtime.profiling.latency import device_key
+from ssd_runtime.sequence.session import Session
 
 PLAIN = "plain"
 LLAMA = "llama.cpp"

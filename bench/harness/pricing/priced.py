@@ -17,16 +17,16 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import decoding
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch import Segment
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRequest, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from bench.compare import PLAIN
 from bench.harness.ledger import NAME, Row, read_rows
 from bench.harness.standings import against
 from ssd_profiles.formulas import bounded_speedup, expected_tokens
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.settings import ExitSettings
 

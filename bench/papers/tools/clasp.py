@@ -19,13 +19,13 @@ import torch
 from bench.fixtures.prompts.prompt_files import stratified
 from bench.papers.tools.references import answered, rows_of
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.loading.models import conversation, load_model
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.kernel_choice import fitted_decoder
 from ssd_runtime.search.knapsack import Weights, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
-from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 NEVER = 10**6
 """Weight of a layer that no budget can skip."""

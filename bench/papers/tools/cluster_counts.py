@@ -22,7 +22,7 @@ from bench.harness.drawing.tables import interval
 from bench.harness.ledger import NAME, Row, read_rows
 from bench.harness.pricing.latencies import QUIET
 from bench.harness.standings import standings
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 
 STRATEGY = "knn"
 COMPILE = [sys.executable, "-c", "from ssd_compiler.cli import main; main()"]

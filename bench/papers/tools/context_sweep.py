@@ -20,15 +20,15 @@ from bench.harness.pricing.latencies import read_latency
 from bench.harness.pricing.lockstep import run_together
 from bench.harness.pricing.priced import priced
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sequence.session import Session
 
 HEADER = (
     "context   attention ÷ MLP block   skipped attention, MLP   attention among them   α   ÷ plain   drafting alone"

@@ -24,7 +24,7 @@ from ssd_compiler.exits.fitting import exit_layers, fit_exits, held_back
 from ssd_compiler.exits.training import cache_features, train_exits
 from ssd_compiler.exits.tuning import exit_traces, tune_exits
 from ssd_compiler.settings import CompileSettings
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.search.replay import ReferenceStates

@@ -33,7 +33,7 @@ from ssd_compiler.search.search import SearchBounds, search
 from ssd_compiler.settings import SearchMethod
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.search.replay import ReferenceStates
 

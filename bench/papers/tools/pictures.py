@@ -23,7 +23,7 @@ from bench.harness.drawing.chart import COLOURS, colours, saved
 from bench.harness.ledger import NAME, Row, read_rows
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 
 SMOOTHED = 3
 """Number of prompts over which speed along a stream is averaged."""

@@ -15,22 +15,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
+from ssd_runtime.devices.clock import seconds
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.swift import SwiftSearch
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import SwiftSettings
-from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.search.knapsack import Weights, search_knapsack
 from ssd_runtime.search.replay import replay_mask
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 ANSWER = 40
 PROMPT = "A shop sells pens at 3 for two dollars. How much do 18 pens cost, and how many can be bought for 30 dollars?"

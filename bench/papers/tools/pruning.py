@@ -16,10 +16,10 @@ from unittest.mock import patch
 import torch
 
 from bench.papers.tools.planning_cost import behind_an_answer
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
+from ssd_runtime.devices.clock import seconds
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.runner import ModelRunner
-from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.search import knapsack
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.search.replay import ReferenceStates, RowGroup
+from ssd_runtime.sequence.session import Session
 
 
 @torch.inference_mode()

@@ -31,10 +31,10 @@ from ssd_compiler.anchors.selection import RULES
 from ssd_compiler.calibrate import features_of
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.prompts import read_records
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.loading.models import LoadedModel, load_model
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.weights.kernel_choice import fitted_decoder
+from ssd_runtime.profiling.kernel_choice import fitted_decoder
 
 KS = (1, 2, 3, 5, 8, 10, 13, 16, 20)
 CATEGORIES = {"translation": "wmt16", "math_reasoning": "gsm8k", "summarization": "cnn"}

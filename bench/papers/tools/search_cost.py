@@ -31,7 +31,7 @@ from ssd_compiler.search.self_sd import tokens_per_second
 from ssd_compiler.search.vertices import VertexImprovement
 from ssd_compiler.settings import CompileSettings, SearchMethod
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.decoder import Decoder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.harness.pricing.latencies import measured_latency, of_layers, read_latency
 from bench.harness.pricing.priced import head_price, sublayer_prices
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.search.knapsack import Weights
 
 STATES = (0, 32, 16, 8)

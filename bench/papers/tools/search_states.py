@@ -23,7 +23,7 @@ from bench.papers.tools.search_prices import search_price
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.cost import CostModel, Entry

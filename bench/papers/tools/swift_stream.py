@@ -15,7 +15,7 @@ from bench.compare import PLAIN
 from bench.harness.ledger import NAME, Row, read_rows
 from bench.harness.standings import against
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 
 HEADER = "prompts   accepted of drafted   searches' share of the time   instance speed   cumulative speed"
 

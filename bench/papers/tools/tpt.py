@@ -28,14 +28,14 @@ from ssd_profiles.acceptance import DRAFT_LENGTHS, AcceptanceProfile
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.offline.interleaved import in_turn
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.search.replay import replay_mask
+from ssd_runtime.sequence.session import Session
 
 LENGTHS = (3, 6)
 

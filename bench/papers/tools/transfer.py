@@ -20,7 +20,7 @@ from ssd_compiler.calibrate import middle_context, reference_states
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.acceptance import replay
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.command import run_guarded
+from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Option

@@ -23,11 +23,11 @@ from ssd_profiles.acceptance import DRAFT_LENGTHS, THRESHOLDS, AcceptanceProfile
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.families import max_context
 from ssd_runtime.search.replay import replay_mask
-from ssd_runtime.weights.draft_copies import make_copies
 
 NEW_TOKENS = 48
 """Tokens of a continuation on which agreement is measured."""

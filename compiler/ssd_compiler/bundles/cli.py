@@ -28,8 +28,8 @@ from ssd_compiler.report.html import html_report
 from ssd_compiler.report.summary import domain_summary
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.command import closing, command_app, run_command
-from ssd_runtime.options import DeviceOption, DtypeOption, SignatureOption, VersionOption
+from ssd_runtime.commands.command import closing, command_app, run_command
+from ssd_runtime.commands.options import DeviceOption, DtypeOption, SignatureOption, VersionOption
 
 CLOSING = closing(
     "Look:      ssd-bundle inspect bundle",
@@ -209,7 +209,7 @@ def adopt_(
     from ssd_compiler.bundles.kinship import distance, require_same_shapes
     from ssd_compiler.progress import Reporter
     from ssd_runtime.loading.models import load_model
-    from ssd_runtime.weights.kernel_choice import fitted_decoder
+    from ssd_runtime.profiling.kernel_choice import fitted_decoder
 
     loaded = load_model(model, device, dtype)
     require_same_shapes(opened.bundle, loaded, bundle)

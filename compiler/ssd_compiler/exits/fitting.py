@@ -12,8 +12,8 @@ from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample
 from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.sequence.session import PREFILL_CHUNK, Session
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.sequence.session import PREFILL_CHUNK, Session
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """Candidate ridge strengths, ÷ the mean square of a feature. The best one on held-out samples is used."""

@@ -11,10 +11,10 @@ from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.vertices import VertexImprovement
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
+from ssd_runtime.sequence.session import Session
 
 PROMPTS = 8
 NEW_TOKENS = 32

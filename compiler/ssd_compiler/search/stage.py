@@ -17,7 +17,7 @@ from ssd_compiler.validate import validate
 from ssd_compiler.workspace import Store
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
-from ssd_runtime.engine.sequence.output import Limits
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.sampling.params import SamplingParams

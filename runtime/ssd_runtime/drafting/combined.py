@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ssd_runtime.drafting.lookup import Lookup, Node, as_draft
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Read, Work
+from ssd_runtime.sequence.session import Session
 
 MOST_GUESSES = 12
 DEEPEST = 12

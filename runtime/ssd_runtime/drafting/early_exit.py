@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ssd_profiles.formulas import annealed_temperature
 from ssd_runtime.drafting.tree import Draft, PartialForward
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.sampling.sampler import Proposal
+from ssd_runtime.sequence.session import Session
 
 
 @dataclass(frozen=True, slots=True)

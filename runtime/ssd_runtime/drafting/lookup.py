@@ -12,8 +12,8 @@ from ssd_runtime.drafting.ngrams import NgramIndex
 from ssd_runtime.drafting.rates import Rate
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
+from ssd_runtime.sequence.session import Session
 
 COPY_PRIOR = (0.23, 0.36, 0.42, 0.47, 0.5, 0.52, 0.53, 0.55)
 """Prior probability that a copy is right, by match length - 1."""

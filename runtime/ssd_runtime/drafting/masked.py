@@ -11,9 +11,9 @@ from torch import Tensor
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.on_device import DeviceChain
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.sampling.argmax import candidates
+from ssd_runtime.sequence.session import Session
 
 Branching = tuple[tuple[float, int], ...]
 """Pairs (p, k) with ascending p: a place whose token has a probability of at most p has k candidates in all."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Head, Read, Work
 from ssd_runtime.sampling.argmax import argmax, argmax_with_logit
+from ssd_runtime.sequence.session import Session
 
 STEPS_PER_READ = 2
 """Draft steps between two looks at their confidence. With more, fewer reads wait for the device, but a step after an

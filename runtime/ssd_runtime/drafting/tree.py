@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
+from ssd_runtime.sequence.session import Session
 
 
 @dataclass(frozen=True, slots=True)

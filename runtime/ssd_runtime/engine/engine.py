@@ -15,6 +15,7 @@ from ssd_artifacts.fingerprint import config_sha256
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.devices.memory import guard_memory, return_freed
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.latency_tables import LatencyTables
@@ -22,18 +23,17 @@ from ssd_runtime.engine.observed import Observation, ObservedPlanner
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, RunSettings, Turn
 from ssd_runtime.engine.opening import read_source
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.text_stream import TextStream
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.text_stream import TextStream
 from ssd_runtime.engine.stream_planners import StreamPlanners
+from ssd_runtime.loading.checks.bitwise import require_bitwise
+from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model
-from ssd_runtime.model.checks.bitwise import require_bitwise
-from ssd_runtime.model.checks.parity import require_faithful
 from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.profiling.memory import guard_memory, return_freed
+from ssd_runtime.profiling.kernel_choice import fitted_decoder
 from ssd_runtime.weights.draft_bits import DraftBits
-from ssd_runtime.weights.kernel_choice import fitted_decoder
 
 
 class IgnoredSettingsWarning(UserWarning):

@@ -10,7 +10,10 @@ from functools import cached_property
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.devices.memory import guard_memory
+from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.kernel_choice import SMALL_BYTES
 from ssd_runtime.profiling.latency import (
     BusyMachineError,
     bundled_latency,
@@ -19,11 +22,8 @@ from ssd_runtime.profiling.latency import (
     measure_latency,
 )
 from ssd_runtime.profiling.light import with_light
-from ssd_runtime.profiling.memory import guard_memory
 from ssd_runtime.profiling.other_work import is_swamped, others_during, others_text, working_threads
 from ssd_runtime.weights.draft_bits import DraftBits
-from ssd_runtime.weights.draft_copies import make_copies
-from ssd_runtime.weights.kernel_choice import SMALL_BYTES
 
 LOOK_SECONDS = 0.5
 """Time for a look at what other processes do."""

@@ -7,19 +7,19 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from ssd_runtime.devices.clock import Stopwatch
+from ssd_runtime.devices.transfer import take_rows
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.sequence.accept import accept
-from ssd_runtime.engine.sequence.choices import Choices, choosing
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits, Output
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
-from ssd_runtime.engine.sequence.verification import verification
-from ssd_runtime.model.devices.transfer import take_rows
+from ssd_runtime.engine.accept import accept
+from ssd_runtime.engine.choices import Choices, choosing
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits, Output
+from ssd_runtime.engine.verification import verification
 from ssd_runtime.model.runner import Head, ModelRunner, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
-from ssd_runtime.profiling.clock import Stopwatch
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 
 def generate(

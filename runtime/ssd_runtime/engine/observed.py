@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 
 @dataclass(frozen=True, slots=True)

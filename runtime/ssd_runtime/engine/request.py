@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, Turn, naming
-from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.output.generation import Generation
 
 
 @dataclass(frozen=True, slots=True, eq=False)

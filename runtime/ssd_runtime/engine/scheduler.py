@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 import torch
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.devices.memory import DECODING_REMEDY, available_bytes, guard_memory
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job, is_full, rows_of
-from ssd_runtime.engine.prefix_cache import PrefixCache
-from ssd_runtime.engine.sequence.load import Load
-from ssd_runtime.engine.sequence.session import POOL_ROOM, PREFILL_CHUNK, Session
 from ssd_runtime.model.cache.kv_cache import GROWTH, SPARE_SLOTS
 from ssd_runtime.model.cache.kv_pool import PoolFull
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner, Work
-from ssd_runtime.profiling.memory import DECODING_REMEDY, available_bytes, guard_memory
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.load import Load
+from ssd_runtime.sequence.prefix_cache import PrefixCache
+from ssd_runtime.sequence.session import POOL_ROOM, PREFILL_CHUNK, Session
 
 T = TypeVar("T")
 PREFILL_ROWS = 128

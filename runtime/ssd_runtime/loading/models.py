@@ -25,8 +25,10 @@ from ssd_artifacts.fingerprint import (
 )
 from ssd_profiles.errors import UserError, first_line
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.devices.memory import require_room, weight_bytes
 from ssd_runtime.loading.checkpoint import load_checkpoint, read_checked_config
 from ssd_runtime.loading.config import read_config
+from ssd_runtime.loading.dtype_choice import faster_dtype
 from ssd_runtime.loading.folder import ADVICE, guarded_loading
 from ssd_runtime.loading.gguf.conversion import gguf_digest
 from ssd_runtime.loading.gguf.models import packed_model
@@ -41,8 +43,6 @@ from ssd_runtime.loading.sources import (
     weight_files,
 )
 from ssd_runtime.model.families import family_of
-from ssd_runtime.profiling.memory import require_room, weight_bytes
-from ssd_runtime.weights.dtype_choice import faster_dtype
 from ssd_runtime.weights.dtype_names import AUTO, read_dtype
 
 UNSUPPORTED = (

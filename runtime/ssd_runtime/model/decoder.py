@@ -11,19 +11,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import FULL, SkipMask
+from ssd_runtime.devices.clock import WaitedLock, queues_work, synchronize
+from ssd_runtime.devices.memory import gib
+from ssd_runtime.devices.placement import device_of
+from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.attention import capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder
 from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS, KVCache
 from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool
-from ssd_runtime.model.devices.placement import device_of
-from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.projections import LightCopies, Projections
 from ssd_runtime.model.rotary import RotaryTable
 from ssd_runtime.model.sublayers import Shape, SubLayers
-from ssd_runtime.profiling.clock import WaitedLock, queues_work, synchronize
-from ssd_runtime.profiling.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
 from ssd_runtime.weights.linear import Linear, PackedMemory, can_pack, stamp_of

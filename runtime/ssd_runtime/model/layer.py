@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers.activations import SiLUActivation
 
-from ssd_runtime.model.devices.placement import device_of
+from ssd_runtime.devices.placement import device_of
 from ssd_runtime.model.families import Family
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RmsNorm

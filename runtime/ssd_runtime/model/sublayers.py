@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.mask import FULL
+from ssd_runtime.devices.clock import WaitedLock
 from ssd_runtime.model.attention import attend, attend_apart, attend_by_row
 from ssd_runtime.model.batch import Batch, Segment, Variants
 from ssd_runtime.model.families import Family
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention
 from ssd_runtime.model.rotary import Rotation, rotate
-from ssd_runtime.profiling.clock import WaitedLock
 
 KEY_MULTIPLE = 64
 """Numbers of keys are rounded up to a multiple of this in models that round rows to fewer bits than states have.

@@ -11,10 +11,10 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import Drafter
-from ssd_runtime.engine.sequence.load import Load
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
+from ssd_runtime.sequence.load import Load
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ssd_artifacts.anchors import AnchorSet
-from ssd_runtime.engine.sequence.prefill import Prefill
+from ssd_runtime.sequence.prefill import Prefill
 
 
 @dataclass(frozen=True, slots=True)

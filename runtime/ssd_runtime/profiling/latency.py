@@ -13,13 +13,13 @@ import torch
 from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import DeviceKey, LatencyTable, base_of
 from ssd_profiles.latency_law import broken_law
+from ssd_runtime.devices.clock import seconds
+from ssd_runtime.devices.device import device_identity
+from ssd_runtime.devices.memory import available_bytes
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.clock import seconds
-from ssd_runtime.profiling.device import device_identity
 from ssd_runtime.profiling.fit import MIN_SAMPLES, Samples, coarse, fitted
-from ssd_runtime.profiling.memory import available_bytes
 from ssd_runtime.profiling.other_work import OtherWork, others_text
 from ssd_runtime.profiling.shared_steps import measure_shared_steps
 from ssd_runtime.sampling.argmax import argmax

@@ -20,15 +20,15 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import TYPICAL_SPREAD, broken_light_law
 from ssd_profiles.light_costs import LightCosts, LightCostsFile
 from ssd_profiles.mask import FULL, SkipMask
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.devices.clock import seconds
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner, Work
-from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.fit import spread_of
 from ssd_runtime.profiling.latency import BusyMachineError, device_key
 from ssd_runtime.profiling.other_work import OtherWork
 from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.sequence.session import Session
 
 CONTEXT = 256
 """Tokens before the timed rows, at most half of the model's context."""

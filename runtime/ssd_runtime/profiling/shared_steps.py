@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from ssd_profiles.latency import Array
+from ssd_runtime.devices.clock import seconds
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS, KVCache
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.clock import seconds
 from ssd_runtime.profiling.rising import rising
 from ssd_runtime.sampling.argmax import argmax
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_runtime.model.devices.transfer import take_rows
+from ssd_runtime.devices.transfer import take_rows
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ssd_runtime.model.devices.transfer import to_device
+from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.finite import NO_TOKEN, finite_argmax, not_finite, require_token
 from ssd_runtime.sampling.params import GREEDY, SamplingParams

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.devices.transfer import to_device
+from ssd_runtime.devices.transfer import to_device
 
 
 class SeenTokens:

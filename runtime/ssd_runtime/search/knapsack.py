@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import FULL, WIDTHS, SkipMask
+from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Norm, Work
 from ssd_runtime.search.replay import ReferenceStates
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.batch import BatchBuilder, Segment
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssd_runtime.profiling.memory import gib
+from ssd_runtime.devices.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.int8 import COLUMN_MULTIPLE

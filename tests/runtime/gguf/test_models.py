@@ -13,14 +13,14 @@ from gguf.quants import dequantize
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model, packed_model
 from ssd_runtime.loading.models import load_model
-from ssd_runtime.model.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
 from tests.gguf_files import EXPONENTS, SCALES, SIZES, random_blocks, save_gguf
 from tests.models import tiny_model

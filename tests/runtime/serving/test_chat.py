@@ -9,8 +9,8 @@ import pytest
 
 from ssd_profiles.errors import UserError
 from ssd_runtime import Engine, RunSettings
-from ssd_runtime.engine.sequence.prompt_states import BLOCK
-from ssd_runtime.serving.chat import Chat
+from ssd_runtime.commands.chat import Chat
+from ssd_runtime.sequence.prompt_states import BLOCK
 from tests.folders import TEXTS, save_tiny_model
 
 

@@ -34,9 +34,9 @@ def address(folder: Path) -> Iterator[str]:
     from ray import serve
 
     from ssd_runtime.engine.opening import LoadSettings
-    from ssd_runtime.ray_cluster import ray_cluster
     from ssd_runtime.serving.http.opening import ServiceOptions
     from ssd_runtime.serving.ray_app.application import QUIET, application
+    from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
     from ssd_runtime.serving.ray_app.scale import Scale
 
     port = unused_port()

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import torch
 
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.sequence.session import Session
 
 NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25, torch.int8: 0.25}
 """Gap between plain decoding's top two logits within which the number of rows of a forward may change the choice."""

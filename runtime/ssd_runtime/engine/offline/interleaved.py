@@ -7,13 +7,13 @@ from time import perf_counter
 
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import decode, decoding
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import Planner
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 Contenders = Mapping[str, Callable[[], Planner]]
 """Names, each with a maker of one request's planner."""

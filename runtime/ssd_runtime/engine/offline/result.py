@@ -9,7 +9,7 @@ from typing import Any
 from ssd_profiles.intervals import speedup_interval
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.offline.divergence import Divergence, Kind
-from ssd_runtime.engine.sequence.generation import Generation
+from ssd_runtime.engine.output.generation import Generation
 
 FEWEST = 3
 """Fewest prompts for which an interval is shown; with two it is absurdly wide."""

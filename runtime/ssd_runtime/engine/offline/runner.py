@@ -9,21 +9,21 @@ from typing import Any
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
+from ssd_runtime.devices.memory import DECODING_REMEDY, guard_memory
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import decode, generate, generating
 from ssd_runtime.engine.offline.divergence import Divergence, compare
 from ssd_runtime.engine.offline.result import Outcome
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.output.text_stream import TextStream, cut_at_stop, stop_condition
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.session import Session
-from ssd_runtime.engine.sequence.text_stream import TextStream, cut_at_stop, stop_condition
 from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.profiling.memory import DECODING_REMEDY, guard_memory
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, Turn, difference, naming, next_messages
+from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sequence.session import Session
 
 WINDOW = 4
 """Under `compare`, batches of `WINDOW` × `concurrency` prompts are decoded in both ways in turn."""

@@ -17,10 +17,10 @@ from transformers.utils import logging as transformers_logging
 from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder
 from ssd_artifacts.fingerprint import file_digest
 from ssd_profiles.errors import UserError, first_line
+from ssd_runtime.devices.memory import require_room
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model
 from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
-from ssd_runtime.profiling.memory import require_room
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 VERSION = 2

@@ -10,10 +10,10 @@ from gguf.quants import dequantize
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from ssd_runtime.devices.memory import return_freed
 from ssd_runtime.loading.gguf.architectures import architecture_of
 from ssd_runtime.loading.gguf.rope import TENSORS
 from ssd_runtime.model.families import family_of
-from ssd_runtime.profiling.memory import return_freed
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedLinear

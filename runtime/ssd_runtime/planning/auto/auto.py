@@ -11,8 +11,6 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.controller import Controller
@@ -25,6 +23,8 @@ from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 
 def draft_sources(

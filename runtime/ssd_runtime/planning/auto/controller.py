@@ -9,7 +9,6 @@ from dataclasses import replace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.lookup import Lookup, Ready
-from ssd_runtime.engine.sequence.load import Load
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Offer, Source
 from ssd_runtime.planning.auto.shared_step import ChainYield, Member
@@ -17,6 +16,7 @@ from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.lookup import MOST_GUESSES, Guess, best_guess
 from ssd_runtime.planning.plan import Cycle, Plan
+from ssd_runtime.sequence.load import Load
 
 IDLE_CYCLES = 8
 """Planned cycles without a question to the sources, after none of them had an offer."""

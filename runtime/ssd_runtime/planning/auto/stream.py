@@ -6,12 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ssd_runtime.drafting.lookup import LookupStats
-from ssd_runtime.engine.sequence.load import Load
 from ssd_runtime.planning.auto.budget import Budgets
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.planning_time import PlanningTime
 from ssd_runtime.planning.auto.shared_step import SharedSteps
 from ssd_runtime.planning.auto.verify_stats import VerifyStats
+from ssd_runtime.sequence.load import Load
 
 
 def _by_domain() -> defaultdict[str, DraftStats]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
 from ssd_runtime.planning.plan import Plan
 from ssd_runtime.planning.settings import ClaspSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.knapsack import Weights, searching_knapsack
+from ssd_runtime.sequence.session import Session
 
 
 class ClaspPlanner(RefreshedPlanner):

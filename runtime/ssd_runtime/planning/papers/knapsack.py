@@ -6,7 +6,6 @@ from torch import Tensor
 
 from ssd_profiles.formulas import tokens_per_time
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.papers.knn import NearestAnchorPlanner
@@ -15,6 +14,7 @@ from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.settings import KnapsackSettings, NearestSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.knapsack import Candidate, Weights, searching_knapsack
+from ssd_runtime.sequence.session import Session
 
 FEWEST_ROWS = 4
 """Least tokens of a search, however little time it has: fewer do not tell right masks from lucky ones."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner
@@ -16,6 +14,8 @@ from ssd_runtime.planning.registry import FIXED
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 
 class FixedPlanner(BasePlanner):

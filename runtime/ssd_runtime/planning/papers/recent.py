@@ -7,9 +7,9 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.search.replay import ReferenceStates, RowGroup
+from ssd_runtime.sequence.session import Session
 
 
 class RecentStates:

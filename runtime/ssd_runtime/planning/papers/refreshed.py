@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from ssd_artifacts.domain_config import MAX_DRAFT
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, Plan, Planner
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 COLLECTING = Plan("plain: collecting hidden states")
 

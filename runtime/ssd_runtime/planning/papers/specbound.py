@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import BasePlanner, Plan
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import ExitSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 DEPTH = 10 / 32
 """Depth bound as a share of the layers (SpecBound §3.1)."""

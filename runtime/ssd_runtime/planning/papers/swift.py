@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.masked import CHAIN, Branching
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.light import require_copies
 from ssd_runtime.planning.papers.recent import RecentStates
@@ -20,6 +18,8 @@ from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.gaussian import coded, most_promising
 from ssd_runtime.search.replay import ReferenceStates, replaying
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 
 TREE: Branching = ((0.5, 10), (0.8, 5), (0.95, 3), (1.0, 1))
 """Candidates per place, by the probability of its token (SWIFT §4.2)."""

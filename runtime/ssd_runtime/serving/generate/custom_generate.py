@@ -33,8 +33,8 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.sharing.opening import open_given
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
+from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.loading.pretrained import read_tokenizer
 from ssd_runtime.loading.sources import source_of

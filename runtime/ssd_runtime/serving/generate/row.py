@@ -15,9 +15,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generating
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.engine.sequence.generation import Generation
-from ssd_runtime.engine.sequence.output import Limits
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors, SequenceIds, callers_mode

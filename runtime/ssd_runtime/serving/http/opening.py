@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.devices.memory import gib
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.opening import LoadSettings, ModelSource, open_engine, read_source
 from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.profiling.memory import gib
 from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys

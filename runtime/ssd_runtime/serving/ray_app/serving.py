@@ -13,9 +13,9 @@ import ray
 from ray import serve
 
 from ssd_profiles.errors import UserError, first_line
-from ssd_runtime.ray_cluster import ray_cluster
 from ssd_runtime.serving.http.opening import ServiceOptions
 from ssd_runtime.serving.ray_app.application import QUIET, application
+from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 from ssd_runtime.serving.ray_app.scale import Scale
 
 log = logging.getLogger("ssd_serve")

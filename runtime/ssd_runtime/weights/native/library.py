@@ -17,7 +17,7 @@ import torch  # its OpenMP library is the one that the code finds
 from torch import Tensor
 
 from ssd_artifacts.files import cache_folder
-from ssd_runtime.profiling.device import processor_flags
+from ssd_runtime.devices.device import processor_flags
 
 FOLDER = Path(__file__).parent
 SOURCES = ("sublayers.c", "attention.h", "avx2.h", "avx512.h", "exponential.h", "lanes.h", "pool.h", "products.h")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ssd_runtime.engine.sequence.text_stream import TextStream
+from ssd_runtime.engine.output.text_stream import TextStream
 
 if TYPE_CHECKING:
     # A router reads resumptions without a model.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from ssd_runtime.engine.sequence.text_stream import beginning_of
+from ssd_runtime.engine.output.text_stream import beginning_of
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ssd_profiles.mask import SkipMask
+from ssd_runtime.devices.memory import gib, guard_memory, return_freed
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.memory import gib, guard_memory, return_freed
 from ssd_runtime.weights.draft_bits import DraftBits
 
 

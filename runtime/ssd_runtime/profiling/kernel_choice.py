@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ssd_artifacts.files import cache_folder, remember
+from ssd_runtime.devices.clock import STEADY, seconds
+from ssd_runtime.devices.memory import available_bytes
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.clock import STEADY, seconds
 from ssd_runtime.profiling.latency import device_key
-from ssd_runtime.profiling.memory import available_bytes
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 256)
 """Numbers of rows that are timed. Other numbers use the next lower entry."""

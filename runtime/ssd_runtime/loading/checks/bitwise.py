@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.sequence.session import Session
 
 PROBED = (2, 3, 5, 8, 16, MOST_BY_ROW)
 """Numbers of rows that are compared with plain steps when a model is loaded."""

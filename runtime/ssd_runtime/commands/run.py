@@ -11,9 +11,8 @@ import typer
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts, sample_prompts
-from ssd_runtime.command import closing, command_app, run_command
-from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
-from ssd_runtime.options import (
+from ssd_runtime.commands.command import closing, command_app, run_command
+from ssd_runtime.commands.options import (
     DRAFT_PANEL,
     OUTPUT_PANEL,
     AllowSpecialOption,
@@ -31,9 +30,10 @@ from ssd_runtime.options import (
     WeightsOption,
     read_size,
 )
+from ssd_runtime.commands.report import compared_table, finish, report, report_failure, write
+from ssd_runtime.commands.report import explain as print_plans
+from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
 from ssd_runtime.planning.registry import check_strategy, read_settings
-from ssd_runtime.report import compared_table, finish, report, report_failure, write
-from ssd_runtime.report import explain as print_plans
 from ssd_runtime.sampling.params import read_sampling
 from ssd_runtime.serving.record import Recorder, RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits
@@ -245,7 +245,7 @@ def run(
     source = read_source(artifact, model, require_signature)
     recorder = read_recorder(record, record_share, record_redact)
 
-    from ssd_runtime.waiting import counting, waiting
+    from ssd_runtime.commands.waiting import counting, waiting
 
     with waiting(f"getting {source.model} ready", shown=not quiet):
         # These imports take seconds and come last, so that bad input is answered at once.
@@ -280,7 +280,7 @@ def run(
             print_plans(outcome, explain_steps)
 
     if chatting:
-        from ssd_runtime.serving.chat import Chat, run_chat
+        from ssd_runtime.commands.chat import Chat, run_chat
 
         chat = Chat(runner)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ssd_runtime.engine.sequence.prompt_states import PromptStates
+from ssd_runtime.sequence.prompt_states import PromptStates
 
 
 @dataclass(frozen=True, slots=True)

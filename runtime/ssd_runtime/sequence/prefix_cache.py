@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import KVPool
+from ssd_runtime.sequence.prompt_states import BLOCK, PromptStates
 
 SHARE = 0.25
 """Largest share of the pool that prefixes take."""

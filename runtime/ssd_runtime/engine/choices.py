@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.sequence.session import Session
 from ssd_runtime.model.runner import Read, Work
 from ssd_runtime.sampling.argmax import candidates
 from ssd_runtime.sampling.finite import NO_TOKEN, finite_argmax, require_token
+from ssd_runtime.sequence.session import Session
 
 
 @dataclass(frozen=True, slots=True)

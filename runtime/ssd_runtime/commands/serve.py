@@ -13,9 +13,8 @@ import typer
 from ssd_artifacts.reference_bundle import is_packaged
 from ssd_artifacts.sharing.reachable import is_local
 from ssd_profiles.errors import UserError
-from ssd_runtime.command import closing, command_app, require_packages, run_command
-from ssd_runtime.engine.opening import LoadSettings, read_source
-from ssd_runtime.options import (
+from ssd_runtime.commands.command import closing, command_app, require_packages, run_command
+from ssd_runtime.commands.options import (
     AllowSpecialOption,
     ArtifactOption,
     AssignmentsOption,
@@ -31,9 +30,10 @@ from ssd_runtime.options import (
     WeightsOption,
     read_size,
 )
+from ssd_runtime.engine.opening import LoadSettings, read_source
 from ssd_runtime.planning.registry import check_strategy, read_settings
-from ssd_runtime.ray_cluster import LOCAL, require_ray
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, read_keys
+from ssd_runtime.serving.ray_app.ray_cluster import LOCAL, require_ray
 from ssd_runtime.serving.ray_app.scale import Scale
 from ssd_runtime.serving.record import RecordOption, RedactOption, ShareOption, read_recorder
 from ssd_runtime.weights.draft_bits import read_draft_bits

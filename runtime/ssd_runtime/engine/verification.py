@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.sequence.session import Session
-from ssd_runtime.model.devices.transfer import to_device
 from ssd_runtime.model.runner import Forward
+from ssd_runtime.sequence.session import Session
 
 
 def verification(session: Session, pending: int, draft: Draft, keep_states: bool = False) -> Forward:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.errors import UserError, first_line
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.devices.memory import OUT_OF_MEMORY
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.memory import OUT_OF_MEMORY
+from ssd_runtime.sequence.session import Session
 
 FORWARDS = (11, 1, 4)
 """Numbers of rows of the compared forwards: a prefill, a plain step and a verification."""

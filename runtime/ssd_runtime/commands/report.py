@@ -12,7 +12,7 @@ import typer
 
 from ssd_profiles.printable import printable
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.command import BAD_INPUT, complain
+from ssd_runtime.commands.command import BAD_INPUT, complain
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.offline.result import Outcome, Summary

@@ -11,12 +11,12 @@ from types import FrameType
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text
-from ssd_runtime.command import complain
+from ssd_runtime.commands.command import complain
 from ssd_runtime.engine.loop import generating
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, naming
-from ssd_runtime.engine.sequence.output import Limits
-from ssd_runtime.engine.sequence.text_stream import TextStream
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.output.text_stream import TextStream
 
 PROMPT = ">>> "
 HELP = """/help   this text

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ssd_artifacts.files import cache_folder, remember
 from ssd_artifacts.fingerprint import config_sha256
-from ssd_runtime.engine.sequence.session import Session
+from ssd_runtime.devices.clock import STEADY, seconds
+from ssd_runtime.devices.device import device_identity
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.clock import STEADY, seconds
-from ssd_runtime.profiling.device import device_identity
+from ssd_runtime.sequence.session import Session
 
 CPU = torch.device("cpu")
 CANDIDATES = {"fp32": torch.float32, "bf16": torch.bfloat16}

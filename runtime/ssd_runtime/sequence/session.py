@@ -9,18 +9,18 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
-from ssd_runtime.engine.prefix_cache import Prefix, PrefixCache, shared_tokens
-from ssd_runtime.engine.sequence.load import Load
-from ssd_runtime.engine.sequence.prefill import Prefill
-from ssd_runtime.engine.sequence.prompt_states import BLOCK, PromptStates
+from ssd_runtime.devices.clock import queues_work
+from ssd_runtime.devices.transfer import take_rows, to_device
 from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.cache.kv_cache import FORWARD_ROWS
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.devices.transfer import take_rows, to_device
 from ssd_runtime.model.runner import Forward, ModelRunner, Work
-from ssd_runtime.profiling.clock import queues_work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler
+from ssd_runtime.sequence.load import Load
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.prefix_cache import Prefix, PrefixCache, shared_tokens
+from ssd_runtime.sequence.prompt_states import BLOCK, PromptStates
 
 PREFILL_CHUNK = FORWARD_ROWS
 """Tokens of a prompt in one forward. From 768 rows on, torch's attention on CPUs reads the keys once per 256 rows,

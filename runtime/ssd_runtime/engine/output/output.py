@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.sequence.generation import FinishReason
+from ssd_runtime.engine.output.generation import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What a generation gives: tokens, their texts and its result."""

@@ -1,1 +1,0 @@
-"""One sequence: its committed tokens, its cache, and how a draft is verified and accepted."""

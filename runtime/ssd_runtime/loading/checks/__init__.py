@@ -1,0 +1,1 @@
+"""Checks of a loaded model against its reference."""

@@ -1,1 +1,0 @@
-"""Checks of the view of a model, before it decodes."""

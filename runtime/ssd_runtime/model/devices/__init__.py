@@ -1,1 +1,0 @@
-"""Devices that parts of a model run on, and transfers to them."""

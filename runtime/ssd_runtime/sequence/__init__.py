@@ -1,0 +1,1 @@
+"""Sequences: sessions, their prompts and the prefix cache."""
