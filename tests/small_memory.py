@@ -16,13 +16,14 @@ def small_memory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("model.cache.kv_cache", "model.cache.kv_pool", "engine.job", "engine.scheduler"):
             patch.setattr(f"ssd_runtime.{module}.SPARE_SLOTS", SPARE)
-        patch.setattr("ssd_runtime.model.cache.kv_cache.LOOKBACK", 2)
-        patch.setattr("ssd_runtime.model.cache.kv_cache.FORWARD_ROWS", 2 * SPARE)
-        for module in ("sequence.session", "scheduler"):
-            patch.setattr(f"ssd_runtime.engine.{module}.PREFILL_CHUNK", SPARE)
-        for module in ("sequence.session", "job", "scheduler"):
-            patch.setattr(f"ssd_runtime.engine.{module}.POOL_ROOM", ROOM)
+        for module in ("kv_cache", "kv_pool"):
+            patch.setattr(f"ssd_runtime.model.cache.{module}.LOOKBACK", 2)
+        patch.setattr("ssd_runtime.model.cache.kv_pool.FORWARD_ROWS", 2 * SPARE)
+        for module in ("sequence.session", "engine.scheduler"):
+            patch.setattr(f"ssd_runtime.{module}.PREFILL_CHUNK", SPARE)
+        for module in ("sequence.session", "engine.job", "engine.scheduler"):
+            patch.setattr(f"ssd_runtime.{module}.POOL_ROOM", ROOM)
         patch.setattr("ssd_runtime.engine.scheduler.PREFILL_ROWS", 2 * BLOCK)
-        for module in ("sequence.session", "sequence.prompt_states", "prefix_cache"):
-            patch.setattr(f"ssd_runtime.engine.{module}.BLOCK", BLOCK)
+        for module in ("session", "prompt_states", "prefix_cache"):
+            patch.setattr(f"ssd_runtime.sequence.{module}.BLOCK", BLOCK)
         yield

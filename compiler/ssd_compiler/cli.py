@@ -18,9 +18,9 @@ from ssd_compiler.report.summary import domain_summary
 from ssd_compiler.report.terminal import show
 from ssd_compiler.settings import ANCHOR_RULES, MIN_PROMPTS, SEARCH_METHODS, CompileSettings, SearchMethod
 from ssd_profiles.domain import load_domain
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, require_packages
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.commands.command import closing, command_app, require_packages, run_command
+from ssd_runtime.commands.command import closing, command_app, run_command
 from ssd_runtime.commands.options import (
     OUTPUT_PANEL,
     AllowSpecialOption,

@@ -1,6 +1,8 @@
-"""The error type for mistakes that the user can fix, and the wording of schema errors."""
+"""The error type for mistakes that the user can fix, and the wording of common ones."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 from pydantic import ValidationError
 
@@ -34,3 +36,12 @@ def first_problem(error: ValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"])[:MAX_PLACE]
     problem = first["msg"].removeprefix("Value error, ")
     return f"{place}: {problem}" if place else problem
+
+
+def require_packages(command: str, extra: str, *modules: str) -> None:
+    """Raise UserError that says what to install if modules of an optional extra are missing."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        raise UserError(
+            f"{command}: {' and '.join(missing)} cannot be imported; pip install '.[{extra}]' in a clone brings what "
+            "is missing"
+        )

@@ -21,9 +21,9 @@ from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.sublayers import KEY_BLOCK
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.planning.registry import find_strategy, read_settings
-from ssd_runtime.planning.strategy import StrategyInputs
+from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sequence.session import Session
 from tests.gguf_files import quantised_pair
 from tests.models import VARIANTS, tiny_model
@@ -149,16 +149,7 @@ def test_strategies_that_search_leave_no_trace_either(strategy: str) -> None:
     table = latency_table(LAYERS)
     after = list[torch.Tensor]()
     for name, given in (("plain", ()), (strategy, settings[strategy])):
-        inputs = StrategyInputs(
-            name=name,
-            settings=read_settings(name, list(given)),
-            decoder=decoder,
-            bundle=None,
-            latency=table,
-            heads=None,
-            light=None,
-        )
-        planner = find_strategy(name).make(inputs)()
+        planner = make_strategy(name, read_settings(name, list(given)), decoder, None, table)()
         session = Session(decoder)
         got = generate(session, tokens(9), planner, Limits(60))
         with torch.inference_mode():

@@ -35,10 +35,10 @@ from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.swift import TREE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.profiling.latency import measure_latency
 from ssd_runtime.sampling.params import GREEDY
 from ssd_runtime.sequence.session import Session

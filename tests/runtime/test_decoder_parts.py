@@ -20,8 +20,7 @@ from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
-from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS
-from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool
+from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVLayout, KVPool
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.kernel_choice import ROWS, choice, fitted_decoder, measured

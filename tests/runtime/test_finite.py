@@ -34,9 +34,9 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import WITHOUT_BUNDLE, read_settings
-from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.finite import NO_TOKEN, NotFiniteError, finite_argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams

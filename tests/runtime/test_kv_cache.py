@@ -52,7 +52,7 @@ class Copy:
     """Expected contents of one sequence's cache: a number for every position, in every layer."""
 
     def __init__(self, pool: KVPool) -> None:
-        self.cache, self.values = pool.cache(), list[float]()
+        self.cache, self.values = KVCache(pool), list[float]()
 
     def append(self, values: list[float]) -> None:
         start = len(self.values)
@@ -119,7 +119,7 @@ def test_every_sequence_of_a_pool_keeps_its_own(
 def test_slots_of_a_cache_that_nobody_holds_come_back() -> None:
     each = layout([None])
     pool = KVPool(each, 200 * each.bytes_per_slot)
-    cache: KVCache | None = pool.cache()
+    cache: KVCache | None = KVCache(pool)
     assert cache is not None
     cache.reserve(100)
     assert pool.used_bytes
@@ -313,7 +313,7 @@ def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.Monke
         assert len(prefixes) == 3
         assert prefixes.make_room(230)
         assert len(prefixes) < 3
-        held = pool.cache()
+        held = KVCache(pool)
         held.reserve(100)
         left = len(prefixes)
         assert left

@@ -27,10 +27,10 @@ from ssd_runtime.model.runner import Forward, Head, ModelRunner
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS, DraftStats
 from ssd_runtime.planning.auto.light_drafts import AGREEMENT, LONGEST, LightDrafts
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.settings import AutoSettings
-from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.profiling.light import measure_light, with_light
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session

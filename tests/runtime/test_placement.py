@@ -14,9 +14,9 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -29,12 +28,12 @@ from ssd_runtime.planning.auto.verify_stats import VerifyStats
 from ssd_runtime.planning.cost import CostModel, Entry, cost_of
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.lookup import worth_verifying
+from ssd_runtime.planning.makers import MAKERS, make_strategy
 from ssd_runtime.planning.papers.knn import FixedPlanner, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
 from ssd_runtime.planning.registry import NAMES, STRATEGIES, WITHOUT_BUNDLE, Strategy, check_strategy, read_settings
 from ssd_runtime.planning.routing import Router
 from ssd_runtime.planning.settings import NearestSettings
-from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 from tests.bundles import LAYERS, bundle, record
@@ -118,8 +117,7 @@ def test_prompts_out_of_domain_go_where_they_are_sent(
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
 def test_every_strategy_of_the_table_has_a_maker_and_its_needs_are_checked(strategy: Strategy) -> None:
-    module, _, function = strategy.maker.partition(":")
-    assert callable(getattr(import_module(f"ssd_runtime.planning.{module}"), function))
+    assert strategy.name in MAKERS
     check_strategy(strategy.name, has_bundle=True)
     assert (strategy.name in WITHOUT_BUNDLE) != strategy.needs_bundle
     if strategy.needs_bundle:

@@ -34,9 +34,10 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.planning_time import PlanningTime
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams, read_sampling
 from ssd_runtime.sampling.sampler import Proposal, Sampler, draw, gumbel, rejection_sample
 from ssd_runtime.sampling.seeds import seed_generator

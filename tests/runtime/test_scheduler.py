@@ -24,6 +24,7 @@ from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.batch import Batch, Segment
+from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.sublayers import SubLayers
@@ -226,7 +227,7 @@ def test_a_paused_job_resumes_wherever_there_is_room_for_it() -> None:
             while not session.prefilled or rows_of(job.request) < 12:
                 scheduler.step()
             scheduler.pause_latest()
-            held = scheduler.pool.cache()
+            held = KVCache(scheduler.pool)
             held.reserve(taken)
             if scheduler._fits(job):
                 resumed += 1

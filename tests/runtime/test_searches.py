@@ -21,12 +21,13 @@ from ssd_runtime.model.batch import Batch, Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import HEAD_ROWS, Forward, Head, ModelRequest, ModelRunner, Work
 from ssd_runtime.model.sublayers import SubLayers
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.planning.papers.swift import SwiftPlanner, SwiftSearch
 from ssd_runtime.planning.plan import Plan, Planner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.settings import ClaspSettings, SwiftSettings
-from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.knapsack import Weights, search_knapsack
 from ssd_runtime.sequence.session import Session

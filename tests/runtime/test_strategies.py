@@ -35,6 +35,7 @@ from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.del_exit import DelPlanner
 from ssd_runtime.planning.papers.knapsack import FEWEST_ROWS
 from ssd_runtime.planning.papers.recent import RecentStates
@@ -43,7 +44,7 @@ from ssd_runtime.planning.papers.swift import LOOK_EVERY, TREE, SwiftPlanner, Sw
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import WITHOUT_BUNDLE, read_settings
 from ssd_runtime.planning.settings import DelSettings, SwiftSettings
-from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.gaussian import most_promising
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack, searching_knapsack

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -36,15 +35,6 @@ def closing(*examples: str, codes: str = EXIT_CODES) -> str:
     """The text under a command's help: one example per line, `what: command`, then the exit codes."""
     # rich reads brackets as markup
     return "\n".join(each.replace("[", r"\[") for each in examples) + f"\n\n{codes}"
-
-
-def require_packages(command: str, extra: str, *modules: str) -> None:
-    """Raise UserError that says what to install if modules of an optional extra are missing."""
-    if missing := [module for module in modules if find_spec(module) is None]:
-        raise UserError(
-            f"{command}: {' and '.join(missing)} cannot be imported; pip install '.[{extra}]' in a clone brings what "
-            "is missing"
-        )
 
 
 def run_command(app: typer.Typer) -> None:

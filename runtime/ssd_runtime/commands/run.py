@@ -32,7 +32,8 @@ from ssd_runtime.commands.options import (
 )
 from ssd_runtime.commands.report import compared_table, finish, report, report_failure, write
 from ssd_runtime.commands.report import explain as print_plans
-from ssd_runtime.engine.opening import LoadSettings, open_engine, read_source
+from ssd_runtime.engine.opening import LoadSettings, open_engine
+from ssd_runtime.loading.source import read_source
 from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.sampling.params import read_sampling
 from ssd_runtime.serving.record import Recorder, RecordOption, RedactOption, ShareOption, read_recorder

@@ -12,8 +12,8 @@ import typer
 
 from ssd_artifacts.reference_bundle import is_packaged
 from ssd_artifacts.sharing.reachable import is_local
-from ssd_profiles.errors import UserError
-from ssd_runtime.commands.command import closing, command_app, require_packages, run_command
+from ssd_profiles.errors import UserError, require_packages
+from ssd_runtime.commands.command import closing, command_app, run_command
 from ssd_runtime.commands.options import (
     AllowSpecialOption,
     ArtifactOption,
@@ -30,7 +30,8 @@ from ssd_runtime.commands.options import (
     WeightsOption,
     read_size,
 )
-from ssd_runtime.engine.opening import LoadSettings, read_source
+from ssd_runtime.engine.opening import LoadSettings
+from ssd_runtime.loading.source import read_source
 from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, read_keys
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL, require_ray

@@ -22,7 +22,6 @@ from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
 from ssd_runtime.engine.offline.result import Outcome
 from ssd_runtime.engine.offline.runner import Runner, RunSettings, Turn
-from ssd_runtime.engine.opening import read_source
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.text_stream import TextStream
 from ssd_runtime.engine.request import Request
@@ -31,6 +30,7 @@ from ssd_runtime.engine.stream_planners import StreamPlanners
 from ssd_runtime.loading.checks.bitwise import require_bitwise
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model
+from ssd_runtime.loading.source import read_source
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.kernel_choice import fitted_decoder
 from ssd_runtime.weights.draft_bits import DraftBits

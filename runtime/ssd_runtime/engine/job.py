@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import DECODING_REMEDY, gib, guard_memory
-from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS
-from ssd_runtime.model.cache.kv_pool import PoolFull
+from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, PoolFull
 from ssd_runtime.model.runner import Forward, ModelRequest, Work
 from ssd_runtime.sequence.session import POOL_ROOM, Session
 

@@ -12,8 +12,8 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import DECODING_REMEDY, available_bytes, guard_memory
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job, is_full, rows_of
-from ssd_runtime.model.cache.kv_cache import GROWTH, SPARE_SLOTS
-from ssd_runtime.model.cache.kv_pool import PoolFull
+from ssd_runtime.model.cache.kv_cache import GROWTH
+from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, PoolFull
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams

@@ -10,8 +10,9 @@ from ssd_artifacts.bundle import Bundle
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.registry import check_strategy, find_strategy, read_settings
-from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+from ssd_runtime.planning.strategy import MakePlanner
 
 MAX_STREAMS = 64
 """Number of streams whose statistics are kept; beyond it, the least recently used stream is dropped."""

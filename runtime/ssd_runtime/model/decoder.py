@@ -17,8 +17,8 @@ from ssd_runtime.devices.placement import device_of
 from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.attention import capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder
-from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS, KVCache
-from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool
+from ssd_runtime.model.cache.kv_cache import KVCache
+from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVLayout, KVPool
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.projections import LightCopies, Projections
@@ -223,7 +223,7 @@ class Decoder:
 
     def new_cache(self) -> KVCache:
         """Make a cache for one sequence, whose memory grows."""
-        return self.new_pool().cache()
+        return KVCache(self.new_pool())
 
     def new_pool(self, max_bytes: int | None = None, sequences: int = 1) -> KVPool:
         """Make memory for the keys and values of sequences (`KVPool`)."""

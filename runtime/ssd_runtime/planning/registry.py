@@ -1,13 +1,12 @@
-"""The table of strategies that a user can select; importing it loads neither torch nor a planner."""
+"""The table of strategies that a user can select. Importing it loads neither torch nor a planner: see `makers`."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.planning.settings import (
@@ -22,17 +21,12 @@ from ssd_runtime.planning.settings import (
     SwiftSettings,
 )
 
-if TYPE_CHECKING:
-    from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """A way to plan, with its parameters and needs."""
 
     name: str
-    maker: str
-    """Function that makes planners, as `module:function` within `ssd_runtime.planning`."""
     settings: type[Any] | None = None
     """Class of the parameters for `--set`; None without any."""
     needs_bundle: bool = False
@@ -42,28 +36,19 @@ class Strategy:
     uses_masks: bool = False
     """Whether it drafts with a bundle's masks, which may run on lighter copies too."""
 
-    def make(self, inputs: StrategyInputs) -> MakePlanner:
-        """Import the maker and call it for one stream of requests. Raises UserError for unsuitable inputs."""
-        module, _, function = self.maker.partition(":")
-        make: Callable[[StrategyInputs], MakePlanner]
-        make = getattr(import_module(f"ssd_runtime.planning.{module}"), function)
-        return make(inputs)
-
 
 FIXED = "fixed:"
 """Prefix of the strategy that is followed by a domain's name."""
 STRATEGIES = (
     Strategy(
         name="auto",
-        maker="auto.auto:make_auto",
         settings=AutoSettings,
         needs_latency=True,
         uses_masks=True,
     ),
-    Strategy(name="plain", maker="strategy:make_plain"),
+    Strategy(name="plain"),
     Strategy(
         name="knn",
-        maker="papers.knn:make_knn",
         settings=NearestSettings,
         needs_bundle=True,
         needs_latency=True,
@@ -71,20 +56,18 @@ STRATEGIES = (
     ),
     Strategy(
         name="knapsack",
-        maker="papers.knapsack:make_knapsack",
         settings=KnapsackSettings,
         needs_latency=True,
         uses_masks=True,
     ),
-    Strategy(name="clasp", maker="papers.clasp:make_clasp", settings=ClaspSettings),
-    Strategy(name="swift", maker="papers.swift:make_swift", settings=SwiftSettings),
-    Strategy(name="exit", maker="papers.specbound:make_exit", settings=ExitSettings),
-    Strategy(name="del", maker="papers.del_exit:make_del", settings=DelSettings),
-    Strategy(name="lookup", maker="lookup:make_lookup", settings=LookupSettings, needs_latency=True),
-    Strategy(name="light", maker="light:make_light", settings=LightSettings, needs_light=True),
+    Strategy(name="clasp", settings=ClaspSettings),
+    Strategy(name="swift", settings=SwiftSettings),
+    Strategy(name="exit", settings=ExitSettings),
+    Strategy(name="del", settings=DelSettings),
+    Strategy(name="lookup", settings=LookupSettings, needs_latency=True),
+    Strategy(name="light", settings=LightSettings, needs_light=True),
     Strategy(
         name=f"{FIXED}NAME",
-        maker="papers.knn:make_fixed",
         needs_bundle=True,
         needs_latency=True,
         uses_masks=True,

@@ -1,4 +1,4 @@
-"""Makes planners from a strategy's name: one planner per request."""
+"""The inputs that a strategy makes planners from: one planner per request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from ssd_runtime.drafting.lookup import LookupStats
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.planning.plan import PlainPlanner, Planner
-from ssd_runtime.planning.registry import find_strategy
+from ssd_runtime.planning.plan import Planner
 from ssd_runtime.planning.routing import Router
 
 MakePlanner = Callable[[], Planner]
@@ -73,35 +72,3 @@ class StrategyInputs:
         """Make a stream's lookup statistics, which start with the successors that the bundle holds."""
         known = self.bundle.successors if self.bundle is not None else None
         return LookupStats(Successors(known.rows() if known is not None else ()))
-
-
-def make_strategy(
-    name: str,
-    settings: Any,
-    decoder: Decoder,
-    bundle: Bundle | None,
-    latency: LatencyTable | None,
-    heads: ExitHeads | None = None,
-    light: SkipMask | None = None,
-) -> MakePlanner:
-    """Return a maker of planners for the requests of one stream.
-
-    `heads` are the bundle's on the decoder's device, for several streams to share; they are made here by default.
-    `light` drafts with everything on lighter copies of the weights, if the decoder has these and `latency` prices them.
-    Raises UserError if the bundle lacks a domain or mixture that the strategy needs.
-    """
-    inputs = StrategyInputs(
-        name=name,
-        settings=settings,
-        decoder=decoder,
-        bundle=bundle,
-        latency=latency,
-        heads=heads,
-        light=light,
-    )
-    return find_strategy(name).make(inputs)
-
-
-def make_plain(inputs: StrategyInputs) -> MakePlanner:
-    """Return a maker of planners that never draft."""
-    return PlainPlanner

@@ -12,7 +12,8 @@ import torch
 from ssd_profiles.latency import Array
 from ssd_runtime.devices.clock import seconds
 from ssd_runtime.model.batch import Batch
-from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS, KVCache
+from ssd_runtime.model.cache.kv_cache import KVCache
+from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.rising import rising
 from ssd_runtime.sampling.argmax import argmax

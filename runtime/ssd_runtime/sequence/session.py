@@ -12,7 +12,8 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.devices.clock import queues_work
 from ssd_runtime.devices.transfer import take_rows, to_device
 from ssd_runtime.model.batch import MOST_BY_ROW
-from ssd_runtime.model.cache.kv_cache import FORWARD_ROWS
+from ssd_runtime.model.cache.kv_cache import KVCache
+from ssd_runtime.model.cache.kv_pool import FORWARD_ROWS
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, ModelRunner, Work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
@@ -58,7 +59,7 @@ class Session:
         self._prefixes = prefixes
         self._owner = owner
         self._version = decoder.version
-        self.cache = decoder.new_cache() if prefixes is None else prefixes.pool.cache()
+        self.cache = decoder.new_cache() if prefixes is None else KVCache(prefixes.pool)
         self.ids: list[int] = []
         self.sampling = sampling
         self._sampler = Sampler(sampling, decoder.device)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
-from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.tickets import Block, End
 from tests.folders import TEXTS, save_tiny_model

@@ -16,7 +16,8 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.sharing.signature import sign
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.planning.strategy import MakePlanner, make_strategy
+from ssd_runtime.planning.makers import make_strategy
+from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.reload import BundleWatch

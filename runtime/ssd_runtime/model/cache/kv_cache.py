@@ -2,49 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ssd_runtime.model.cache.kv_pool import KVPool, LayerGroup
+from ssd_runtime.model.cache.kv_pool import LOOKBACK, SPARE_SLOTS, KVPool, LayerGroup, Lease, sliding_slots
 
-FORWARD_ROWS = 768
-"""Most rows of one sequence in a forward: a chunk of a prompt."""
-SPARE_SLOTS = 128
-"""Slots beyond a sequence's tokens, for rows of a verification, drafts and tokens of a search."""
-LOOKBACK = 128
-"""Tokens before the latest that a search may return to; sliding layers keep the windows of these too."""
 GROWTH = 8
 """A cache that is too small grows by 1 / `GROWTH` of itself, and by at least `SPARE_SLOTS`."""
-
-
-def sliding_slots(window: int) -> int:
-    """Number of slots of one sequence in layers with a window, however long it gets.
-
-    More than half of them are spare, so that keys are moved to the front only now and then.
-    """
-    return window + LOOKBACK + max(window, FORWARD_ROWS) + SPARE_SLOTS
-
-
-@dataclass(slots=True)
-class Lease:
-    """A sequence's slots `begin`, …, `end` - 1 in a layer group; the first one holds position `first`."""
-
-    begin: int = 0
-    end: int = 0
-    first: int = 0
-
-    @property
-    def size(self) -> int:
-        """Number of slots."""
-        return self.end - self.begin
-
-    @property
-    def reach(self) -> int:
-        """The first position after those with a slot."""
-        return self.first + self.size
 
 
 class KVCache:
@@ -69,6 +32,7 @@ class KVCache:
         self._marks: dict[int, dict[int, Tensor] | None] = {}
         """Positions to return to. Once a sliding layer has dropped a part of the window before one, it has copies of
         the windows of all sliding layers."""
+        pool.admit(self)
 
     @property
     def capacity(self) -> int:

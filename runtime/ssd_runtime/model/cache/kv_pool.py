@@ -4,12 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 from weakref import WeakSet, finalize
 
 import torch
 
-from ssd_runtime.model.cache.kv_cache import SPARE_SLOTS, KVCache, Lease, sliding_slots
 from ssd_runtime.model.cache.slot_ranges import SlotRanges
+
+FORWARD_ROWS = 768
+"""Most rows of one sequence in a forward: a chunk of a prompt."""
+SPARE_SLOTS = 128
+"""Slots beyond a sequence's tokens, for rows of a verification, drafts and tokens of a search."""
+LOOKBACK = 128
+"""Tokens before the latest that a search may return to; sliding layers keep the windows of these too."""
+
+
+def sliding_slots(window: int) -> int:
+    """Number of slots of one sequence in layers with a window, however long it gets.
+
+    More than half of them are spare, so that keys are moved to the front only now and then.
+    """
+    return window + LOOKBACK + max(window, FORWARD_ROWS) + SPARE_SLOTS
+
+
+@dataclass(slots=True)
+class Lease:
+    """A sequence's slots `begin`, …, `end` - 1 in a layer group; the first one holds position `first`."""
+
+    begin: int = 0
+    end: int = 0
+    first: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of slots."""
+        return self.end - self.begin
+
+    @property
+    def reach(self) -> int:
+        """The first position after those with a slot."""
+        return self.first + self.size
+
+
+class Leaseholder(Protocol):
+    """A sequence's cache, as the pool sees it."""
+
+    leases: list[Lease]
+    """One lease per layer group."""
+
+    def placed(self, number: int) -> None:
+        """Take note that the lease of layer group `number` has moved."""
 
 
 class PoolFull(Exception):  # noqa: N818 - a state of the pool, which the scheduler handles
@@ -71,7 +115,7 @@ class KVPool:
         shape = (2, 1, layout.kv_heads, 0, layout.head_dim)
         self.storage = [torch.empty(shape, dtype=layout.dtype, device=device) for device in layout.devices]
         """One tensor [2, 1, kv_heads, slots, head_dim] per layer: keys, then values."""
-        self._caches: WeakSet[KVCache] = WeakSet()
+        self._caches: WeakSet[Leaseholder] = WeakSet()
         if max_bytes is not None:
             for group, slots in zip(self.groups, self._sizes(max_bytes, sequences), strict=True):
                 self._grow(group, slots)
@@ -99,13 +143,10 @@ class KVPool:
                 short.append(group.ranges.size)
         return min(short, default=most)
 
-    def cache(self) -> KVCache:
-        """Make the cache of a new sequence, without slots yet."""
-        cache = KVCache(self)
+    def admit(self, cache: Leaseholder) -> None:
+        """Let a new cache lease slots. One that is never released gives its slots back when it is garbage."""
         self._caches.add(cache)
-        # A cache that was never released gives its slots back when it is garbage.
         finalize(cache, self.give_back, cache.leases)
-        return cache
 
     def has_room(self, tokens: int) -> bool:
         """Whether another sequence of `tokens` tokens and its spare slots fit; moves the others if necessary."""
@@ -117,7 +158,7 @@ class KVPool:
                 return not self.fixed
         return True
 
-    def would_have_room(self, tokens: int, released: Sequence[KVCache]) -> bool:
+    def would_have_room(self, tokens: int, released: Sequence[Leaseholder]) -> bool:
         """Whether `has_room` will be true once the caches `released` have given back their slots."""
         if not self.fixed:
             return True

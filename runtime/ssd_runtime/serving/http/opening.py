@@ -13,7 +13,8 @@ from typing import TypeVar
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import gib
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.opening import LoadSettings, ModelSource, open_engine, read_source
+from ssd_runtime.engine.opening import LoadSettings, open_engine
+from ssd_runtime.loading.source import ModelSource, read_source
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.engine_thread import EngineThread

@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ssd_profiles.errors import UserError, first_line
-from ssd_runtime.commands.command import require_packages
+from ssd_profiles.errors import UserError, first_line, require_packages
 
 LOCAL = "local"
 """The address that starts a cluster on this machine, which ends with the command."""

@@ -1,0 +1,50 @@
+"""The model and the bundle that a user names, before any weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.sharing.opening import OpenedBundle, open_given, trusted_bundle
+from ssd_profiles.errors import UserError
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The model that a command decodes, and the bundle that it decodes with."""
+
+    model: str
+    """Hub id, folder, `.gguf` file or `demo`."""
+    opened: OpenedBundle | None
+
+    @property
+    def bundle(self) -> Bundle | None:
+        """The bundle, if one was given."""
+        return self.opened.bundle if self.opened is not None else None
+
+    @property
+    def where(self) -> str:
+        """Name of the bundle in error messages."""
+        return self.opened.where if self.opened is not None else "bundle"
+
+    def weights(self, given: str | None) -> str:
+        """The `weights` of `load_model`: `given`, else those of a trusted bundle's compile, else dense."""
+        # This import takes seconds.
+        from ssd_runtime.loading.models import weights_of
+
+        return given or weights_of(trusted_bundle(self.opened), self.model)
+
+
+def read_source(artifact: str | Path | None, model: str | None, key: Path | None = None) -> ModelSource:
+    """Open the bundle, if one is given; its model is the default, unless it comes from elsewhere.
+
+    With `key`, the bundle must be signed by that public key, and may then choose the model. Raises UserError if neither
+    a bundle nor a model is given.
+    """
+    opened = open_given(artifact, key)
+    if model is None:
+        if opened is None:
+            raise UserError("--model: none given; give a model, or a --bundle that names one")
+        model = opened.model_spec()
+    return ModelSource(model, opened)

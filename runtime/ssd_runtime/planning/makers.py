@@ -1,0 +1,66 @@
+"""Makes planners from a strategy's name: one planner per request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ssd_artifacts.bundle import Bundle
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SkipMask
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.auto import make_auto
+from ssd_runtime.planning.light import make_light
+from ssd_runtime.planning.lookup import make_lookup
+from ssd_runtime.planning.papers.clasp import make_clasp
+from ssd_runtime.planning.papers.del_exit import make_del
+from ssd_runtime.planning.papers.knapsack import make_knapsack
+from ssd_runtime.planning.papers.knn import make_fixed, make_knn
+from ssd_runtime.planning.papers.specbound import make_exit
+from ssd_runtime.planning.papers.swift import make_swift
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.registry import FIXED, find_strategy
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
+
+MAKERS: Mapping[str, Callable[[StrategyInputs], MakePlanner]] = {
+    "auto": make_auto,
+    "plain": lambda _: PlainPlanner,
+    "knn": make_knn,
+    "knapsack": make_knapsack,
+    "clasp": make_clasp,
+    "swift": make_swift,
+    "exit": make_exit,
+    "del": make_del,
+    "lookup": make_lookup,
+    "light": make_light,
+    f"{FIXED}NAME": make_fixed,
+}
+"""Makers of planners for one stream, by the name of the registry's strategy."""
+
+
+def make_strategy(
+    name: str,
+    settings: Any,
+    decoder: Decoder,
+    bundle: Bundle | None,
+    latency: LatencyTable | None,
+    heads: ExitHeads | None = None,
+    light: SkipMask | None = None,
+) -> MakePlanner:
+    """Return a maker of planners for the requests of one stream.
+
+    `heads` are the bundle's on the decoder's device, for several streams to share; they are made here by default.
+    `light` drafts with everything on lighter copies of the weights, if the decoder has these and `latency` prices them.
+    Raises UserError if the bundle lacks a domain or mixture that the strategy needs.
+    """
+    inputs = StrategyInputs(
+        name=name,
+        settings=settings,
+        decoder=decoder,
+        bundle=bundle,
+        latency=latency,
+        heads=heads,
+        light=light,
+    )
+    return MAKERS[find_strategy(name).name](inputs)
