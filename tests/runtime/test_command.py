@@ -10,12 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from ssd_compiler.bundles.cli import app as bundle_app
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, require_packages
 from ssd_runtime.commands.command import (
     BAD_INPUT,
     CLOSED_OUTPUT,
     INTERRUPTED,
-    require_packages,
     run_command,
     run_guarded,
 )
