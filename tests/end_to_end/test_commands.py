@@ -150,8 +150,7 @@ def test_domains_are_found_in_unlabelled_prompts(room: Path) -> None:
     both = (room / "rivers.jsonl").read_text() + "\n" + (room / "apples.jsonl").read_text()
     (room / "both.jsonl").write_text(both)
     options = ["--model", "model", "--domain-file", "both=both.jsonl", "--evaluations", "8", "--device", "cpu"]
-    anchors = ["--anchors", "3", "--anchor-rule", "joint"]
-    done = command(room, COMPILE, *options, *anchors, "--domains", "auto:2", "--out", "found", "--json")
+    done = command(room, COMPILE, *options, "--anchors", "3", "--domains", "auto:2", "--out", "found", "--json")
     assert done.returncode == 0, done.stderr
     bundle = Bundle.load(room / "found")
     assert np.bincount(bundle.anchors.labels).tolist() == [3, 3]
@@ -196,16 +195,16 @@ def test_a_seeds_answers_are_those_of_plain_decoding_whatever_the_strategy(room:
 
 
 @pytest.mark.parametrize("strategy", ["auto", "knn"])
-def test_an_explanation_of_every_step_accounts_for_every_token(room: Path, strategy: str) -> None:
-    options = ["--artifact", "bundle", "--strategy", strategy, "--max-new-tokens", "24", "--json", "--explain-steps"]
+def test_an_explanation_accounts_for_every_token(room: Path, strategy: str) -> None:
+    options = ["--artifact", "bundle", "--strategy", strategy, "--max-new-tokens", "24", "--json", "--explain"]
     done = command(room, RUN, *options, "The river")
     record = records(done)[0]
-    pattern = r"  at (\d+) tokens: (.+) → 1 target forwards, (\d+) tokens, (\d+) of (\d+) drafts accepted"
+    pattern = r"  at (\d+) tokens: (.+) → (\d+) target forwards, (\d+) tokens, (\d+) of (\d+) drafts accepted"
     steps = [found for line in done.stderr.splitlines() if (found := re.fullmatch(pattern, line))]
-    assert len(steps) == record["target_forwards"]
-    assert sum(int(step[3]) for step in steps) == record["new_tokens"] - 1
-    assert sum(int(step[4]) for step in steps) == record["num_accepted_tokens"]
-    assert sum(int(step[5]) for step in steps) == record["num_draft_tokens"]
+    assert sum(int(step[3]) for step in steps) == record["target_forwards"]
+    assert sum(int(step[4]) for step in steps) == record["new_tokens"] - 1
+    assert sum(int(step[5]) for step in steps) == record["num_accepted_tokens"]
+    assert sum(int(step[6]) for step in steps) == record["num_draft_tokens"]
     contexts = [int(step[1]) for step in steps]
     assert contexts == sorted(set(contexts))
     assert contexts[0] == record["prompt_tokens"]
@@ -225,10 +224,7 @@ def test_short_options_and_the_option_of_the_prompt(room: Path) -> None:
     short = ["-m", "model", "-n", "8", "-t", "1", "--dtype", "float32", "--strategy", "plain"]
     expected = command(room, RUN, *long, "The river")
     assert expected.returncode == 0
-    assert command(room, RUN, *short, "-p", "The river").stdout == expected.stdout
-    both = command(room, RUN, *short, "-p", "The river", "The sea")
-    assert (both.returncode, both.stderr.count("\n")) == (2, 1)
-    assert "--prompt: a prompt is given already" in both.stderr
+    assert command(room, RUN, *short, "The river").stdout == expected.stdout
 
 
 def test_all_turns_see_the_answers_before(room: Path) -> None:
@@ -420,13 +416,14 @@ BAD_COMPILES = {
     "no load": (["--model", "model", "--domains", "cnn", "--concurrency", "1,,4"], "--concurrency: expected numbers"),
     "load of nobody": (["--model", "model", "--domains", "cnn", "--concurrency", "0"], "from 1 to 256"),
     "absurd load": (["--model", "model", "--domains", "cnn", "--concurrency", "999999"], "from 1 to 256"),
-    "unknown rule": (["--model", "model", "--domains", "cnn", "--anchor-rule", "any"], "central, joint"),
+    "option of earlier versions": (
+        ["--model", "model", "--domains", "cnn", "--anchor-rule", "joint"],
+        "--anchor-rule: is no longer an option; .*CompileSettings.anchor_rule",
+    ),
     "unknown search": (
         ["--model", "model", "--domains", "cnn", "--search", "any"],
         "both, knapsack, bayesian, self-sd",
     ),
-    "depth of no exits": (["--model", "model", "--domains", "cnn", "--exit-depth", "3"], "give --exits N"),
-    "small pool": (["--model", "model", "--domains", "cnn", "--anchor-pool", "9"], "at least as many as --anchors 16"),
 }
 
 
@@ -636,7 +633,7 @@ def test_a_comparison_without_a_prompt_decodes_the_sample_prompts(
 def test_a_comparison_of_one_prompt_says_how_fast_it_was(
     room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--model", "model", "--device", "cpu", "--compare", "-n", "6", "-p", TEXTS[0]]
+    options = ["--model", "model", "--device", "cpu", "--compare", "-n", "6", TEXTS[0]]
     done = within(room, run_main, options, monkeypatch, capfd)
     assert re.search(r"auto is \d+\.\d\d times as fast as plain decoding on this prompt; every output", done.stderr)
 

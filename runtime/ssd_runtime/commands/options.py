@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
-from ssd_runtime.planning.registry import FIXED, NAMES
-from ssd_runtime.weights.draft_bits import DraftBits
-from ssd_runtime.weights.dtype_names import AUTO, DTYPE_NAMES
+from ssd_runtime.engine.opening import LoadSettings
+from ssd_runtime.loading.source import ModelSource, read_source
+from ssd_runtime.planning.registry import FIXED, NAMES, check_strategy, read_settings
+from ssd_runtime.serving.record import Recorder, read_recorder
+from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
+from ssd_runtime.weights.dtype_names import AUTO, DTYPE_NAMES, read_dtype
 
 MODEL_PANEL = "Model"
 DRAFT_PANEL = "Drafting"
 OUTPUT_PANEL = "Output"
+RECORD_PANEL = "Recording"
 
 
 def _show_version(asked: bool) -> None:
@@ -35,15 +40,6 @@ def values(*known: str) -> Callable[[str], list[str]]:
     return offer
 
 
-ArtifactOption = Annotated[
-    str | None,
-    typer.Option(
-        "--bundle",
-        "--artifact",
-        help="A bundle: a folder, an archive, hf://org/name@revision, oci://host/name:tag or `demo`.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
 SignatureOption = Annotated[
     Path | None,
     typer.Option(
@@ -52,88 +48,160 @@ SignatureOption = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="Hub id, folder, .gguf file, `demo` or `demo@wheel`; by default the bundle's model.",
-        rich_help_panel=MODEL_PANEL,
-    ),
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
 ]
-SINGLE_METHODS = tuple(name for name in NAMES if name not in ("auto", "plain"))
-StrategyOption = Annotated[
-    str,
-    typer.Option(
-        "--strategy",
-        help="auto (default) picks before every cycle what is expected to decode fastest; plain drafts nothing; "
-        f"the others are single methods for study: {', '.join(SINGLE_METHODS)}.",
-        rich_help_panel=DRAFT_PANEL,
-        autocompletion=values(*(name for name in NAMES if not name.startswith(FIXED))),
-    ),
-]
-AssignmentsOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="NAME=VALUE: a parameter of the strategy; repeatable.", rich_help_panel=DRAFT_PANEL),
-]
+"""The option `--version`, as the type of a parameter that the command itself does not use."""
+WHOLE_NAMES = tuple(name for name in NAMES if not name.startswith(FIXED))
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda, cuda:1, …; by default CUDA if available.", rich_help_panel=MODEL_PANEL),
+    typer.Option(help="cpu, cuda, cuda:1, …; by default CUDA if available.", rich_help_panel=MODEL_PANEL),
 ]
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        "--dtype",
         help="fp32, bf16, fp16 (or float32, …); by default fp32 on a CPU, the checkpoint's type on CUDA. "
         "auto: on a CPU times both once, and takes bf16 only if it decodes faster than fp32.",
         rich_help_panel=MODEL_PANEL,
         autocompletion=values(*DTYPE_NAMES.values(), *DTYPE_NAMES, AUTO),
     ),
 ]
-WeightsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--weights",
-        help="dense: dequantise a .gguf file to fp32; packed: keep it quantised. Default: as your own or a signed "
-        "bundle was compiled, else dense.",
-        rich_help_panel=MODEL_PANEL,
-        autocompletion=values("dense", "packed"),
-    ),
-]
-WeightMemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--weight-memory",
-        help="Memory for all copies of weights, for kernels and for light drafts, e.g. 2G or 0; by default half of "
-        "what is free.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-DraftBitsOption = Annotated[
-    str,
-    typer.Option(
-        "--draft-bits",
-        help="Bits of the quantised weight copies that only drafts use: auto, 8, 4 or none.",
-        rich_help_panel=DRAFT_PANEL,
-        autocompletion=values(*get_args(DraftBits)),
-    ),
-]
-AllowSpecialOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-special",
-        help="Let control tokens that messages spell, such as <|im_end|>, take effect; by default they are text.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", "-t", min=1, max=1024, help="Number of CPU threads.", rich_help_panel=MODEL_PANEL),
-]
-VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
-]
-"""The option `--version`, as the type of a parameter that the command itself does not use."""
+SINGLE_METHODS = tuple(name for name in NAMES if name not in ("auto", "plain"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The model that is decoded, and how it is loaded."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Hub id, folder, .gguf file, `demo` or `demo@wheel`; by default the bundle's model.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="dense: dequantise a .gguf file to fp32; packed: keep it quantised. Default: as your own or a signed "
+            "bundle was compiled, else dense.",
+            rich_help_panel=MODEL_PANEL,
+            autocompletion=values("dense", "packed"),
+        ),
+    ] = None
+    weight_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for all copies of weights, for kernels and for light drafts, e.g. 2G or 0; by default half of "
+            "what is free.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", "-t", min=1, max=1024, help="Number of CPU threads.", rich_help_panel=MODEL_PANEL),
+    ] = None
+    allow_special: Annotated[
+        bool,
+        typer.Option(
+            "--allow-special",
+            help="Let control tokens that messages spell, such as <|im_end|>, take effect; by default they are text.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = False
+    draft_bits: Annotated[
+        str,
+        typer.Option(
+            help="Bits of the quantised weight copies that only drafts use: auto, 8, 4 or none.",
+            rich_help_panel=DRAFT_PANEL,
+            autocompletion=values(*get_args(DraftBits)),
+        ),
+    ] = "auto"
+
+    def load_settings(self, bitwise: bool = False) -> LoadSettings:
+        """The settings for loading the model's weights. Raises UserError for a value that cannot be read."""
+        return LoadSettings(
+            device=self.device,
+            dtype=read_dtype(self.dtype),
+            weights=self.weights,
+            weight_memory=read_size(self.weight_memory),
+            threads=self.threads,
+            draft_bits=read_draft_bits(self.draft_bits),
+            bitwise=bitwise,
+            allow_special=self.allow_special,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleOptions:
+    """The bundle that a model is decoded with."""
+
+    artifact: Annotated[
+        str | None,
+        typer.Option(
+            "--bundle",
+            "--artifact",
+            help="A bundle: a folder, an archive, hf://org/name@revision, oci://host/name:tag or `demo`.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    require_signature: SignatureOption = None
+
+    def source(self, model: str | None) -> ModelSource:
+        """Open the bundle, for `model` or its own. Raises UserError as `read_source` does."""
+        return read_source(self.artifact, model, self.require_signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyOptions:
+    """The strategy that drafts, and its parameters."""
+
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="auto (default) picks before every cycle what is expected to decode fastest; plain drafts nothing; "
+            f"the others are single methods for study: {', '.join(SINGLE_METHODS)}.",
+            rich_help_panel=DRAFT_PANEL,
+            autocompletion=values(*WHOLE_NAMES),
+        ),
+    ] = "auto"
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE: a parameter of the strategy; repeatable.", rich_help_panel=DRAFT_PANEL),
+    ] = None
+
+    def parameters(self, has_bundle: bool) -> Any:
+        """The strategy's parameters. Raises UserError for an unknown one, or if the strategy needs a bundle."""
+        check_strategy(self.strategy, has_bundle)
+        return read_settings(self.strategy, self.assignments or [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """What is recorded of the prompts."""
+
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append the prompts to this file, for ssd-compile --domain-file.", rich_help_panel=RECORD_PANEL
+        ),
+    ] = None
+    record_share: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Share of the prompts to record, e.g. 0.1.", rich_help_panel=RECORD_PANEL),
+    ] = None
+    record_redact: Annotated[
+        str | None,
+        typer.Option(help=r"Regular expression; matches are recorded as \[redacted].", rich_help_panel=RECORD_PANEL),
+    ] = None
+
+    def recorder(self) -> Recorder | None:
+        """Open the record and print its notice; None without one. Raises UserError as `read_recorder` does."""
+        return read_recorder(self.record, self.record_share, self.record_redact)
 
 
 def read_size(text: str | None, option: str = "--weight-memory") -> int | None:

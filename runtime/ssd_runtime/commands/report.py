@@ -72,20 +72,17 @@ def report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
         complain(message)
 
 
-def explain(outcome: Outcome, steps: bool) -> None:
-    """Print each plan with where it began and what it brought; with `steps`, every step separately."""
+def explain(outcome: Outcome) -> None:
+    """Print each plan with where it began and what it brought."""
     routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
     print(f"[{outcome.prompt.id}] {outcome.generation.prompt_tokens} prompt tokens, {routed}", file=sys.stderr)
-    cycles = outcome.generation.cycles
-    by_reason = groupby(cycles, key=lambda cycle: cycle.plan.reason)
-    for group in ([cycle] for cycle in cycles) if steps else (list(group) for _, group in by_reason):
-        drafted = sum(cycle.num_draft_tokens for cycle in group)
-        tokens = sum(len(cycle.tokens) for cycle in group)
-        plan = group[0].plan
-        reason = f"{plan.reason}: {plan.detail}" if steps and plan.detail else plan.reason
+    for reason, group in groupby(outcome.generation.cycles, key=lambda cycle: cycle.plan.reason):
+        cycles = list(group)
+        drafted = sum(cycle.num_draft_tokens for cycle in cycles)
         print(
-            f"  at {group[0].context} tokens: {reason} → {len(group)} target forwards, {tokens} tokens, "
-            f"{sum(cycle.num_accepted_tokens for cycle in group)} of {drafted} drafts accepted",
+            f"  at {cycles[0].context} tokens: {reason} → {len(cycles)} target forwards, "
+            f"{sum(len(cycle.tokens) for cycle in cycles)} tokens, "
+            f"{sum(cycle.num_accepted_tokens for cycle in cycles)} of {drafted} drafts accepted",
             file=sys.stderr,
         )
 

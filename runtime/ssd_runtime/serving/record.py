@@ -11,37 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Annotated
-
-import typer
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import is_text
 
 REDACTED = "[redacted]"
 """The text in place of what the user's pattern matches."""
-
-PANEL = "Recording"
-RecordOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--record", help="Append the prompts to this file, for ssd-compile --domain-file.", rich_help_panel=PANEL
-    ),
-]
-ShareOption = Annotated[
-    float | None,
-    typer.Option(
-        "--record-share", min=0.0, max=1.0, help="Share of the prompts to record, e.g. 0.1.", rich_help_panel=PANEL
-    ),
-]
-RedactOption = Annotated[
-    str | None,
-    typer.Option(
-        "--record-redact",
-        help=r"Regular expression; matches are recorded as \[redacted].",
-        rich_help_panel=PANEL,
-    ),
-]
 
 
 class Recorder:

@@ -1,0 +1,219 @@
+"""Options of `ssd-compile` alone, in groups."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ssd_artifacts.domain_config import MAX_CONCURRENCY
+from ssd_compiler.settings import SEARCH_METHODS, SearchMethod
+from ssd_profiles.errors import UserError
+from ssd_runtime.commands.options import OUTPUT_PANEL, SignatureOption, values
+
+MOST_FOUND = 64
+DOMAIN_PANEL = "Domains"
+SEARCH_PANEL = "Search"
+BUNDLE_PANEL = "Bundle"
+CLUSTER_PANEL = "Cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainOptions:
+    """The domains whose masks are searched, and their anchors."""
+
+    domains: Annotated[
+        str,
+        typer.Option(
+            help="Packaged domains, e.g. cnn,gsm8k; or auto[:N] to find N domains in one --domain-file.",
+            rich_help_panel=DOMAIN_PANEL,
+        ),
+    ] = ""
+    domain_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.", rich_help_panel=DOMAIN_PANEL
+        ),
+    ] = None
+    anchors: Annotated[
+        int, typer.Option(min=1, max=32, help="Anchors per domain; KNN-SSD has 10.", rich_help_panel=DOMAIN_PANEL)
+    ] = 16
+
+    @property
+    def found(self) -> int | None:
+        """Number of domains to find, 0 to choose it; None when domains are named. Raises UserError if unreadable."""
+        if self.domains.partition(":")[0] != "auto":
+            return None
+        count = self.domains.removeprefix("auto").removeprefix(":")
+        if self.domains != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_FOUND):
+            raise UserError(f"--domains {self.domains}: expected auto or auto:N with N from 1 to {MOST_FOUND}")
+        return int(count or 0)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Names of packaged domains."""
+        return () if self.found is not None else tuple(name for name in self.domains.split(",") if name)
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """Pairs (name, path) of the user's domains. Raises UserError for what is no such pair."""
+        return tuple(_named_file(text) for text in self.domain_file or [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How masks are searched and timed, and how long."""
+
+    search: Annotated[
+        str,
+        typer.Option(
+            help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times every mask, "
+            "a minute each, for an hour at most unless --budget says otherwise.",
+            rich_help_panel=SEARCH_PANEL,
+            autocompletion=values(*SEARCH_METHODS),
+        ),
+    ] = "both"
+    evaluations: Annotated[
+        int,
+        typer.Option(
+            min=8,
+            max=100_000,
+            help="Most masks evaluated per domain; --budget bounds the time instead.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = 128
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.", rich_help_panel=SEARCH_PANEL),
+    ] = None
+    max_wait: Annotated[
+        str,
+        typer.Option(
+            help="Longest wait for other processes where they keep this device too busy to be measured, e.g. 90s, 1h.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = "5m"
+    coarse: Annotated[
+        bool,
+        typer.Option(
+            "--coarse",
+            help="Search with coarse latencies where the device stays too busy; they stay out of the bundle.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = False
+    concurrency: Annotated[
+        str,
+        typer.Option(
+            help="Numbers of sequences at once with which chosen masks are timed, e.g. 1,4,8.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = "1"
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.", rich_help_panel=SEARCH_PANEL),
+    ] = 0
+    exits: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=256,
+            help="Number of layers that get an exit head, e.g. 8, for `ssd-run --strategy exit`.",
+            rich_help_panel=SEARCH_PANEL,
+        ),
+    ] = 0
+
+    @property
+    def method(self) -> SearchMethod:
+        """The way to search. Raises UserError for an unknown one."""
+        for method in SEARCH_METHODS:
+            if method == self.search:
+                return method
+        raise UserError(f"--search {self.search}: expected one of {', '.join(SEARCH_METHODS)}")
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """Time for all searches together; None without a bound. Raises UserError if it is no time."""
+        return _seconds("--budget", self.budget) if self.budget else None
+
+    @property
+    def max_wait_seconds(self) -> float:
+        """Longest wait for other processes. Raises UserError if it is no time."""
+        return _seconds("--max-wait", self.max_wait)
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """The numbers of `--concurrency`, ascending. Raises UserError for what are no such numbers."""
+        parts = self.concurrency.split(",")
+        if not all(re.fullmatch(r"[0-9]{1,3}", part) and 1 <= int(part) <= MAX_CONCURRENCY for part in parts):
+            raise UserError(
+                f"--concurrency: expected numbers from 1 to {MAX_CONCURRENCY} such as 1,4,8, got {self.concurrency!r}"
+            )
+        return tuple(sorted({int(part) for part in parts}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleOptions:
+    """The bundle that is written, and the one that it extends."""
+
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder that the bundle is written to.", rich_help_panel=BUNDLE_PANEL)
+    ] = Path("bundle")
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="A bundle that gets the new domains; its domains, mixture and latency table stay as they are.",
+            rich_help_panel=BUNDLE_PANEL,
+        ),
+    ] = None
+    require_signature: SignatureOption = None
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue an interrupted compile into the same folder with the same options.",
+            rich_help_panel=BUNDLE_PANEL,
+        ),
+    ] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object.", rich_help_panel=OUTPUT_PANEL)
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """The cluster that domains are spread over."""
+
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Spread the domains over the Ray cluster at this address; `local` starts one here.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="Workers on the cluster, with --ray; by default one per host.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
+    ] = None
+
+
+def _named_file(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    if not separator or not name or not path:
+        raise UserError(f"--domain-file: expected NAME=prompts.jsonl, got {text!r}")
+    return name, path
+
+
+def _seconds(option: str, text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"{option}: expected a time such as 90s, 10m or 1h, got {text!r}")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

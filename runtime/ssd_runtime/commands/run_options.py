@@ -1,0 +1,214 @@
+"""Options of `ssd-run` alone, in groups."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import Prompt, is_text, read_prompts, sample_prompts
+from ssd_runtime.commands.options import OUTPUT_PANEL
+from ssd_runtime.sampling.params import SamplingParams, read_sampling
+
+PROMPT_PANEL = "Prompts"
+SAMPLING_PANEL = "Answers and sampling"
+MAX_NEW_TOKENS = 128
+SAMPLE_TOKENS = 48
+"""New tokens per sample prompt: enough to see a speed, and soon decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a run."""
+
+    prompts: list[Prompt]
+    from_file: bool
+    """Whether a prompt may fail without ending the run."""
+    samples: bool
+    """Whether they are the package's."""
+
+    @property
+    def chat(self) -> bool:
+        """Whether the prompts are typed as the answers come."""
+        return not self.prompts and not self.from_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """The prompts that are answered."""
+
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt; without one, standard input, or a chat on a terminal."),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.", rich_help_panel=PROMPT_PANEL),
+    ] = None
+    all_turns: Annotated[
+        bool,
+        typer.Option(
+            "--all-turns", help="Decode every turn of `turns`, not only the first.", rich_help_panel=PROMPT_PANEL
+        ),
+    ] = False
+    concurrency: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="Prompts of a file decoded at once, at most.", rich_help_panel=PROMPT_PANEL),
+    ] = 1
+    raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template.", rich_help_panel=PROMPT_PANEL)] = False
+
+    def read(self, compare: bool) -> Prompts:
+        """The prompts, of standard input if none is given there. Raises UserError for prompts that cannot be read."""
+        prompt = self.prompt
+        if prompt is None and self.prompts is None and not sys.stdin.isatty():
+            piped = _standard_input()
+            prompt = None if compare and not piped.strip() else piped
+        if prompt is not None or self.prompts is not None:
+            prompts = _requests(prompt, self.prompts, self.all_turns)
+        else:
+            prompts = sample_prompts() if compare else []
+        if self.concurrency > 1 and len(prompts) < 2 and self.prompts is None:
+            raise UserError("--concurrency: needs several prompts; give them with --prompts FILE.jsonl")
+        return Prompts(
+            prompts, from_file=self.prompts is not None, samples=compare and prompt is None and self.prompts is None
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How an answer's tokens are chosen, and where it ends."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            min=1,
+            help=f"Most tokens per answer; {MAX_NEW_TOKENS} by default, {SAMPLE_TOKENS} for sample prompts.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="End the answer before this text; repeatable.", rich_help_panel=SAMPLING_PANEL),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=100.0,
+            help="Temperature; 0 is greedy. Default: 1 with --top-k, --top-p, --min-p or --rejection, else 0.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = None
+    top_k: Annotated[
+        int,
+        typer.Option(min=0, help="Sample from the k most probable tokens; 0 for all.", rich_help_panel=SAMPLING_PANEL),
+    ] = 0
+    top_p: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Sample from the smallest set of tokens that has this probability.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Exclude tokens less probable than this share of the most probable one.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, help="Above 1, against repetition; by default the model's own.", rich_help_panel=SAMPLING_PANEL
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=(1 << 63) - 1, help="Seed of sampling; random by default.", rich_help_panel=SAMPLING_PANEL
+        ),
+    ] = None
+    rejection: Annotated[
+        bool,
+        typer.Option(
+            "--rejection",
+            help="Use rejection sampling: accepts more at high temperatures; a seed's output then depends on drafts.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = False
+
+    @property
+    def params(self) -> SamplingParams:
+        """The parameters of sampling. Raises UserError for settings that contradict each other."""
+        return read_sampling(
+            self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty, self.seed, self.rejection
+        )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts before which the answer ends. Raises UserError for an empty one."""
+        if "" in (self.stop or ()):
+            raise UserError("--stop: must not be empty; omit it instead")
+        return tuple(self.stop or ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """What is printed, and how."""
+
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Decode every prompt plainly as well, in turn; report the speed-up, and whether outputs are equal. "
+            "Without a prompt, sample prompts that come with the package are decoded.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Print what was planned and why, on standard error.", rich_help_panel=OUTPUT_PANEL
+        ),
+    ] = False
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object per prompt, the summary last.", rich_help_panel=OUTPUT_PANEL
+        ),
+    ] = False
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", help="Print no progress and no closing line of figures.", rich_help_panel=OUTPUT_PANEL),
+    ] = False
+
+
+def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Prompt]:
+    if prompt is not None and path is not None:
+        raise UserError("prompt: give either a prompt or --prompts FILE.jsonl")
+    if path is not None:
+        return read_prompts(path, all_turns)
+    if prompt is None or not prompt.strip():
+        raise UserError("prompt: must not be empty; give some text")
+    if not is_text(prompt):
+        raise UserError("prompt: is not valid text in this terminal's encoding; put it in a file and use --prompts")
+    return [Prompt("1", turns=(prompt,))]
+
+
+def _standard_input() -> str:
+    """The text of standard input, without the line break at its end."""
+    try:
+        return sys.stdin.buffer.read().decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UserError("prompt: standard input is not UTF-8; convert it to UTF-8") from None

@@ -1,0 +1,160 @@
+"""Options of `ssd-serve` alone, in groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.serving.http.keys import KEY_VARIABLE
+from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
+
+SERVER_PANEL = "Server"
+LIMIT_PANEL = "Limits"
+CLUSTER_PANEL = "Cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where a server listens, who may use it, and what it tells clients."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.", rich_help_panel=SERVER_PANEL)] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.", rich_help_panel=SERVER_PANEL),
+    ] = 8000
+    name: Annotated[
+        str | None,
+        typer.Option(help="The model's name for clients; by default its own.", rich_help_panel=SERVER_PANEL),
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            help=f"A key that clients must send; repeatable, or {KEY_VARIABLE}=A,B.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None
+    share_between_keys: Annotated[
+        bool,
+        typer.Option(
+            "--share-between-keys",
+            help="Let all keys share cached prefixes and what decoding has learned.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = False
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="Load the bundle again when its folder changes; without --replicas, SIGHUP does so too.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = False
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=3600.0,
+            help="Seconds that open requests have to finish in at shutdown.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = 30.0
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with the chat template (Jinja) to use in place of the model's own.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An origin, such as https://chat.example, whose web pages may use the server; repeatable.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None
+    temperature: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=2.0,
+            help="Temperature of requests that name none; 0 is greedy.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = 1.0
+
+    @property
+    def template(self) -> str | None:
+        """The text of `--chat-template`. Raises UserError if the file cannot be read, or is empty."""
+        path = self.chat_template
+        if path is None:
+            return None
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+            raise UserError(f"--chat-template: {path} cannot be read ({reason}); give a file with a template") from None
+        if not text.strip():
+            raise UserError(f"--chat-template: {path} is empty; give a file with a template")
+        return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitOptions:
+    """What requests may take."""
+
+    max_concurrency: Annotated[
+        int, typer.Option(min=1, max=1024, help="Answers decoded at once, at most.", rich_help_panel=LIMIT_PANEL)
+    ] = 8
+    max_queue: Annotated[
+        int, typer.Option(min=0, max=65536, help="Answers that may wait for a place.", rich_help_panel=LIMIT_PANEL)
+    ] = 64
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for keys and values, prefixes included, e.g. 4G; by default half of the free memory, "
+            "but at most twice what --max-concurrency full contexts need.",
+            rich_help_panel=LIMIT_PANEL,
+        ),
+    ] = None
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest prompt; by default what the context holds.", rich_help_panel=LIMIT_PANEL),
+    ] = None
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Longest answer that a request may ask for; by default what the context holds.",
+            rich_help_panel=LIMIT_PANEL,
+        ),
+    ] = None
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1024, help="Largest body of a request, in bytes.", rich_help_panel=LIMIT_PANEL)
+    ] = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Where replicas of the server run."""
+
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve from N processes on Ray, or MIN:MAX by the load; by default one, without Ray.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
+    ] = None
+    ray: Annotated[
+        str,
+        typer.Option(
+            help="Address of the cluster for --replicas, such as auto; `local` starts one here.",
+            rich_help_panel=CLUSTER_PANEL,
+        ),
+    ] = LOCAL
