@@ -26,7 +26,7 @@ from bench.harness.standings import standings
 from ssd_runtime import Engine
 from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.loop import generating
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.loading.models import conversation

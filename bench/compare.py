@@ -35,7 +35,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.divergence import compare
+from ssd_runtime.engine.output.divergence import compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import LoadedModel, conversation
 from ssd_runtime.planning.registry import read_settings

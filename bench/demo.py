@@ -24,7 +24,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.prompts import Prompt, sample_prompts
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.engine.offline.result import Outcome, Tally, disturbance
+from ssd_runtime.engine.output.result import Outcome, Tally, disturbance
 from ssd_runtime.planning.settings import AutoSettings
 
 MODEL = "demo@wheel"

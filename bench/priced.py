@@ -33,7 +33,7 @@ from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.prompts import Prompt, read_prompts
 from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.divergence import compare
+from ssd_runtime.engine.output.divergence import compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.registry import read_settings

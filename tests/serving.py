@@ -15,7 +15,7 @@ import uvicorn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.serving.http.app import Service, make_app

@@ -13,8 +13,8 @@ from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.offline.divergence import Kind, compare
 from ssd_runtime.engine.offline.interleaved import Contenders, in_turn
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder

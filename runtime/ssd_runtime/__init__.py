@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ssd_runtime.engine.engine import Engine
-    from ssd_runtime.engine.offline.runner import RunSettings
+    from ssd_runtime.engine.turn import RunSettings
     from ssd_runtime.sampling.params import SamplingParams
     from ssd_runtime.serving.generate.custom_generate import CustomGenerate
 
@@ -19,7 +19,7 @@ __all__ = ["CustomGenerate", "Engine", "RunSettings", "SamplingParams"]
 FRONT_DOOR = {
     "CustomGenerate": "ssd_runtime.serving.generate.custom_generate",
     "Engine": "ssd_runtime.engine.engine",
-    "RunSettings": "ssd_runtime.engine.offline.runner",
+    "RunSettings": "ssd_runtime.engine.turn",
     "SamplingParams": "ssd_runtime.sampling.params",
 }
 """The names in `__all__`, with the modules that define them."""

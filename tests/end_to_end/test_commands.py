@@ -29,8 +29,8 @@ from ssd_compiler.cli import main as compile_main
 from ssd_profiles.prompts import sample_prompts
 from ssd_runtime.commands.run import main as run_main
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.divergence import Divergence, Kind
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.output.divergence import Divergence, Kind
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.sequence.session import Session
 from tests.clocks import ANY_MACHINE

@@ -17,7 +17,7 @@ from ssd_profiles.domain import load_domain, starter_set
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.offline.divergence import NEAR_TIE, Kind, compare
+from ssd_runtime.engine.output.divergence import NEAR_TIE, Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import LoadedModel, load_model
 from ssd_runtime.model.decoder import Decoder

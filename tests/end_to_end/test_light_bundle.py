@@ -21,7 +21,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.light_costs import LightCosts
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key

@@ -23,7 +23,7 @@ from ssd_runtime.devices.clock import Stopwatch, WaitedLock
 from ssd_runtime.devices.transfer import take_rows, to_device
 from ssd_runtime.drafting.on_device import STEPS_PER_READ
 from ssd_runtime.engine.loop import decode, generate, generating
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler

@@ -15,7 +15,7 @@ from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel, find_model
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from tests.bundles import LAYERS, WIDTH

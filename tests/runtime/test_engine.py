@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
-from ssd_runtime.engine.offline.result import Tally, disturbance
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.output.result import Tally, disturbance
 from ssd_runtime.engine.output.text_stream import TextStream
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.settings import ClaspSettings

@@ -13,7 +13,7 @@ from ssd_artifacts.fingerprint import COMPUTATION
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import decode
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder

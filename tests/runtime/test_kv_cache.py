@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import decode, generate
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool, PoolFull

@@ -16,10 +16,10 @@ from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.offline.divergence import Kind, compare
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads

@@ -17,7 +17,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder

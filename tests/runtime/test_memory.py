@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import guard_memory
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.attention import attend
 from ssd_runtime.model.decoder import Decoder

@@ -15,7 +15,7 @@ from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.models import load_model

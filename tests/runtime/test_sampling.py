@@ -29,7 +29,7 @@ from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.accept import Accepted, accept
 from ssd_runtime.engine.loop import decode, generate
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads

@@ -19,7 +19,7 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.job import Job, rows_of
 from ssd_runtime.engine.loop import generate, generating
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler

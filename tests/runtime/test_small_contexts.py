@@ -17,9 +17,9 @@ from ssd_profiles.errors import UserError
 from ssd_runtime import CustomGenerate
 from ssd_runtime.commands.run import main as run_main
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.runner import RunSettings
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.registry import NAMES, read_settings

@@ -23,7 +23,7 @@ from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.offline.divergence import Kind, compare
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch import Batch

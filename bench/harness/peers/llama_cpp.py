@@ -30,7 +30,7 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
 from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.offline.divergence import compare
+from ssd_runtime.engine.output.divergence import compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.loading.sources import find_packed

@@ -12,11 +12,11 @@ from types import FrameType
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text
 from ssd_runtime.commands.command import complain
-from ssd_runtime.engine.loop import generating
-from ssd_runtime.engine.offline.result import Outcome
-from ssd_runtime.engine.offline.runner import Runner, naming
+from ssd_runtime.engine.offline.runner import Runner
 from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.output.text_stream import TextStream
+from ssd_runtime.engine.turn import naming
 
 PROMPT = ">>> "
 HELP = """/help   this text
@@ -47,24 +47,18 @@ class Chat:
         runner = self.runner
         turn = runner.turn(prompt, place=0, messages=asked, number=runner.number(prompt))
         stream = TextStream(runner.loaded.decode, runner.settings.stops, runner.write)
-        session = runner.scheduler.session(turn.sampling)
-        work = generating(
-            session=session,
-            prompt_ids=turn.ids,
-            planner=runner.make_planner(),
-            limits=self._limits(),
-            on_tokens=stream.feed,
-        )
         with naming(prompt), self._interruptible():
-            generation = runner.scheduler.finish(runner.scheduler.add(session, work, turn.ids))
+            job = turn.start(
+                runner.scheduler, runner.make_planner(), stream.feed, limits=self._interruptible_limits(turn.limits)
+            )
+            generation = runner.scheduler.finish(job)
         stream.close()
-        outcome = runner.outcome(turn=turn, generation=generation)
+        outcome = turn.outcome(generation)
         self.messages = [*asked, ("assistant", outcome.text)]
         return outcome
 
-    def _limits(self) -> Limits:
-        """The runner's limits, with Ctrl-C as a stop: the answer so far is then complete and its keys are kept."""
-        limits = self.runner.limits()
+    def _interruptible_limits(self, limits: Limits) -> Limits:
+        """Limits with Ctrl-C as a stop: the answer so far is then complete and its keys are kept."""
         stop = limits.stop
 
         def stopped(tokens: Sequence[int]) -> bool:

@@ -15,7 +15,7 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime.commands.command import BAD_INPUT, complain
 
 if TYPE_CHECKING:
-    from ssd_runtime.engine.offline.result import Outcome, Summary
+    from ssd_runtime.engine.output.result import Outcome, Summary
 
 
 def write(text: str) -> None:

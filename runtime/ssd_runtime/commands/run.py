@@ -34,8 +34,8 @@ from ssd_runtime.engine.opening import open_engine
 from ssd_runtime.serving.record import Recorder
 
 if TYPE_CHECKING:
-    from ssd_runtime.engine.offline.result import Outcome, Summary
     from ssd_runtime.engine.offline.runner import Runner
+    from ssd_runtime.engine.output.result import Outcome, Summary
 
 CLOSING = closing(
     'One prompt:   ssd-run -m ./my-model -n 64 "Why is the sky blue?"',
@@ -88,8 +88,8 @@ def run(
 
     with waiting(f"getting {source.model} ready", shown=not output.quiet):
         # These imports take seconds and come last, so that bad input is answered at once.
-        from ssd_runtime.engine.offline.result import Summary
-        from ssd_runtime.engine.offline.runner import RunSettings
+        from ssd_runtime.engine.output.result import Summary
+        from ssd_runtime.engine.turn import RunSettings
 
         settings = RunSettings(
             strategy.strategy,
@@ -174,7 +174,7 @@ class _Answers:
 def _chat(runner: Runner, answers: _Answers) -> None:
     """Answer the messages that a user types."""
     from ssd_runtime.commands.chat import Chat, run_chat
-    from ssd_runtime.engine.offline.result import Tally
+    from ssd_runtime.engine.output.result import Tally
 
     def answered(outcome: Outcome) -> None:
         answers.add(outcome)

@@ -20,13 +20,14 @@ from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.engine.observed import Observation, ObservedPlanner
-from ssd_runtime.engine.offline.result import Outcome
-from ssd_runtime.engine.offline.runner import Runner, RunSettings, Turn
+from ssd_runtime.engine.offline.runner import Runner
 from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.output.text_stream import TextStream
 from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.stream_planners import StreamPlanners
+from ssd_runtime.engine.turn import RunSettings, Turn
 from ssd_runtime.loading.checks.bitwise import require_bitwise
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.models import LoadedModel, conversation, load_model
@@ -211,7 +212,13 @@ class Engine:
         `write` receives the text of answers as it is decoded.
         """
         settings = settings or RunSettings()
-        return self._runner(self.planners(settings.strategy, settings.parameters), settings, write)
+        return Runner(
+            loaded=self.loaded,
+            decoder=self.decoder,
+            make_planner=self.planners(settings.strategy, settings.parameters),
+            settings=settings,
+            write=write or _discard,
+        )
 
     def add_request(
         self,
@@ -239,9 +246,8 @@ class Engine:
             raise UserError("compare: requests are not compared; use Engine.runner or ssd-run --compare")
         with self._lock:
             make = self._planners.of_stream(stream, settings.strategy, settings.parameters)
-            runner = self._runner(make, settings, write)
-            turn = self._turn(prompt, runner)
-        text = TextStream(self.loaded.decode, settings.stops, runner.write)
+            turn = self._turn(prompt, settings)
+        text = TextStream(self.loaded.decode, settings.stops, write or _discard)
         text.skip(answered)
 
         def receive(tokens: list[int]) -> None:
@@ -252,15 +258,9 @@ class Engine:
         request: Request | None = None
         try:
             with uninterrupted(), self._lock:
-                job = runner.start(
-                    turn,
-                    scheduler=self.scheduler,
-                    on_tokens=receive,
-                    make_planner=make if on_cycle is None else lambda: ObservedPlanner(make(), on_cycle),
-                    owner=stream,
-                    answered=answered,
-                )
-                request = Request(runner, turn, job)
+                planner = make() if on_cycle is None else ObservedPlanner(make(), on_cycle)
+                job = turn.start(self.scheduler, planner, receive, owner=stream, answered=answered)
+                request = Request(turn, job)
                 self._requests[request.job] = request, text
         except KeyboardInterrupt:
             # It is raised at the end of the block, and the caller cannot cancel a request that it has not got.
@@ -269,15 +269,14 @@ class Engine:
             raise
         return request
 
-    def _turn(self, prompt: str | Prompt | Sequence[int], runner: Runner) -> Turn:
+    def _turn(self, prompt: str | Prompt | Sequence[int], settings: RunSettings) -> Turn:
         """Number a prompt that has no id, and encode one that is not token ids yet."""
-        if isinstance(prompt, Prompt):
-            return runner.turn(prompt, place=0, messages=conversation(prompt), number=0)
-        number = str(next(self._numbers))
-        if isinstance(prompt, str):
-            named = Prompt(number, turns=(prompt,))
-            return runner.turn(named, place=0, messages=conversation(named), number=0)
-        return Turn(prompt=Prompt(number), place=0, ids=list(prompt), sampling=runner.sampling(0), number=0)
+        if not isinstance(prompt, Prompt):
+            number = str(next(self._numbers))
+            if not isinstance(prompt, str):
+                return Turn(loaded=self.loaded, settings=settings, prompt=Prompt(number), ids=list(prompt))
+            prompt = Prompt(number, turns=(prompt,))
+        return Turn.encode(self.loaded, settings, prompt, conversation(prompt))
 
     def step(self) -> list[Request]:
         """Advance all requests by one forward of the full model; returns those that have ended or failed."""
@@ -325,15 +324,6 @@ class Engine:
                 return False
             self.step()
             return True
-
-    def _runner(self, make: MakePlanner, settings: RunSettings, write: Callable[[str], None] | None) -> Runner:
-        return Runner(
-            loaded=self.loaded,
-            decoder=self.decoder,
-            make_planner=make,
-            settings=settings,
-            write=write or _discard,
-        )
 
 
 def _discard(text: str) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.offline.result import Outcome
-from ssd_runtime.engine.offline.runner import Runner, Turn, naming
 from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.result import Outcome
+from ssd_runtime.engine.turn import Turn, naming
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One prompt with its own settings; `Engine.step` advances it."""
 
-    runner: Runner
     turn: Turn
     job: Job[Generation]
 
@@ -26,4 +25,4 @@ class Request:
     def outcome(self) -> Outcome:
         """The answer with its figures, once the request is done. Raises the UserError that it failed with."""
         with naming(self.turn.prompt):
-            return self.runner.outcome(self.turn, self.job.ended())
+            return self.turn.outcome(self.job.ended())

@@ -15,7 +15,7 @@ import pytest
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import load_model
 from tests.folders import save_tiny_model
 from tests.own_code import edited

@@ -11,10 +11,11 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.offline.result import Outcome
-from ssd_runtime.engine.offline.runner import Runner, Turn, difference, naming, next_messages
+from ssd_runtime.engine.offline.runner import Runner, difference, next_messages
 from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.turn import Turn, naming
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner
@@ -80,9 +81,9 @@ class Together:
     def _compared_alone(self, turn: Turn, generation: Generation, plain: Generation | None) -> Outcome:
         """The outcome of a turn, compared with plain decoding of the turn alone."""
         session = Session(self.runner.decoder, turn.sampling)
-        alone = generate(session=session, prompt_ids=turn.ids, planner=PlainPlanner(), limits=self.runner.limits())
+        alone = generate(session=session, prompt_ids=turn.ids, planner=PlainPlanner(), limits=turn.limits)
         divergence = difference(session=session, ids=turn.ids, plain=alone, generation=generation)
-        return self.runner.outcome(turn=turn, generation=generation, plain=plain or alone, divergence=divergence)
+        return turn.outcome(generation, plain or alone, divergence)
 
     def _decoded(self, prompts: Sequence[tuple[Prompt, int]], make_planner: MakePlanner) -> Iterator[Answered]:
         """Decode prompts with their numbers, up to `concurrency` at once."""
@@ -134,7 +135,7 @@ class _Conversation:
             self.answered.error = error
             self.done = True
             return None
-        return self._runner.start(self._turn, scheduler, make_planner=self._make_planner)
+        return self._turn.start(scheduler, self._make_planner())
 
     def finish_turn(self, job: Job[Generation], scheduler: Scheduler) -> Job[Generation] | None:
         """Add the outcome of a turn that has ended; returns the next turn's job, or None after the last."""
@@ -146,7 +147,7 @@ class _Conversation:
             self.answered.error = error
             self.done = True
             return None
-        outcome = self._runner.outcome(self._turn, generation)
+        outcome = self._turn.outcome(generation)
         self.answered.outcomes.append(outcome)
         following = next_messages(self.answered.prompt, self._turn.place, outcome)
         self._messages += following

@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import Protocol
 
 from ssd_runtime.engine.observed import Observation
-from ssd_runtime.engine.offline.result import Outcome
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.output.result import Outcome
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.serving.http.logits import LogprobRecorder
 
 

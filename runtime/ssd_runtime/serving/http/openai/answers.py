@@ -11,7 +11,7 @@ from uuid import uuid4
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
-from ssd_runtime.engine.offline.result import Outcome, Tally
+from ssd_runtime.engine.output.result import Outcome, Tally
 from ssd_runtime.sampling.finite import NotFiniteError
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.openai.errors import ApiError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from ssd_runtime.engine.offline.result import Outcome
+from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.serving.http.openai.logprobs import Json, Position, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.openai.tool_calls import Call, ToolCallReader
 

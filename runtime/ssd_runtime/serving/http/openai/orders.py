@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.offline.runner import RunSettings
+from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.planning.registry import check_strategy, read_settings
 from ssd_runtime.sampling.params import SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 
 from ssd_profiles.intervals import speedup_interval
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.engine.offline.divergence import Divergence, Kind
+from ssd_runtime.engine.output.divergence import Divergence, Kind
 from ssd_runtime.engine.output.generation import Generation
 
 FEWEST = 3

@@ -1,0 +1,141 @@
+"""One turn of a prompt with its settings: what an engine, a runner and a chat decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import Prompt
+from ssd_runtime.engine.job import Job
+from ssd_runtime.engine.loop import generating
+from ssd_runtime.engine.output.divergence import Divergence
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.output.result import Outcome
+from ssd_runtime.engine.output.text_stream import cut_at_stop, stop_condition
+from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.planning.plan import Planner
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """Settings of one stream of prompts, as `ssd-run` has them."""
+
+    strategy: str = "auto"
+    """Name of a strategy, such as `plain` or `swift`."""
+    _: KW_ONLY
+    parameters: Any = None
+    """The strategy's parameters, an object of `planning/settings.py`; None for the defaults."""
+    max_new_tokens: int = 128
+    """Most new tokens per answer."""
+    stops: tuple[str, ...] = ()
+    """Texts before the first of which an answer ends."""
+    raw: bool = False
+    """Whether prompts are encoded without the chat template."""
+    compare: bool = False
+    """Whether every prompt is decoded plainly as well, interleaved, and its output compared."""
+    sampling: SamplingParams = GREEDY
+    """Sampling of the first prompt. Prompt n has seed + n - 1, so that equal prompts may get different answers."""
+
+    def of_prompt(self, number: int) -> RunSettings:
+        """The settings of one prompt among several, counted from 0: with a seed of its own."""
+        return replace(self, sampling=replace(self.sampling, seed=self.sampling.seed + number))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of a prompt, ready to be decoded."""
+
+    loaded: LoadedModel
+    settings: RunSettings
+    prompt: Prompt
+    ids: list[int]
+    place: int = 0
+    """Place among the prompt's turns, from 0."""
+    number: int = 0
+    """Number among the turns of all prompts, from 0; it shifts the seed."""
+
+    @classmethod
+    def encode(
+        cls,
+        loaded: LoadedModel,
+        settings: RunSettings,
+        prompt: Prompt,
+        messages: Sequence[tuple[str, str]],
+        place: int = 0,
+        number: int = 0,
+    ) -> Turn:
+        """Encode the messages up to a turn. Raises UserError if the chat template refuses them."""
+        with naming(prompt):
+            ids = loaded.encode(list(messages), settings.raw)
+        return cls(loaded=loaded, settings=settings, prompt=prompt, ids=ids, place=place, number=number)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling with the turn's seed, and with the model's own penalty by default."""
+        asked = self.settings.of_prompt(self.number).sampling
+        own = self.loaded.repetition_penalty
+        penalty = own if asked.repetition_penalty is None else asked.repetition_penalty
+        return replace(asked, repetition_penalty=penalty)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the answer, by the settings and the model."""
+        stops = self.settings.stops
+        # Control tokens have no text in answers, so that their names are stops by id as well.
+        control = self.loaded.prompts.control
+        ends = self.loaded.eos_ids | {control[text] for text in stops if text in control}
+        return Limits(self.settings.max_new_tokens, ends, stop_condition(self.loaded.decode, stops))
+
+    def start(
+        self,
+        scheduler: Scheduler,
+        planner: Planner,
+        on_tokens: Callable[[list[int]], None] | None = None,
+        owner: str = "",
+        answered: Sequence[int] = (),
+        limits: Limits | None = None,
+    ) -> Job[Generation]:
+        """Queue the turn; `owner` names the stream of its prefixes, and `limits` are the turn's by default.
+
+        `answered` are the first tokens of its answer, where an earlier run has chosen them.
+        """
+        session = scheduler.session(self.sampling, owner)
+        work = generating(
+            session=session,
+            prompt_ids=self.ids,
+            planner=planner,
+            limits=limits or self.limits,
+            on_tokens=on_tokens,
+            answered=answered,
+        )
+        return scheduler.add(session, work, [*self.ids, *answered])
+
+    def outcome(
+        self, generation: Generation, plain: Generation | None = None, divergence: Divergence | None = None
+    ) -> Outcome:
+        """The outcome, once the turn has been decoded."""
+        return Outcome(
+            prompt=self.prompt,
+            turn=self.place,
+            strategy=self.settings.strategy,
+            generation=generation,
+            text=cut_at_stop(self.loaded.decode(generation.token_ids), self.settings.stops),
+            plain=plain,
+            divergence=divergence,
+            seed=self.sampling.seed if self.sampling.random else None,
+        )
+
+
+@contextmanager
+def naming(prompt: Prompt) -> Iterator[None]:
+    """Add the prompt's id to a UserError that the block raises."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"prompt {prompt.id}: {str(error).removeprefix('prompt: ')}") from None
