@@ -9,8 +9,8 @@ over rounds.
 from __future__ import annotations
 
 import argparse
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,37 +19,34 @@ import torch
 from rich.console import Console
 
 from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
-from bench.harness.drawing.tables import show
+from bench.harness.contenders import PLAIN, about, difference
 from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.provenance import Watch
 from bench.harness.standings import standings
-from ssd_runtime import Engine
+from bench.harness.tables import show
+from ssd_runtime import Engine, RunSettings
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.engine.loop import generating
-from ssd_runtime.engine.output.divergence import Kind, compare
-from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.loading.models import conversation
-from ssd_runtime.profiling.latency import device_key
-from ssd_runtime.sequence.session import Session
 
-PLAIN = "plain"
 PEERS = ("transformers generate_batch", "transformers generate, padded")
+KINDS = ("none", "near_tie", "error")
+"""Differences from plain decoding, the worst last."""
 Serve = Callable[[list[list[int]], int, int], list[list[int]]]
 """Prompts, new tokens, requests at once → answers."""
 
 
 def ours(engine: Engine, strategy: str) -> Serve:
-    """Serve by the engine."""
+    """Serve by the engine, which gets a new request when one has ended."""
 
     def serve(prompts: list[list[int]], new: int, at_once: int) -> list[list[int]]:
-        scheduler, make, jobs = Scheduler(engine.decoder, at_once), engine.planners(strategy), []
-        for ids in prompts:
-            session = scheduler.session()
-            jobs.append(scheduler.add(session, generating(session, ids, make(), Limits(new)), ids))
-        while scheduler.running or scheduler.waiting:
-            scheduler.step()
-        return [job.ended().token_ids for job in jobs]
+        settings = RunSettings(strategy, max_new_tokens=new)
+        waiting, running, requests = deque(prompts), 0, []
+        while waiting or running:
+            while waiting and running < at_once:
+                requests.append(engine.add_request(waiting.popleft(), settings, stream=strategy))
+                running += 1
+            running -= len(engine.step())
+        return [request.outcome().generation.token_ids for request in requests]
 
     return serve
 
@@ -65,9 +62,7 @@ def padded(engine: Engine) -> Serve:
             most = max(map(len, batch))
             ids = torch.tensor([[0] * (most - len(one)) + one for one in batch])
             seen = torch.tensor([[0] * (most - len(one)) + [1] * len(one) for one in batch])
-            out = model.generate(
-                ids, attention_mask=seen, do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0
-            )
+            out = model.generate(ids, attention_mask=seen, do_sample=False, max_new_tokens=new, pad_token_id=0)
             answers += out[:, most:].tolist()
         return answers
 
@@ -102,15 +97,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/at-once"), help="folder of rows; a killed run resumes")
     arguments = parser.parse_args()
     engine = Engine.open(model=arguments.model)
-    ways = working(engine)
+    # No token ends an answer, so that all have one length.
+    engine.loaded.model.generation_config.eos_token_id = -1
     loads = [int(each) for each in arguments.at.split(",")]
+    engine.max_sequences = max(loads)
+    ways = working(engine)
     settings = {
+        **about(engine),
         "prompts": [arguments.prompts.name, 2 * max(loads)],
         "max_new_tokens": arguments.max_new_tokens,
         "contenders": list(ways),
-        "name": Path(engine.loaded.fingerprint().name).name,
-        "model": engine.loaded.fingerprint().weights_sample_sha256,
-        "device": asdict(device_key(engine.decoder)),
     }
     ledger = Ledger(arguments.out / NAME, settings)
     for number in range(arguments.rounds):
@@ -169,7 +165,7 @@ def measure(
                 category=f"{at_once} at once",
                 contender=name,
                 repeat=0,
-                divergence=_worst(engine, prompts, answers[PLAIN], answers[name]).value,
+                divergence=_worst(engine, prompts, answers[PLAIN], answers[name]),
                 tokens=sum(map(len, answers[name])),
                 first_seconds=0.0,
                 seconds=seconds[name],
@@ -181,13 +177,10 @@ def measure(
     )
 
 
-def _worst(engine: Engine, prompts: list[list[int]], plain: list[list[int]], other: list[list[int]]) -> Kind:
+def _worst(engine: Engine, prompts: list[list[int]], plain: list[list[int]], other: list[list[int]]) -> str:
     """The worst difference of a contender's answers from plain decoding's."""
-    kinds = [
-        compare(Session(engine.decoder), ids, one, two).kind
-        for ids, one, two in zip(prompts, plain, other, strict=True)
-    ]
-    return max(kinds, key=list(Kind).index)
+    kinds = [difference(engine, ids, one, two).value for ids, one, two in zip(prompts, plain, other, strict=True)]
+    return max(kinds, key=KINDS.index)
 
 
 if __name__ == "__main__":

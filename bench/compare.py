@@ -4,52 +4,50 @@
 mode: 26 prompts spread over the categories, 64 tokens. `--full` takes every prompt and 128 tokens. A killed comparison
 resumes. The prompts form one stream, in order, through which a strategy keeps its statistics; `single:auto` begins
 without any at every prompt. `plain again` is plain decoding a second time: its deviation from 1 is noise.
+
+With `--priced` every forward costs what the device's latency table says, or the table in a file, so that a busy machine
+gives the same figures.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
-from bench.fixtures.bundles import model_title
 from bench.fixtures.prompts.prompt_files import read_pool, stratified
-from bench.harness.contenders import Decode, Timed, ours
-from bench.harness.drawing.chart import draw
-from bench.harness.drawing.tables import show
+from bench.harness.contenders import PLAIN, Decode, about, difference, ours, singly, strategy_of
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.peers.in_process import PEERS
+from bench.harness.pricing import priced, read_latency
 from bench.harness.provenance import Watch, disturbance
 from bench.harness.standings import standings
+from bench.harness.tables import show
 from ssd_artifacts.files import sha256_file
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
+from ssd_runtime import Engine, SamplingParams
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.output.divergence import compare
-from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.loading.models import LoadedModel, conversation
-from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.profiling.latency import device_key
-from ssd_runtime.sampling.params import SamplingParams, read_sampling
-from ssd_runtime.sequence.session import Session
+from ssd_runtime.loading.models import conversation
 from ssd_runtime.weights.draft_bits import read_draft_bits
 
-PLAIN = "plain"
 AGAIN = "plain again"
 SINGLE = "single:"
 """Prefix of a strategy that begins without statistics at every prompt."""
 QUICK = ("auto", "transformers", "transformers-lookup")
 BASELINES = (PLAIN, "transformers")
+Make = Callable[[str], Decode]
+"""Makes a contender afresh for a stream of this name."""
 
 
 def main() -> None:
@@ -59,48 +57,43 @@ def main() -> None:
     model = arguments.model or (None if arguments.artifact else "demo@wheel")
     bits = read_draft_bits(arguments.draft_bits)
     engine = Engine.open(arguments.artifact, model, dtype=arguments.dtype, draft_bits=bits)
-    loaded = engine.loaded
-    decoder = engine.decoder
-    fingerprint = engine.loaded.fingerprint()
-    sampling = read_sampling(
+    is_priced = arguments.priced is not None
+    if is_priced and arguments.priced != Path():
+        engine.latency = read_latency(arguments.priced, engine.decoder.shape.num_layers)
+    sampling = SamplingParams(
         temperature=arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
         min_p=arguments.min_p,
-        repetition_penalty=loaded.repetition_penalty,
-        seed=0,
+        repetition_penalty=engine.loaded.repetition_penalty,
         rejection=arguments.rejection,
     )
-    contenders = _contenders(arguments.contenders.split(","), engine, sampling, console)
+    contenders = _contenders(arguments.contenders.split(","), engine, sampling, is_priced)
     count = arguments.count or (None if arguments.full else 26)
     prompts = read_pool(arguments.prompts) if count is None else stratified(arguments.prompts, count)
     if len({prompt.id for prompt in prompts}) < len(prompts):
         raise UserError(f"{arguments.prompts}: two prompts of one id; make them differ, rows are told apart by it")
-    limits = Limits(arguments.max_new_tokens or (128 if arguments.full else 64), loaded.eos_ids)
-    name = Path(fingerprint.name).name
+    new = arguments.max_new_tokens or (128 if arguments.full else 64)
     settings = {
+        **about(engine),
         "prompts": [str(arguments.prompts.name), len(prompts), digest(prompts)],
-        "max_new_tokens": limits.max_new_tokens,
+        "max_new_tokens": new,
         "contenders": list(contenders),
-        "model": fingerprint.weights_sample_sha256,
-        "name": name,
-        "device": dataclasses.asdict(device_key(decoder)),
-        "light": decoder.light.kernels,
+        "light": engine.decoder.light.kernels,
         "bundle": sha256_file(bundle_path(arguments.artifact) / MANIFEST) if arguments.artifact else None,
         "system": platform.platform(),
-        "sampling": dataclasses.asdict(sampling),
+        "sampling": asdict(sampling),
+        **({"latency": engine.latency.device.device} if is_priced else {}),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(arguments.out / NAME, settings)
-    _measure(ledger, prompts, contenders, loaded, Session(decoder, sampling), limits, arguments.repeats, console)
+    _measure(ledger, engine, Work(prompts, contenders, new, arguments.repeats, sampling), console)
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
     summary = {"settings": settings, "commit": ledger.commits, "stolen": ledger.stolen, "standings": found}
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
     show(found, PLAIN, BASELINES, console)
     if said := disturbance(ledger.stolen):
         console.print(said)
-    for path in draw(found, PLAIN, model_title(name), arguments.out):
-        console.print(f"picture: {path}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -115,11 +108,19 @@ def _arguments() -> argparse.Namespace:
         default=",".join(QUICK),
         help=f"strategies, such as knn, swift+tree=0 or single:auto, or peers: {', '.join(PEERS)}",
     )
+    parser.add_argument(
+        "--priced",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="TABLE",
+        help="time by the latency table of this device, or by that in a file; strategies only",
+    )
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--count", type=int)
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--repeats", type=int, default=1, help="each a stream of its own")
-    parser.add_argument("--temperature", type=float, help="sample; strategies only, no peers")
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0, sample; strategies only, no peers")
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--min-p", type=float, default=0.0)
@@ -128,72 +129,65 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _contenders(
-    names: list[str], engine: Engine, sampling: SamplingParams, console: Console
-) -> dict[str, Callable[[], Decode]]:
-    """Make plain decoding twice, then the requested contenders.
+def _contenders(names: list[str], engine: Engine, sampling: SamplingParams, is_priced: bool) -> dict[str, Make]:
+    """Make plain decoding twice, then the requested contenders. By price it has no noise, and is made once."""
 
-    Each value makes a contender afresh for one stream. A peer that cannot take part is left out with its reason.
-    """
+    def strategy(name: str) -> Make:
+        engine.planners(*strategy_of(name))  # errors are raised here, before anything is measured
+        if is_priced:
+            return lambda _: priced(engine, name, sampling)
+        return lambda stream: ours(engine, name, stream, sampling)
 
-    def fresh(strategy: str, assignments: list[str]) -> Callable[[], Decode]:
-        settings = read_settings(strategy, assignments)
-        engine.planners(strategy, settings)  # errors are raised here, before anything is measured
-        return lambda: ours(engine.decoder, engine.planners(strategy, settings), sampling)
+    def peer(name: str) -> Make:
+        if sampling.random or is_priced:
+            raise UserError(f"--contenders {name}: peers are timed and decode greedily; omit sampling and --priced")
+        made = PEERS[name](engine)
+        return lambda _: made
 
-    found = {PLAIN: fresh(PLAIN, []), AGAIN: fresh(PLAIN, [])}
+    found = {PLAIN: strategy(PLAIN)} if is_priced else {PLAIN: strategy(PLAIN), AGAIN: strategy(PLAIN)}
     for name in names:
         if name in PEERS:
-            if sampling.random:
-                raise UserError(f"--contenders {name}: peers are compared greedily; leave out the sampling options")
-            peer = PEERS[name](engine.loaded)
-            found[name] = lambda peer=peer: peer  # type: ignore[misc]
-            continue
-        strategy, *assignments = name.removeprefix(SINGLE).split("+")
-        make = fresh(strategy, assignments)
-        found[name] = _singly(make) if name.startswith(SINGLE) else make
+            found[name] = peer(name)
+        elif name.startswith(SINGLE):
+            found[name] = partial(singly, strategy(name.removeprefix(SINGLE)))
+        else:
+            found[name] = strategy(name)
     return found
 
 
-def _singly(make: Callable[[], Decode]) -> Callable[[], Decode]:
-    """A contender that is made afresh for every prompt, as a lone request would find it."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a comparison decodes."""
 
-    def decode(ids: list[int], limits: Limits) -> Timed:
-        return make()(ids, limits)
+    prompts: Sequence[Prompt]
+    contenders: Mapping[str, Make]
+    new: int
+    """Most new tokens of an answer."""
+    repeats: int
+    sampling: SamplingParams
 
-    return lambda: decode
 
-
-def _measure(
-    ledger: Ledger,
-    prompts: list[Prompt],
-    contenders: dict[str, Callable[[], Decode]],
-    loaded: LoadedModel,
-    session: Session,
-    limits: Limits,
-    repeats: int,
-    console: Console,
-) -> None:
+def _measure(ledger: Ledger, engine: Engine, work: Work, console: Console) -> None:
     """Run every contender on every prompt in turn, rotating the order from prompt to prompt."""
-    todo = [(repeat, i) for repeat in range(repeats) for i in range(len(prompts))]
-    todo = [(repeat, i) for repeat, i in todo if not ledger.has(prompts[i].id, repeat)]
+    todo = [(repeat, i) for repeat in range(work.repeats) for i in range(len(work.prompts))]
+    todo = [(repeat, i) for repeat, i in todo if not ledger.has(work.prompts[i].id, repeat)]
     if todo:
-        warm_up = loaded.encode(conversation(prompts[0]))
-        for make in contenders.values():
-            make()(warm_up, dataclasses.replace(limits, max_new_tokens=8))
-    names = list(contenders)
-    stream = -1
+        warm_up = engine.loaded.encode(conversation(work.prompts[0]))
+        for name, make in work.contenders.items():
+            make(f"{name}, warm-up")(warm_up, min(work.new, 8))
+    names = list(work.contenders)
+    # Every repeat starts without statistics from earlier ones.
+    decoders = {
+        (name, repeat): make(f"{name}, {repeat}")
+        for repeat in range(work.repeats)
+        for name, make in work.contenders.items()
+    }
     for repeat, i in track(todo, "decoding", console=console, disable=not console.is_terminal):
-        if repeat != stream:
-            # Every repeat starts without statistics from earlier ones.
-            stream = repeat
-            decoders = {name: make() for name, make in contenders.items()}
-        prompt = prompts[i]
+        prompt = work.prompts[i]
         shift = (i + repeat) % len(names)
         watch = Watch()
-        ids = loaded.encode(conversation(prompt))
-        done = {name: decoders[name](ids, limits) for name in names[shift:] + names[:shift]}
-        expected = done[PLAIN].token_ids
+        ids = engine.loaded.encode(conversation(prompt))
+        done = {name: decoders[name, repeat](ids, work.new) for name in names[shift:] + names[:shift]}
         stolen = watch.stolen()
         ledger.add(
             [
@@ -202,7 +196,7 @@ def _measure(
                     category=prompt.category or "all",
                     contender=name,
                     repeat=repeat,
-                    divergence=_difference(session, ids, expected, done[name].token_ids),
+                    divergence=_difference(engine, ids, done[PLAIN].token_ids, done[name].token_ids, work.sampling),
                     timed=done[name],
                 )
                 for name in names
@@ -217,11 +211,9 @@ def digest(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
-def _difference(session: Session, ids: list[int], expected: list[int], other: list[int]) -> str:
+def _difference(engine: Engine, ids: list[int], plain: list[int], other: list[int], sampling: SamplingParams) -> str:
     """Classify the difference: `none`, `near_tie` or `error`, or `NOT_COMPARED` under tests by rejection."""
-    if session.sampling.tests_drafts:
-        return NOT_COMPARED
-    return compare(session, ids, expected, other).kind.value
+    return NOT_COMPARED if sampling.tests_drafts else difference(engine, ids, plain, other, sampling).value
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from time import perf_counter
 from bench.benchmarks.page import PAGE, QUOTING, page, quoted
 from bench.benchmarks.parts import PARTS, SHOWN, Part
 from bench.harness.code_digest import packages_digest
-from bench.harness.measurement import processor
 from bench.harness.outcomes import outcome_of, read_outcomes
+from bench.harness.provenance import processor
 from bench.prompts import FILES, provide
 from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError

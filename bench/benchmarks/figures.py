@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.harness.drawing.tables import with_interval
 from bench.harness.ledger import NOT_COMPARED, Row
 from bench.harness.outcomes import Outcome
 from bench.harness.standings import against
+from bench.harness.tables import with_interval
 
 
 def rows_of(outcome: Outcome, category: str | None) -> list[Row]:

@@ -1,1 +1,1 @@
-"""The common parts of comparisons: contenders in turn, rows on disk, intervals, tables and charts."""
+"""The common parts of comparisons: contenders in turn, rows on disk, prices, intervals and tables."""

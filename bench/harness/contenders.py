@@ -1,18 +1,23 @@
-"""Ways to decode a prompt, all timed alike."""
+"""This engine's contenders of a comparison: they decode through the front door, and are timed as peers are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.model.decoder import Decoder
+from ssd_runtime import Engine, RunSettings, SamplingParams
+from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.planning.plan import Cycle
-from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sequence.session import Session
+
+PLAIN = "plain"
+GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,8 @@ class Timed:
     """Totals over the draft-verify cycles, under the names of `cycle_totals`; empty for peers."""
 
 
-Decode = Callable[[list[int], Limits], Timed]
+Decode = Callable[[list[int], int], Timed]
+"""Prompt and most new tokens → the timed answer."""
 
 
 @dataclass(slots=True)
@@ -48,26 +54,43 @@ class Stamps:
 
     def timed(self, token_ids: list[int], cycles: dict[str, float] | None = None) -> Timed:
         """Compute the times after the first arrival."""
-        counted = len(token_ids) - self.counts[0]
-        first = self.times[0]
-        last = self.times[-1]
         return Timed(
             token_ids=token_ids,
-            first_seconds=first - self.began,
-            seconds=last - first,
-            counted=counted,
+            first_seconds=self.times[0] - self.began,
+            seconds=self.times[-1] - self.times[0],
+            counted=len(token_ids) - self.counts[0],
             cycles=cycles or {},
         )
 
 
-def ours(decoder: Decoder, make_planner: MakePlanner, sampling: SamplingParams = GREEDY) -> Decode:
-    """Make a contender of one of this runtime's strategies."""
+def strategy_of(contender: str) -> tuple[str, Any]:
+    """Name and parameters of a contender such as `swift+tree=0`. Raises UserError if there is no such one."""
+    strategy, *assignments = contender.split("+")
+    return strategy, read_settings(strategy, assignments)
 
-    def decode(ids: list[int], limits: Limits) -> Timed:
-        session = Session(decoder, sampling)
+
+def ours(engine: Engine, contender: str, stream: str, sampling: SamplingParams = GREEDY) -> Decode:
+    """Make a strategy a contender that keeps its statistics from prompt to prompt of one `stream`."""
+    strategy, parameters = strategy_of(contender)
+
+    def decode(ids: list[int], new: int) -> Timed:
+        settings = RunSettings(strategy, parameters=parameters, max_new_tokens=new, sampling=sampling)
         stamps = Stamps()
-        done = generate(session, ids, make_planner(), limits, lambda tokens: stamps.add(len(tokens)))
-        return stamps.timed(done.token_ids, cycle_totals(done.cycles))
+        request = engine.add_request(ids, settings, stream=stream, on_tokens=lambda tokens: stamps.add(len(tokens)))
+        while not request.done:
+            engine.step()
+        generation = request.outcome().generation
+        return stamps.timed(generation.token_ids, cycle_totals(generation.cycles))
+
+    return decode
+
+
+def singly(make: Callable[[str], Decode], stream: str) -> Decode:
+    """A contender that begins without statistics at every prompt, as a lone request would find it."""
+    numbers = count()
+
+    def decode(ids: list[int], new: int) -> Timed:
+        return make(f"{stream}, prompt {next(numbers)}")(ids, new)
 
     return decode
 
@@ -89,4 +112,21 @@ def cycle_totals(cycles: Sequence[Cycle]) -> dict[str, float]:
         "plan_seconds": sum(cycle.plan_seconds for cycle in cycles),
         "plain_steps": len(plain),
         "plain_seconds": sum(cycle.seconds for cycle in plain),
+    }
+
+
+def difference(
+    engine: Engine, ids: list[int], plain: list[int], other: list[int], sampling: SamplingParams = GREEDY
+) -> Kind:
+    """Tell how an answer differs from plain decoding's."""
+    return compare(Session(engine.decoder, sampling), ids, plain, other).kind
+
+
+def about(engine: Engine) -> dict[str, Any]:
+    """The model and the device, for the settings of a comparison."""
+    fingerprint = engine.loaded.fingerprint()
+    return {
+        "model": fingerprint.weights_sample_sha256,
+        "name": Path(fingerprint.name).name,
+        "device": asdict(device_key(engine.decoder)),
     }

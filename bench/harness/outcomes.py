@@ -1,4 +1,4 @@
-"""Outcomes of the papers' parts, kept in the repository: one JSON file per processor and part.
+"""Outcomes of comparisons, kept in the repository: one JSON file per processor and part.
 
 An outcome says with which code it was measured. When the packages change it becomes stale; it stays until the part is
 measured again on that processor, whatever other parts are measured meanwhile.
@@ -22,15 +22,7 @@ from bench.harness.standings import against, standings
 from ssd_artifacts.files import write_atomically
 
 OUTCOMES = Path("bench/papers/outcomes")
-FIGURES = {
-    "mean_acceptance_length": "M",
-    "draft_acceptance_rate": "alpha",
-    "draft_cost": "c",
-    "verify_cost": "v",
-    "expected_speedup": "E",
-    "expected_speedup_with_verification": "E_v",
-    "share_planning": "planning",
-}
+FIGURES = {"mean_acceptance_length": "M", "draft_acceptance_rate": "alpha", "share_planning": "planning"}
 """Short names of a contender's figures."""
 
 
@@ -41,12 +33,12 @@ def slug(processor: str) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one part on one processor: rows of a comparison, or the output of a tool."""
+    """The result of one part on one processor."""
 
     part: str
     processor: str
     origin: str
-    """Sentences for readers: machine, prompts, bundle, command."""
+    """For readers: threads, torch and dtype."""
     packages: str | None = None
     """`packages_digest` of the code; None for outcomes from before it was recorded."""
     commit: str | None = None
@@ -54,8 +46,6 @@ class Outcome:
     settings: Mapping[str, Any] | None = None
     """Settings of a comparison; an outcome of others counts as none."""
     rows: tuple[Row, ...] = ()
-    printed: str = ""
-    """Output of a tool; Markdown where `packages` is None."""
     known: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Figures by contender of an outcome without rows."""
 

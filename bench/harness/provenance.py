@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
+import torch
+
+from ssd_runtime.devices.device import device_identity
+
 STAT = Path("/proc/stat")
 WRITTEN = ("docs", "README.md", "bench/benchmarks/outcomes", "bench/papers/outcomes")
 
@@ -21,6 +25,11 @@ def commit() -> str | None:
     written = [f":(top,exclude){path}" for path in WRITTEN]
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *written)
     return f"{found}+" if found and changed else found or None
+
+
+def processor() -> str:
+    """The name of the device that measurements run on."""
+    return device_identity(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @dataclass(frozen=True, slots=True)

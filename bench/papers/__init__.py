@@ -1,1 +1,1 @@
-"""Claims, tables and figures of the papers, one per file. `python -m bench.papers` writes docs/papers.md."""
+"""Claims of the papers, with what decides them. `python -m bench.papers` writes docs/papers.md."""

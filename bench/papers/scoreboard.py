@@ -1,49 +1,47 @@
-"""The scoreboard: what each paper claims, what is measured here, and a verdict that follows from the outcomes."""
+"""What the papers claim, what is measured here, and a verdict that follows from it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from bench.harness.outcomes import Outcome
 
-HEADER = """## Scoreboard
-
-*Reproduced*: all conditions of a row (`bench/papers/claims`) hold in the outcomes below, *partly*: some, *not*:
-none. *Not tried*: there is no outcome that could decide. *Cannot be tried here*: this machine, a processor with two
-cores, or what is reachable from it, does not allow it. *Command*: an option of `python -m bench.papers`. The papers'
-figures are from GPUs and models of 1B to 70B parameters; ours from SmolLM2-135M, and from models into which skippable
-layers were planted.
-
-*Real* is SmolLM2-135M-Instruct. *Planted* is the same model with 30 inserted layers that do next to nothing,
-*late-weak* has these at its end, and *diffuse* has sub-layers that are weak by degrees. *KNN*, *Fix* and *Mix* are the
-masks of the nearest domain, of one domain, and of all domains together; *r* is the mix ratio of a stream's domains.
-`swift+tree=0` is a strategy with a parameter that is not its default.
-
-| paper | what it says | what we have | verdict | reason | command |
-|---|---|---|---|---|---|
-"""
+ONCE = Path(__file__).parent / "measured_once.json"
+"""Numbers that tools printed which have left the tree."""
 
 
 class NotMeasuredError(Exception):
     """An outcome or a figure that a claim needs is missing."""
 
 
-class Look:
-    """Looks up figures in the latest outcome of each part, and notes whether any of these is stale."""
+@cache
+def measured_once() -> Mapping[str, Any]:
+    """What was measured once, by name: a title, the tool, the processor, the commit, the date and the numbers."""
+    found: dict[str, Any] = json.loads(ONCE.read_text(encoding="utf-8"))
+    return found
 
-    def __init__(self, outcomes: Mapping[str, list[Outcome]], packages: str) -> None:
+
+class Look:
+    """Looks up figures in the latest outcome of each part."""
+
+    def __init__(self, outcomes: Mapping[str, list[Outcome]]) -> None:
         self._outcomes = outcomes
-        self._packages = packages
-        self.stale = False
 
     def __call__(self, part: str, contender: str, figure: str = "speedup") -> float:
         """A contender's figure in the part's latest outcome. Raises NotMeasuredError."""
-        figures = self._outcome(part).figures.get(contender, {})
-        if figure not in figures:
-            raise NotMeasuredError(f"no {contender} in {part} yet")
-        return figures[figure]
+        return self._figure(self._outcome(part), contender, figure)
+
+    def among(self, part: str, first: int, last: int, contender: str, figure: str = "speedup") -> float:
+        """The same over the prompts `first` to `last` of the stream, counted from 1. Raises NotMeasuredError."""
+        outcome = self._outcome(part)
+        prompts = list(dict.fromkeys(row.prompt for row in outcome.rows))[first - 1 : last]
+        rows = tuple(row for row in outcome.rows if row.prompt in prompts)
+        return self._figure(replace(outcome, rows=rows), contender, figure)
 
     def ratio(self, part: str, first: str, second: str, figure: str = "speedup") -> float:
         """Speed of one contender ÷ another's, paired by prompt, or its `low` or `high`. Raises NotMeasuredError."""
@@ -52,20 +50,23 @@ class Look:
             raise NotMeasuredError(f"no {first} beside {second} in {part} yet")
         return found[figure]
 
-    def printed(self, part: str, pattern: str) -> float:
-        """The number that a tool printed. Raises NotMeasuredError."""
-        found = re.search(pattern, self._outcome(part).printed)
-        if found is None:
-            raise NotMeasuredError(f"no such figure in {part} yet")
-        return float(found[1])
+    def number(self, name: str) -> float:
+        """A number that was measured once. Raises NotMeasuredError."""
+        for once in measured_once().values():
+            if name in once["numbers"]:
+                return float(once["numbers"][name])
+        raise NotMeasuredError(f"no {name}")
 
     def _outcome(self, part: str) -> Outcome:
-        """The latest outcome of a part, or of the first of `one|other` that has any. Raises NotMeasuredError."""
-        for name in part.split("|"):
-            for outcome in self._outcomes.get(name, []):
-                self.stale |= outcome.is_stale(self._packages)
-                return outcome
-        raise NotMeasuredError(f"{part.partition('|')[0]}: not measured yet")
+        if not self._outcomes.get(part):
+            raise NotMeasuredError(f"{part}: not measured yet")
+        return self._outcomes[part][0]
+
+    def _figure(self, outcome: Outcome, contender: str, figure: str) -> float:
+        figures = outcome.figures.get(contender, {})
+        if figure not in figures:
+            raise NotMeasuredError(f"no {contender} in {outcome.part} yet")
+        return figures[figure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Claim:
     reason: str
     """Why the verdict is what it is, for readers."""
     part: str = ""
-    """The parts of `bench.papers` that measure it, comma-separated."""
+    """The measurements that decide it, comma-separated."""
     ours: Callable[[Look], str] | str = "–"
     """Our own figures."""
     holds: tuple[Callable[[Look], bool], ...] = ()
@@ -103,19 +104,3 @@ def _held(condition: Callable[[Look], bool], look: Look) -> bool | None:
         return condition(look)
     except NotMeasuredError:
         return None
-
-
-def scoreboard(claims: Sequence[Claim], outcomes: Mapping[str, list[Outcome]], packages: str) -> str:
-    """Render the table in Markdown."""
-    lines = []
-    for claim in claims:
-        look = Look(outcomes, packages)
-        try:
-            ours = claim.ours if isinstance(claim.ours, str) else claim.ours(look)
-        except NotMeasuredError as error:
-            ours = str(error)
-        found = verdict(claim, look)
-        command = f"`--only {claim.part}`" if claim.part else "–"
-        cells = [claim.paper, claim.says, ours + " \\*" * look.stale, found, claim.reason, command]
-        lines.append(f"| {' | '.join(cells)} |")
-    return HEADER + "\n".join(lines) + "\n"

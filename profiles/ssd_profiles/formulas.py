@@ -46,32 +46,6 @@ def tokens_per_layer(token_agreement: float, draft_length: int, exit_layer: int,
     return expected_tokens(token_agreement, draft_length) / (draft_length * exit_layer + num_layers)
 
 
-def bounded_speedup(token_agreement: float, width: int, depth: int, num_layers: int) -> float:
-    """SpecBound eq. 5: L a (1 - a^w) / ((1 - a)(w d + L - d)), with its limit at a = 1.
-
-    This is the paper's formula, not a predictor: it omits the bonus token and charges every draft the full depth.
-    """
-    accepted = expected_tokens(token_agreement, width) - 1.0
-    return num_layers * accepted / (width * depth + num_layers - depth)
-
-
 def annealed_temperature(layer: int, num_layers: int, annealing: float) -> float:
     """Softmax temperature after layer 1 ≤ `layer` ≤ L: 1 + a (1 - layer / L) (SpecBound eq. 1)."""
     return 1.0 + annealing * (1.0 - layer / num_layers)
-
-
-def switch_probability(mix_ratio: float, domains: int, same: bool) -> float:
-    """Probability that the next prompt of a stream belongs to one given domain (KNN-SSD eq. 8).
-
-    `same` asks for the previous prompt's domain, otherwise for one of the others.
-    """
-    return 1.0 - mix_ratio if same else mix_ratio / (domains - 1)
-
-
-def sufficient_cosine(margin: float, norm: float, farthest: float) -> float:
-    """Cosine of two final states of equal `norm` above which both have the same argmax (KnapSpec Lemma 4.1).
-
-    `margin` is the best logit minus the second, `farthest` the largest distance between the best token's head row and
-    another token's. The bound is strict.
-    """
-    return 1.0 - margin**2 / (2.0 * norm**2 * farthest**2)

@@ -11,13 +11,12 @@ import pytest
 
 from bench import compare
 from bench.harness.contenders import Decode, Timed
-from bench.harness.drawing.tables import sameness
 from bench.harness.ledger import NOT_COMPARED, Ledger, Row
 from bench.harness.peers.in_process import PEERS
 from bench.harness.standings import against, standings
+from bench.harness.tables import sameness
 from ssd_profiles.errors import UserError
-from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime import Engine
 from tests.folders import TEXTS, save_tiny_model
 
 
@@ -100,11 +99,11 @@ def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatc
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": text, "category": text[:2]}) for text in TEXTS))
 
-    def wrong(loaded: LoadedModel) -> Decode:
-        right = PEERS["transformers"](loaded)
+    def wrong(engine: Engine) -> Decode:
+        right = PEERS["transformers"](engine)
 
-        def decode(ids: list[int], limits: Limits) -> Timed:
-            done = right(ids, limits)
+        def decode(ids: list[int], new: int) -> Timed:
+            done = right(ids, new)
             return Timed([1, *done.token_ids[1:]], done.first_seconds, done.seconds, done.counted)
 
         return decode

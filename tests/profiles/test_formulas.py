@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_profiles.formulas import (
     annealed_temperature,
-    bounded_speedup,
     expected_speedup,
     expected_tokens,
-    sufficient_cosine,
-    switch_probability,
     tokens_per_layer,
     tokens_per_time,
 )
@@ -48,13 +44,6 @@ def test_limits() -> None:
     assert expected_speedup(3.0, 0.8, 0.5, verify_cost=1.5) < expected_speedup(3.0, 0.8, 0.5)
 
 
-@pytest.mark.parametrize(("agreement", "published"), [(0.8, 1.0444), (0.9, 1.6081), (0.95, 2.0063)])
-def test_specbounds_equation_5(agreement: float, published: float) -> None:
-    assert bounded_speedup(agreement, 8, 10, 32) == pytest.approx(published, abs=1e-4)
-    # In the limit every draft stands: w tokens for w d + L - d layers.
-    assert bounded_speedup(1.0, 8, 10, 32) == pytest.approx(32 * 8 / (8 * 10 + 22))
-
-
 def test_temperatures_anneal_to_one() -> None:
     assert annealed_temperature(1, 32, 0.2) == pytest.approx(1.19375)
     assert annealed_temperature(32, 32, 0.2) == 1.0
@@ -67,29 +56,3 @@ def test_tpl_is_tpt_of_layers_that_cost_the_same(agreement: float, length: int, 
     exit_layer = max(1, round(share * 40))
     per_time = tokens_per_time(agreement, length, exit_layer * layer, 40 * layer)
     assert tokens_per_layer(agreement, length, exit_layer, 40) == pytest.approx(per_time * layer)
-
-
-@given(st.floats(0.0, 1.0), st.integers(2, 9))
-def test_a_streams_probabilities_sum_to_one(ratio: float, domains: int) -> None:
-    others = (domains - 1) * switch_probability(ratio, domains, same=False)
-    assert switch_probability(ratio, domains, same=True) + others == pytest.approx(1.0)
-
-
-@given(st.integers(0, 10_000), st.integers(2, 30), st.integers(2, 12))
-def test_states_closer_than_the_lemma_asks_choose_the_same_token(seed: int, tokens: int, width: int) -> None:
-    """KnapSpec Lemma 4.1: at cosines from the bound to 1, in random directions and straight at the nearest rival."""
-    random = np.random.default_rng(seed)
-    head, x = random.normal(size=(tokens, width)), random.normal(size=width)
-    best, second = np.argsort(head @ x)[::-1][:2]
-    rivals = np.delete(head, best, 0)
-    norm = float(np.linalg.norm(x))
-    bound = sufficient_cosine(
-        float((head[best] - head[second]) @ x), norm, float(np.linalg.norm(head[best] - rivals, axis=1).max())
-    )
-    for toward in (random.normal(size=width), *(rival - head[best] for rival in rivals)):
-        across = toward - (toward @ x) * x / norm**2
-        if np.linalg.norm(across) < 1e-9:
-            continue
-        cosine = max(-1.0, bound) + (1.0 - max(-1.0, bound)) * random.uniform(1e-6, 1.0)
-        moved = cosine * x + math.sqrt(max(0.0, 1.0 - cosine**2)) * norm * across / np.linalg.norm(across)
-        assert int(np.argmax(head @ moved)) == best

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 
 from bench.harness.contenders import Decode, Stamps, Timed
-from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime import Engine
 
-MakePeer = Callable[[LoadedModel], Decode]
+MakePeer = Callable[[Engine], Decode]
 
 
 def transformers(**options: Any) -> MakePeer:
     """Make greedy `model.generate(**options)` a contender."""
 
-    def make(loaded: LoadedModel) -> Decode:
+    def make(engine: Engine) -> Decode:
         from transformers.generation.streamers import BaseStreamer
+
+        model: Any = engine.loaded.model
 
         class Arrivals(BaseStreamer):
             def __init__(self, stamps: Stamps) -> None:
@@ -33,15 +34,15 @@ def transformers(**options: Any) -> MakePeer:
             def end(self) -> None:
                 pass
 
-        def decode(ids: list[int], limits: Limits) -> Timed:
+        def decode(ids: list[int], new: int) -> Timed:
             stamps = Stamps()
-            prompt = torch.tensor([ids], device=loaded.model.device)
-            out = loaded.model.generate(
+            prompt = torch.tensor([ids], device=model.device)
+            out = model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 do_sample=False,
-                max_new_tokens=limits.max_new_tokens,
-                eos_token_id=sorted(limits.eos_ids),
+                max_new_tokens=new,
+                eos_token_id=sorted(engine.loaded.eos_ids),
                 streamer=Arrivals(stamps),
                 **options,
             )
@@ -52,9 +53,9 @@ def transformers(**options: Any) -> MakePeer:
     return make
 
 
-def transformers_early_exit(loaded: LoadedModel) -> Decode:
+def transformers_early_exit(engine: Engine) -> Decode:
     """Make assisted generation with early exit at half of the layers a contender."""
-    return transformers(assistant_early_exit=loaded.model.config.num_hidden_layers // 2)(loaded)
+    return transformers(assistant_early_exit=engine.loaded.model.config.num_hidden_layers // 2)(engine)
 
 
 PEERS: Mapping[str, MakePeer] = {

@@ -13,7 +13,6 @@ import argparse
 import json
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -21,23 +20,18 @@ import torch
 from rich.console import Console
 
 from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
-from bench.harness.drawing.tables import show
+from bench.harness.contenders import PLAIN, Timed, about, difference, ours
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.peers import llama_cpp_peer
 from bench.harness.provenance import Watch
 from bench.harness.standings import standings
+from bench.harness.tables import show
 from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.divergence import compare
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import conversation
 from ssd_runtime.loading.sources import find_packed
-from ssd_runtime.profiling.latency import device_key
-from ssd_runtime.sequence.session import Session
 
-PLAIN = "plain"
 LLAMA = "llama.cpp"
 STRATEGIES = (PLAIN, "auto")
 
@@ -57,12 +51,11 @@ def main() -> None:
     engine = Engine.open(model=arguments.model, weights="packed")
     prompts = stratified(arguments.prompts, arguments.count)
     settings = {
+        **about(engine),
         "prompts": [arguments.prompts.name, len(prompts)],
         "max_new_tokens": arguments.max_new_tokens,
         "contenders": [LLAMA, *STRATEGIES],
         "name": f"{arguments.model}, packed",
-        "model": engine.loaded.fingerprint().weights_sample_sha256,
-        "device": asdict(device_key(engine.decoder)),
     }
     ledger = Ledger(arguments.out / NAME, settings)
     if todo := [prompt for prompt in prompts if not ledger.has(prompt.id, 0)]:
@@ -76,36 +69,23 @@ def measure(
     ledger: Ledger, engine: Engine, peer: Peer, prompts: Sequence[Prompt], arguments: argparse.Namespace
 ) -> None:
     """Decode each prompt by all contenders in turn, after one that warms up."""
-    planners = {name: engine.planners(name) for name in STRATEGIES}
+    contenders = {name: ours(engine, name, "beside llama.cpp") for name in STRATEGIES}
     for number, prompt in enumerate([None, *prompts]):
         ids = engine.loaded.encode([("user", "Hi there")] if prompt is None else conversation(prompt))
         new = 8 if prompt is None else arguments.max_new_tokens
         watch = Watch()
         seconds = peer.seconds(ids, new)
-        answers = {
-            name: generate(Session(engine.decoder), ids, planners[name](), Limits(new, engine.loaded.eos_ids))
-            for name in (STRATEGIES if number % 2 else STRATEGIES[::-1])
-        }
+        answers = {name: contenders[name](ids, new) for name in (STRATEGIES if number % 2 else STRATEGIES[::-1])}
         stolen = watch.stolen()
         if prompt is None:
             continue
-        row = partial(Row, prompt=prompt.id, category=prompt.category or "all", repeat=0)
-        rows = [
-            row(contender=LLAMA, divergence=NOT_COMPARED, tokens=new, first_seconds=0.0, seconds=seconds, counted=new)
-        ]
+        row = partial(Row.of, prompt=prompt.id, category=prompt.category or "all", repeat=0)
+        peers = Timed(token_ids=[0] * new, first_seconds=0.0, seconds=seconds, counted=new)
+        rows = [row(contender=LLAMA, divergence=NOT_COMPARED, timed=peers)]
         for name in STRATEGIES:
             answer = answers[name]
-            found = compare(Session(engine.decoder), ids, answers[PLAIN].token_ids, answer.token_ids)
-            rows.append(
-                row(
-                    contender=name,
-                    divergence=found.kind.value,
-                    tokens=len(answer.token_ids),
-                    first_seconds=answer.first_token_seconds,
-                    seconds=answer.decode_seconds,
-                    counted=len(answer.token_ids),
-                )
-            )
+            kind = difference(engine, ids, answers[PLAIN].token_ids, answer.token_ids)
+            rows.append(row(contender=name, divergence=kind.value, timed=answer))
         ledger.add(rows, stolen)
 
 

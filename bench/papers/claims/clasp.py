@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import PLANTED, REAL, SAMPLED, both, least, number, over, paired, several
+from bench.papers.claims.conditions import PLANTED, REAL, SAMPLED, both, least, over, paired, several
 from bench.papers.scoreboard import Claim
 
 SWEEP = "priced-clasp"
@@ -81,11 +81,11 @@ CLASP = (
         paper="CLaSp",
         says="masks of neighbouring tokens agree, and less the farther apart they are (Figure 3a)",
         ours=lambda look: (
-            f"Jaccard {number(look, 'Jaccard at 1'):.2f} at distance 1, {number(look, 'Jaccard at 32'):.2f} at 32"
+            f"Jaccard {look.number('Jaccard at 1'):.2f} at distance 1, {look.number('Jaccard at 32'):.2f} at 32"
         ),
         holds=(
-            lambda look: number(look, "Jaccard at 1") >= 0.6,
-            lambda look: number(look, "Jaccard at 1") > 1.1 * number(look, "Jaccard at 32"),
+            lambda look: look.number("Jaccard at 1") >= 0.6,
+            lambda look: look.number("Jaccard at 1") > 1.1 * look.number("Jaccard at 32"),
         ),
         reason="they agree at any distance alike, up to 32 tokens",
         part="clasp",
@@ -94,12 +94,12 @@ CLASP = (
         paper="CLaSp",
         says="its programme is about as good as brute force over the 12 middle layers (Figure 3b)",
         ours=lambda look: (
-            f"cosine {number(look, 'programme'):.3f}, best "
-            f"{number(look, 'brute force'):.3f}, random {number(look, 'random'):.3f}"
+            f"cosine {look.number('programme'):.3f}, best "
+            f"{look.number('brute force'):.3f}, random {look.number('random'):.3f}"
         ),
         holds=(
-            lambda look: number(look, "programme") > number(look, "random"),
-            lambda look: number(look, "brute force") - number(look, "programme") < 0.01,
+            lambda look: look.number("programme") > look.number("random"),
+            lambda look: look.number("brute force") - look.number("programme") < 0.01,
         ),
         reason="clearly better than chance; on a model without spare layers the best is some way ahead",
         part="clasp",
@@ -109,14 +109,14 @@ CLASP = (
         says="a search costs 1.4 verifications (0.14 and 0.10 s) in parallel, 25 one by one; 4.8% of the time "
         "(Section 5.1, Figure 3c)",
         ours=lambda look: (
-            f"{number(look, 'CLaSp search'):.1f} plain steps measured at 60 layers; by price "
-            f"{number(look, 'CLaSp in parallel'):.1f} at 90, and {number(look, 'CLaSp one by one'):.0f} one by one; "
+            f"{look.number('CLaSp search'):.1f} plain steps measured at 60 layers; by price "
+            f"{look.number('CLaSp in parallel'):.1f} at 90, and {look.number('CLaSp one by one'):.0f} one by one; "
             f"{look(PLANTED, 'clasp', 'planning'):.1%} of the time"
         ),
         holds=(
-            lambda look: number(look, "CLaSp search") <= 1.5,
+            lambda look: look.number("CLaSp search") <= 1.5,
             # The paper has 18 times.
-            lambda look: number(look, "CLaSp one by one") >= 9 * number(look, "CLaSp in parallel"),
+            lambda look: look.number("CLaSp one by one") >= 9 * look.number("CLaSp in parallel"),
             lambda look: look(PLANTED, "clasp", "planning") <= 0.06,
         ),
         reason="on a processor every state costs its multiplications",

@@ -2,65 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
-from bench.papers.parts.comparisons import HALF, SPECBOUND
+from bench.papers.parts import HALF, SPECBOUND
 from bench.papers.scoreboard import Look, NotMeasuredError
 
 PLANTED, REAL = "planted05", "demo"
 SAMPLED = "sampled"
 """Some strategies on the planted model at temperature 1, by price."""
-
-NUMBERS = {
-    "TPT": ("tpt", r"KnapSpec\)\s+Pearson ([\d.]+)"),
-    "agreement": ("tpt", r"agreement alone\s+Pearson ([\d.]+)"),
-    "own mask": ("transfer", r"gsm8k +([\d.]+)"),
-    "foreign mask": ("transfer", r"humaneval +([\d.]+)"),
-    "Self-SD seconds": ("search-cost", r"(\d+) s for 1000"),
-    "Self-SD times": ("search-cost", r": (\d+) times our search"),
-    "Jaccard at 1": ("clasp", r"1: ([\d.]+)"),
-    "Jaccard at 32": ("clasp", r"32: ([\d.]+)"),
-    "last search": ("along-stream", r"(?m)\Aswift\n.*\n(?:.*%.*\n)*? *51- 60 +[\d.]+ +([\d.]+)%"),
-    "programme": ("clasp", r"programme ([\d.]+)"),
-    "brute force": ("clasp", r"best of all ([\d.]+)"),
-    "random": ("clasp", r"random ([\d.]+)"),
-    "CLaSp search": ("planning-cost", r"half of the layers.* ([\d.]+) plain"),
-    "states at all": ("pruning", r"-1.00 +(\d+)"),
-    "states at 0.5": ("pruning", r" 0.50 +(\d+)"),
-    "agreement at all": ("pruning", r"-1.00(?: +[\d.]+){4} +([\d.]+)"),
-    "agreement at 0.5": ("pruning", r" 0.50(?: +[\d.]+){4} +([\d.]+)"),
-    "price of all": ("search-prices", r"(?m)^ +128 +\S+ +4 +([\d.]+)"),
-    "price of 8": ("search-prices", r"(?m)^ +128 +\S+ +4 +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)"),
-    "CLaSp in parallel": ("search-prices", r"(?m)^ +90 +([\d.]+) +[\d.]+$"),
-    "CLaSp one by one": ("search-prices", r"(?m)^ +90 +[\d.]+ +([\d.]+)$"),
-    "1 cluster": ("cluster-counts", r"(?m)^ +1 +([\d.]+)"),
-    "3 clusters": ("cluster-counts", r"(?m)^ +3 +([\d.]+)"),
-    "5 clusters": ("cluster-counts", r"(?m)^ +5 +([\d.]+)"),
-    "7 clusters": ("cluster-counts", r"(?m)^ +7 +([\d.]+)"),
-    "later by all": ("search-states", r"(?m)^ +4 +all +[\d.]+ +[\d.]+ +([\d.]+)"),
-    "later by 8": ("search-states", r"(?m)^ +4 +8 +[\d.]+ +[\d.]+ +([\d.]+)"),
-    "programme on pairs": ("search-pairs", r"(?m)^knapsack +100 +\d+ +\d+ +([\d.]+)"),
-    "both on pairs": ("search-pairs", r"(?m)^both +100 +\d+ +\d+ +([\d.]+)"),
-    "programme on diffuse": ("search-diffuse", r"(?m)^knapsack +100 +\d+ +\d+ +([\d.]+)"),
-    "both on diffuse": ("search-diffuse", r"(?m)^both +100 +\d+ +\d+ +([\d.]+)"),
-    "closed form": ("exit-training", r"closed form.* ([\d.]+)   "),
-    "after 20 epochs": ("exit-training", r"epochs: 20.* ([\d.]+)   "),
-    "attention at 256": ("context-sweep", r"(?m)^ +256 .*% +(\d+)%"),
-    "attention at 2048": ("context-sweep", r"(?m)^ +2048 .*% +(\d+)%"),
-    "attention at 8000": ("context-sweep", r"(?m)^ +8000 .*% +(\d+)%"),
-}
-"""Numbers that tools print, as part and pattern."""
-
-
-def number(look: Look, name: str) -> float:
-    """One of `NUMBERS` in the latest outcome. Raises NotMeasuredError."""
-    return look.printed(*NUMBERS[name])
-
-
-def first_ten(look: Look, contender: str) -> float:
-    """Speed of a contender of SWIFT's sweep in its first ten prompts. Raises NotMeasuredError."""
-    return look.printed("along-sweep", rf"(?m)^{re.escape(contender)}\n.*\n +1- 10 +[\d.]+ +[\d.]+% +([\d.]+)")
 
 
 def over(first: str, second: str, *parts: str) -> tuple[Callable[[Look], bool], ...]:
@@ -69,18 +18,8 @@ def over(first: str, second: str, *parts: str) -> tuple[Callable[[Look], bool], 
 
 
 def paired(first: str, second: str, part: str) -> Callable[[Look], bool]:
-    """The condition that a contender is faster than another on the same prompts, by the whole interval of the ratio.
-
-    Outcomes without rows have no ratio: there the lower end of its own interval has to be above the other's speed.
-    """
-
-    def holds(look: Look) -> bool:
-        try:
-            return look.ratio(part, first, second, "low") > 1.0
-        except NotMeasuredError:
-            return look(part, first, "low") > look(part, second)
-
-    return holds
+    """The condition that a contender is faster than another on the same prompts, by the whole interval of the ratio."""
+    return lambda look: look.ratio(part, first, second, "low") > 1.0
 
 
 def least(contender: str, speedup: float, *parts: str) -> tuple[Callable[[Look], bool], ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import PLANTED, REAL, both, if_measured, least, number, over, several
-from bench.papers.parts.comparisons import CONTEXTS
+from bench.papers.claims.conditions import PLANTED, REAL, both, if_measured, least, over, several
+from bench.papers.parts import CONTEXTS
 from bench.papers.scoreboard import Claim, Look
 
 
@@ -14,7 +14,7 @@ def _found(look: Look, context: int) -> str:
 
 def _attention(look: Look, context: int) -> str:
     """The share of attention among skipped blocks, or that nothing was skipped."""
-    return if_measured(lambda: f"{number(look, f'attention at {context}'):.0f}%", "nothing skipped")
+    return if_measured(lambda: f"{look.number(f'attention at {context}'):.0f}%", "nothing skipped")
 
 
 KNAPSPEC = (
@@ -38,14 +38,14 @@ KNAPSPEC = (
         paper="KnapSpec",
         says="a search has the complexity of decoding a token (Section 3.6)",
         ours=lambda look: (
-            f"{number(look, 'price of all'):.0f} plain steps on four tokens, {number(look, 'price of 8'):.0f} with "
-            f"the 8 budgets that ours carries; the chosen masks then bring {number(look, 'later by all'):.2f} and "
-            f"{number(look, 'later by 8'):.2f}"
+            f"{look.number('price of all'):.0f} plain steps on four tokens, {look.number('price of 8'):.0f} with "
+            f"the 8 budgets that ours carries; the chosen masks then bring {look.number('later by all'):.2f} and "
+            f"{look.number('later by 8'):.2f}"
         ),
         holds=(
-            lambda look: number(look, "price of all") <= 2.0,
-            lambda look: number(look, "price of 8") <= 0.05 * 64 * 2.15,
-            lambda look: number(look, "later by 8") >= 0.95 * number(look, "later by all"),
+            lambda look: look.number("price of all") <= 2.0,
+            lambda look: look.number("price of 8") <= 0.05 * 64 * 2.15,
+            lambda look: look.number("later by 8") >= 0.95 * look.number("later by all"),
         ),
         reason="the paper's GPU runs all budgets in the time of one, a processor pays for each; eight take under 2% "
         "of the 64 cycles until the next, and lose 3% of the speed on the tokens that follow (six prompts, replayed)",
@@ -74,8 +74,8 @@ KNAPSPEC = (
     Claim(
         paper="KnapSpec",
         says="TPT predicts speed better than the acceptance rate: Pearson 0.837 and 0.538 (Figure 2)",
-        ours=lambda look: f"{number(look, 'TPT'):.3f} and {number(look, 'agreement'):.3f}",
-        holds=(lambda look: number(look, "TPT") > number(look, "agreement"),),
+        ours=lambda look: f"{look.number('TPT'):.3f} and {look.number('agreement'):.3f}",
+        holds=(lambda look: look.number("TPT") > look.number("agreement"),),
         reason="20 masks and draft lengths, good and bad",
         part="tpt",
     ),
@@ -84,8 +84,8 @@ KNAPSPEC = (
         says="the longer the context, the more attention blocks are skipped (Figure 3)",
         ours=lambda look: ", ".join(f"{_attention(look, n)} at {n}" for n in (256, 2048, 8000)),
         holds=(
-            lambda look: number(look, "attention at 2048") > number(look, "attention at 256"),
-            lambda look: number(look, "attention at 8000") > number(look, "attention at 2048"),
+            lambda look: look.number("attention at 2048") > look.number("attention at 256"),
+            lambda look: look.number("attention at 8000") > look.number("attention at 2048"),
         ),
         reason="attention is what gets dear; at 8,000 tokens no mask of the quarter of the latency that was allowed is "
         "expected to gain, so none is used",
@@ -95,12 +95,12 @@ KNAPSPEC = (
         paper="KnapSpec",
         says="τ = 0.5 keeps the speed and saves 31% of the memory; more loses speed (Figure 4)",
         ours=lambda look: (
-            f"the same mask at every τ; {number(look, 'states at 0.5'):.0f} of "
-            f"{number(look, 'states at all'):.0f} states run at 0.5"
+            f"the same mask at every τ; {look.number('states at 0.5'):.0f} of "
+            f"{look.number('states at all'):.0f} states run at 0.5"
         ),
         holds=(
-            lambda look: number(look, "agreement at 0.5") >= number(look, "agreement at all"),
-            lambda look: number(look, "states at 0.5") <= 0.9 * number(look, "states at all"),
+            lambda look: look.number("agreement at 0.5") >= look.number("agreement at all"),
+            lambda look: look.number("states at 0.5") <= 0.9 * look.number("states at all"),
         ),
         reason="states of the planted model stay similar, so little is dropped; at most 0.8 MiB are held anyway",
         part="pruning",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import PLANTED, REAL, both, least, number, over, paired, several
+from bench.papers.claims.conditions import PLANTED, REAL, both, least, over, paired, several
 from bench.papers.scoreboard import Claim
 
 ROUTED, RATIOS = "domains-0.3", ("domains-0", "domains-0.3", "domains-1")
@@ -89,12 +89,12 @@ KNN = (
         paper="KNN-SSD",
         says="1, 3, 5, 7 clusters: 1.05, 1.17, 1.23, 1.23 (Table 5)",
         ours=lambda look: ", ".join(
-            f"{number(look, name):.2f}" for name in ("1 cluster", "3 clusters", "5 clusters", "7 clusters")
+            f"{look.number(name):.2f}" for name in ("1 cluster", "3 clusters", "5 clusters", "7 clusters")
         ),
         holds=(
-            lambda look: number(look, "3 clusters") > number(look, "1 cluster"),
-            lambda look: number(look, "5 clusters") < 1.05 * number(look, "3 clusters"),
-            lambda look: number(look, "7 clusters") > 1.0,
+            lambda look: look.number("3 clusters") > look.number("1 cluster"),
+            lambda look: look.number("5 clusters") < 1.05 * look.number("3 clusters"),
+            lambda look: look.number("7 clusters") > 1.0,
         ),
         reason="two kinds of prompts, 24 masks a search, by price: three clusters are enough, more change nothing",
         part="cluster-counts",
@@ -104,12 +104,12 @@ KNN = (
         says="(ours) Bayesian optimisation, which the paper searches with, should add to the dynamic programme where "
         "layers can only be skipped in pairs, and little elsewhere",
         ours=lambda look: ", ".join(
-            f"{kind}: {number(look, f'programme on {kind}'):.2f} and {number(look, f'both on {kind}'):.2f}"
+            f"{kind}: {look.number(f'programme on {kind}'):.2f} and {look.number(f'both on {kind}'):.2f}"
             for kind in ("pairs", "diffuse")
         ),
         holds=(
-            lambda look: number(look, "both on pairs") >= 1.05 * number(look, "programme on pairs"),
-            lambda look: number(look, "both on diffuse") >= 0.98 * number(look, "programme on diffuse"),
+            lambda look: look.number("both on pairs") >= 1.05 * look.number("programme on pairs"),
+            lambda look: look.number("both on diffuse") >= 0.98 * look.number("programme on diffuse"),
         ),
         reason="programme alone and both, predicted in 100 evaluations: pairs that cancel look bad one by one, so the "
         "programme misses them; on diffuse redundancy both are within 2%, the programme ahead, because it then has all "

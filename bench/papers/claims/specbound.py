@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import PLANTED, REAL, SAMPLED, least, number, over, paired, several
-from bench.papers.parts.comparisons import HALF
-from bench.papers.parts.comparisons import SPECBOUND as SPECBOUND_PARAMETERS
+from bench.papers.claims.conditions import PLANTED, REAL, SAMPLED, least, over, paired, several
+from bench.papers.parts import HALF
+from bench.papers.parts import SPECBOUND as SPECBOUND_PARAMETERS
 from bench.papers.scoreboard import Claim
 
 PUBLISHED = f"exit+{SPECBOUND_PARAMETERS}"
@@ -96,10 +96,10 @@ SPECBOUND = (
         says="(ours) heads that are trained for 20 epochs (Section 3.1) should agree more often than heads in closed "
         "form",
         ours=lambda look: (
-            f"after layer 40 of 60: closed form {number(look, 'closed form'):.2f}, 20 epochs "
-            f"{number(look, 'after 20 epochs'):.2f}"
+            f"after layer 40 of 60: closed form {look.number('closed form'):.2f}, 20 epochs "
+            f"{look.number('after 20 epochs'):.2f}"
         ),
-        holds=(lambda look: number(look, "after 20 epochs") > number(look, "closed form"),),
+        holds=(lambda look: look.number("after 20 epochs") > look.number("closed form"),),
         reason="planted model, 8,085 tokens, judged by 252 others, which are few; no head is expected to gain on it "
         "(0.91 and 0.93)",
         part="exit-training",

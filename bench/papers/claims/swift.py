@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import PLANTED, REAL, both, first_ten, least, number, over, several
+from bench.papers.claims.conditions import PLANTED, REAL, both, least, over, several
 from bench.papers.scoreboard import Claim
 
 STREAM, SWEEP, UNIFORM = "swift-stream", "swift-sweep", "priced-swift"
@@ -29,15 +29,15 @@ SWIFT = (
         says="optimisation takes 0.8% of the time over 1000 instances (Figure 6)",
         ours=lambda look: (
             f"{look(STREAM, 'swift', 'planning'):.1%} over 60 prompts of 128 tokens, priced; "
-            f"{number(look, 'last search'):.1f}% of the last ten"
+            f"{look.among(STREAM, 51, 60, 'swift', 'planning'):.1%} of the last ten"
         ),
         holds=(
             lambda look: look(STREAM, "swift", "planning") <= 0.01,
-            lambda look: number(look, "last search") <= 1.0,
+            lambda look: look.among(STREAM, 51, 60, "swift", "planning") <= 0.01,
         ),
         reason="a search ends after some 25 prompts and takes 0.5% of the next ten; but on a model without a clean "
         "half even the best mask is accepted for 0.4 of the drafts, and the search begins again",
-        part="swift-stream,along-stream",
+        part="swift-stream",
     ),
     Claim(
         paper="SWIFT",
@@ -52,7 +52,7 @@ SWIFT = (
         paper="SWIFT",
         says="a smaller S or a larger β speeds up the first instances, a larger S all of many (Figure 8a)",
         ours=lambda look: "; ".join(
-            f"{title} {first_ten(look, name):.2f} and {look(SWEEP, name):.2f}"
+            f"{title} {look.among(SWEEP, 1, 10, name):.2f} and {look(SWEEP, name):.2f}"
             for title, name in (
                 ("first ten prompts and all 32: S of 1000", "swift"),
                 ("25", "swift+steps=25"),
@@ -62,13 +62,13 @@ SWIFT = (
             )
         ),
         holds=(
-            lambda look: first_ten(look, "swift+steps=25") > first_ten(look, "swift"),
-            lambda look: first_ten(look, "swift+bayes_interval=100") > first_ten(look, "swift"),
+            lambda look: look.among(SWEEP, 1, 10, "swift+steps=25") > look.among(SWEEP, 1, 10, "swift"),
+            lambda look: look.among(SWEEP, 1, 10, "swift+bayes_interval=100") > look.among(SWEEP, 1, 10, "swift"),
             lambda look: look(SWEEP, "swift") > look(SWEEP, "swift+steps=25"),
         ),
         reason="25 masks are searched at once and stay poor (0.57 in the last two prompts, where 1000 have 0.83 and "
         "100 have 0.85); 32 prompts are too few for 1000 to catch up",
-        part="swift-sweep,along-sweep",
+        part="swift-sweep",
     ),
     Claim(
         paper="SWIFT",
@@ -86,8 +86,8 @@ SWIFT = (
     Claim(
         paper="SWIFT",
         says="a task's mask on another task loses: 1.47 falls to 1.01 (Figure 2b)",
-        ours=lambda look: f"{number(look, 'own mask'):.2f} falls to {number(look, 'foreign mask'):.2f}, predicted",
-        holds=(lambda look: number(look, "own mask") > number(look, "foreign mask"),),
+        ours=lambda look: f"{look.number('own mask'):.2f} falls to {look.number('foreign mask'):.2f}, predicted",
+        holds=(lambda look: look.number("own mask") > look.number("foreign mask"),),
         reason="on a model made for it",
         part="transfer",
     ),
@@ -95,10 +95,10 @@ SWIFT = (
         paper="SWIFT",
         says="Self-SD's 1000 evaluations take 7.5 h for a 13B model, 180 times SWIFT's search (Table 12, Figure 11)",
         ours=lambda look: (
-            f"1000 evaluations would take {number(look, 'Self-SD seconds') / 3600:.1f} "
-            f"h (extrapolated), {number(look, 'Self-SD times'):.0f} times our search"
+            f"1000 evaluations would take {look.number('Self-SD seconds') / 3600:.1f} "
+            f"h (extrapolated), {look.number('Self-SD times'):.0f} times our search"
         ),
-        holds=(lambda look: number(look, "Self-SD times") >= 100,),
+        holds=(lambda look: look.number("Self-SD times") >= 100,),
         reason="our search is the compiler's: it rates a mask in one parallel pass, not by timed decoding",
         part="search-cost",
     ),

@@ -1,46 +1,65 @@
-"""Decoding timed by a latency table: every forward costs what the table says, so no time is noise.
+"""Decoding whose time is priced by a latency table: every forward, searches included, costs what the table says.
 
-A busy machine gives the same figures as a quiet one. Drafts, verifications and searches are priced alike, by the
-forwards that they request. Whatever is computed beside forwards costs nothing: routing, sampling, a Gaussian process.
+Prices carry no timing noise, so a busy machine will do; only the table has to come from a quiet one. Whatever is
+computed beside forwards costs nothing: routing, sampling, a Gaussian process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from bench.harness.contenders import Timed, cycle_totals
+from bench.harness.contenders import Decode, Timed, cycle_totals, strategy_of
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime import Engine, SamplingParams
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import decoding
-from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch import Segment
-from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import Forward, Head, ModelRequest, Work
+from ssd_runtime.model.runner import Forward, Head, ModelRequest, ModelRunner, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
-from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 
 T = TypeVar("T")
 
 
-def sublayer_prices(latency: LatencyTable, context: float, rows: int) -> list[float]:
-    """Seconds of each sub-layer; of more rows than the table has, in proportion: multiplications bound these."""
-    known = min(rows, int(latency.queries[-1]))
-    return [seconds * rows / known for seconds in latency.sublayer_seconds(context, known)]
+def read_latency(path: Path, layers: int) -> LatencyTable:
+    """The table in a file, for a model of `layers` layers of the same sizes.
+
+    Raises UserError where its layers are of several kinds, because it does not say which kind a new layer has.
+    """
+    table = LatencyTable.from_json(path.read_text(encoding="utf-8"))
+    kinds = sorted(set(table.layer_kinds))
+    if len(kinds) > 1:
+        raise UserError(f"{path}: expected layers of one kind, got {', '.join(kinds)}")
+    return replace(table, layer_kinds=table.layer_kinds[:1] * layers)
 
 
-def head_price(latency: LatencyTable, rows: int) -> float:
-    """Seconds of the head; of more rows than the table has, in proportion."""
-    known = min(rows, int(latency.queries[-1]))
-    return latency.head_seconds(known) * rows / known
+def priced(engine: Engine, contender: str, sampling: SamplingParams) -> Decode:
+    """Make a strategy a contender whose seconds are prices by `engine.latency`, without the first token's."""
+    make_planner = engine.planners(*strategy_of(contender))
+
+    def decode(ids: list[int], new: int) -> Timed:
+        session = Session(engine.decoder, sampling)
+        prompt = session.prefill(ids, new_tokens=new)
+        planner = PricedPlanner(make_planner(), engine.latency)
+        work = planner.watching(decoding(session, prompt, planner, Limits(new, engine.loaded.eos_ids)))
+        tokens = ModelRunner(engine.decoder).finish(work).token_ids
+        return Timed(
+            token_ids=tokens,
+            first_seconds=0.0,
+            seconds=sum(cycle.seconds + cycle.plan_seconds for cycle in planner.cycles),
+            counted=len(tokens) - 1,
+            cycles=cycle_totals(planner.cycles),
+        )
+
+    return decode
 
 
 def price(latency: LatencyTable, request: ModelRequest) -> float:
@@ -49,21 +68,24 @@ def price(latency: LatencyTable, request: ModelRequest) -> float:
     A step's overhead belongs to the forward that begins at the first sub-layer. Raises UserError for a mask with
     sub-layers on lighter copies, because the table's prices are those of full weights.
     """
-    if isinstance(request, Head):
-        return head_price(latency, request.size)
-    if not isinstance(request, Forward):
+    if not isinstance(request, Forward | Head):
         return 0.0
+    # More rows than the table has cost in proportion: multiplications bound these.
+    known = min(request.size, int(latency.queries[-1]))
+    factor = request.size / known
+    if isinstance(request, Head):
+        return factor * latency.head_seconds(known)
     if request.mask is not None and request.mask.light:
         raise UserError(
-            "bench.priced: prices do not know sub-layers on lighter copies; give a bundle of `--draft-bits none`, "
+            "--priced: prices do not know sub-layers on lighter copies; give a bundle of `--draft-bits none`, "
             "or auto+light=0"
         )
     context = max(int(part.slot) if isinstance(part, Segment) else part.views[0].end for part in request.segments)
-    parts = sublayer_prices(latency, context, request.size)
+    parts = latency.sublayer_seconds(context, known)
     last = len(parts) if request.last is None else request.last
     kept = (i for i in range(request.first, last) if request.mask is None or not request.mask.bits[i])
     overhead = latency.overhead_seconds(1) if request.first == 0 else 0.0
-    return sum(parts[i] for i in kept) + overhead
+    return factor * sum(parts[i] for i in kept) + overhead
 
 
 @dataclass(slots=True)
@@ -132,37 +154,3 @@ class PricedPlanner:
             else:
                 self.prices.append(price(self.latency, request))
             answer = yield request
-
-
-def priced(session: Session, prompt: Prefill, make: MakePlanner, latency: LatencyTable, limits: Limits) -> Work[Timed]:
-    """Decode a session's `prompt` with a planner of `make`; the seconds are prices, without the first token's."""
-    planner = PricedPlanner(make(), latency)
-    done: Generation = yield from planner.watching(decoding(session, prompt, planner, limits))
-    seconds = sum(cycle.seconds + cycle.plan_seconds for cycle in planner.cycles)
-    return Timed(
-        token_ids=done.token_ids,
-        first_seconds=0.0,
-        seconds=seconds,
-        counted=len(done.token_ids) - 1,
-        cycles=cycle_totals(planner.cycles),
-    )
-
-
-def priced_stream(
-    decoder: Decoder,
-    prompts: Sequence[list[int]],
-    make: MakePlanner,
-    latency: LatencyTable,
-    limits: Limits,
-    sampling: SamplingParams = GREEDY,
-) -> Work[list[Timed]]:
-    """Decode prompts one after the other, for planners that carry statistics from prompt to prompt.
-
-    Each prompt gets a session of its own, so that several streams can run side by side.
-    """
-    found = list[Timed]()
-    for ids in prompts:
-        session = Session(decoder, sampling)
-        prompt = session.prefill(ids, new_tokens=limits.max_new_tokens)
-        found.append((yield from priced(session, prompt, make, latency, limits)))
-    return found

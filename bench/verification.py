@@ -1,6 +1,6 @@
 """The cost of verifying several tokens at once in plain steps, and of the kernels that serve the projections.
 
-`python -m bench.steps.verification --model demo@wheel --context 100` times forwards of 1 to 16 tokens after one
+`python -m bench.verification --model demo@wheel --context 100` times forwards of 1 to 16 tokens after one
 context in turn, with head and choice. Then it times every layer's projections alone, with packed copies and with the
 model's own modules.
 """

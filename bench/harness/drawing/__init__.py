@@ -1,1 +1,0 @@
-"""Charts, pictures and tables of the pages."""

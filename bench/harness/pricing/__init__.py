@@ -1,1 +1,0 @@
-"""Decoding whose time is priced by a latency table."""

@@ -1,1 +1,0 @@
-"""Tools that measure one claim or table each."""

@@ -1,1 +1,0 @@
-"""How the time of a step is spent."""
