@@ -512,17 +512,3 @@ def test_what_shapes_a_distribution_asks_for_sampling() -> None:
 def test_parameters_out_of_their_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"^sampling: {name}: expected .*, got "):
         SamplingParams(**{"temperature": 1.0, name: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "assignment", "range_"),
-    [
-        ("clasp", "confidence=70", "from 0 to 1"),
-        ("clasp", "refresh=0", "from 1 on"),
-        ("exit", "depth=1.1", "from 0 to 1"),
-    ],
-)
-def test_settings_out_of_their_range_are_refused(strategy: str, assignment: str, range_: str) -> None:
-    with pytest.raises(UserError, match=f"^--set {assignment}: must be a number {range_}$"):
-        read_settings(strategy, [assignment])
-    assert read_settings("exit", ["annealing=1.5"]).annealing == 1.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -346,6 +347,14 @@ BEGINNING = list(range(20, 45))
 SAMPLINGS = [GREEDY, SamplingParams(repetition_penalty=1.3), SamplingParams(0.8, top_p=0.9)]
 
 
+def forget_free_slots(scheduler: Scheduler) -> None:
+    """Whatever is read from them from here on must have been written again."""
+    for group in scheduler.pool.groups:
+        for begin, end in group.ranges._free:
+            for layer in group.layers:
+                scheduler.pool.storage[layer][:, :, :, begin:end] = float("nan")
+
+
 class Crowd(RuleBasedStateMachine):
     """Requests come, step and leave in any order; each that ends has the output that it has alone.
 
@@ -353,13 +362,18 @@ class Crowd(RuleBasedStateMachine):
     """
 
     @initialize(
-        model=st.sampled_from(sorted(MODELS, key=str)), most=st.integers(1, 5), slots=st.sampled_from([140, 220, 600])
+        model=st.sampled_from(sorted(MODELS, key=str)),
+        most=st.integers(1, 5),
+        slots=st.sampled_from([140, 220, 600]),
+        late=st.booleans(),
     )
-    def begin(self, model: tuple[str, torch.dtype], most: int, slots: int) -> None:
+    def begin(self, model: tuple[str, torch.dtype], most: int, slots: int, late: bool) -> None:
         self.memory = small_memory()
         self.memory.__enter__()
         self.decoder = MODELS[model]
-        self.scheduler = Scheduler(self.decoder, most, slots * self.decoder.kv_layout.bytes_per_slot)
+        # Where the time for drafts is always up, requests are met in the middle of theirs.
+        clock = count().__next__ if late else None
+        self.scheduler = Scheduler(self.decoder, most, slots * self.decoder.kv_layout.bytes_per_slot, clock)
         self.stream = stream_by_the_table()
         self.asked: list[tuple[Job[Generation], list[int], Limits, SamplingParams]] = []
 
@@ -386,10 +400,7 @@ class Crowd(RuleBasedStateMachine):
     def preempt(self, times: int) -> None:
         for _ in range(min(times, self.scheduler.running)):
             self.scheduler.pause_latest()
-        for group in self.scheduler.pool.groups:
-            for begin, end in group.ranges._free:
-                for layer in group.layers:  # whatever is read from here on must have been written again
-                    self.scheduler.pool.storage[layer][:, :, :, begin:end] = float("nan")
+        forget_free_slots(self.scheduler)
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())

@@ -57,6 +57,7 @@ def serve(
     keys = read_keys(server.api_key)
     load_settings = model.load_settings()
     strategy.parameters(bundle.artifact is not None)
+    allowed = limits.allowed(bundle.artifact is not None)
     source = bundle.source(model.model)
     if server.reload and source.opened is None:
         raise UserError("--reload: there is no bundle to load again; give one with --bundle, or omit it")
@@ -85,6 +86,7 @@ def serve(
         load=load_settings,
         strategy=strategy.strategy,
         assignments=tuple(strategy.assignments or ()),
+        allow_strategies=allowed,
         name=server.name,
         api_keys=keys,
         share_between_keys=server.share_between_keys,

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.commands.options import DRAFT_PANEL
+from ssd_runtime.planning.registry import check_strategy
 from ssd_runtime.serving.http.keys import KEY_VARIABLE
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
 
@@ -109,6 +111,13 @@ class ServerOptions:
 class LimitOptions:
     """What requests may take."""
 
+    allow_strategies: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Strategies, as A,B, that requests may choose besides --strategy, auto, plain and lookup; repeatable.",
+            rich_help_panel=DRAFT_PANEL,
+        ),
+    ] = None
     max_concurrency: Annotated[
         int, typer.Option(min=1, max=1024, help="Answers decoded at once, at most.", rich_help_panel=LIMIT_PANEL)
     ] = 8
@@ -138,6 +147,13 @@ class LimitOptions:
     max_body_bytes: Annotated[
         int, typer.Option(min=1024, help="Largest body of a request, in bytes.", rich_help_panel=LIMIT_PANEL)
     ] = 4 << 20
+
+    def allowed(self, has_bundle: bool) -> tuple[str, ...]:
+        """The names of `--allow-strategies`. Raises UserError for an unknown one, or if one needs a bundle."""
+        names = tuple(name for each in self.allow_strategies or () for name in each.split(","))
+        for name in names:
+            check_strategy(name, has_bundle, "--allow-strategies")
+        return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

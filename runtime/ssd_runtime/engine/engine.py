@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 from threading import RLock
+from time import perf_counter
 from typing import Any
 
 from ssd_artifacts.bundle import Bundle
@@ -196,7 +197,7 @@ class Engine:
     @cached_property
     def scheduler(self) -> Scheduler:
         """The scheduler of all requests."""
-        return Scheduler(self.decoder, self.max_sequences, self.cache_bytes)
+        return Scheduler(self.decoder, self.max_sequences, self.cache_bytes, perf_counter)
 
     def planners(self, strategy: str = "auto", parameters: Any = None) -> MakePlanner:
         """Return a function that makes a planner per request of one stream; `parameters` are those of `RunSettings`.
@@ -279,7 +280,10 @@ class Engine:
         return Turn.encode(self.loaded, settings, prompt, conversation(prompt))
 
     def step(self) -> list[Request]:
-        """Advance all requests by one forward of the full model; returns those that have ended or failed."""
+        """Advance all requests by one forward of the full model; returns those that have ended or failed.
+
+        Requests whose drafts or searches take long advance less (`Scheduler`), so that the others need not wait.
+        """
         ended = []
         with uninterrupted(), self._lock:
             for job in self.scheduler.step():

@@ -12,7 +12,7 @@ from torch import Tensor
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import DECODING_REMEDY, gib, guard_memory
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, PoolFull
-from ssd_runtime.model.runner import Forward, ModelRequest, Work
+from ssd_runtime.model.runner import ModelRequest, Work
 from ssd_runtime.sequence.session import POOL_ROOM, Session
 
 T = TypeVar("T")
@@ -44,12 +44,12 @@ class Job(Generic[T]):
     @property
     def _room(self) -> int:
         """Room after the committed tokens, for the rows that are loaded again when it resumes at least."""
-        return max(POOL_ROOM, 0 if self._paused is None else self._paused.request.size)
+        return max(POOL_ROOM, 0 if self._paused is None else rows_of(self._paused.request))
 
     @property
     def slots(self) -> int:
-        """Most slots that its latest request, and the drafts after that, write."""
-        return self.session.committed + (rows_of(self.request) if self._paused is None else 0) + SPARE_SLOTS
+        """Most slots that its requests so far, and the drafts after that, write."""
+        return self.session.written + SPARE_SLOTS
 
     @property
     def decodes(self) -> bool:
@@ -80,14 +80,14 @@ class Job(Generic[T]):
 
     def pause(self) -> None:
         """Release the memory for keys and values until `resume`."""
-        assert isinstance(self.request, Forward), "running jobs wait for a forward of the full model"
+        assert self.request is not None, "it runs"
         session = self.session
         if self._paused is not None:
             self._paused.recomputing.close()
             self._paused = replace(self._paused, recomputing=session.recomputing())
         else:
-            # The forward of an early-exit draft begins after its first layers and reads the keys that it left there.
-            drafted = session.cache.save(session.committed, session.committed + self.request.size)
+            # A draft that goes on reads the keys of its first tokens; one by early exit those in its first layers too.
+            drafted = session.cache.save(session.committed, session.written)
             self._paused = _Paused(self.request, drafted, session.recomputing())
         session.release()
 
@@ -152,9 +152,9 @@ class Job(Generic[T]):
 class _Paused:
     """The state of a paused job, which has released its memory."""
 
-    request: Forward
+    request: ModelRequest
     drafted: list[Tensor]
-    """Keys and values of the request's rows, one tensor per layer."""
+    """Keys and values after the committed tokens, the request's rows included, one tensor per layer."""
     recomputing: Work[None]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,11 @@ from ssd_runtime.sequence.session import POOL_ROOM, PREFILL_CHUNK, Session
 T = TypeVar("T")
 PREFILL_ROWS = 128
 """Most prompt rows in a step of decoding sequences, which wait for the whole step."""
+HOLD_SECONDS = 0.1
+"""Seconds that drafts and searches may take in a step, at least: so long everybody else waits for them."""
+HOLD_FORWARDS = 4.0
+"""Seconds that they may take, in the fastest forwards of the full model so far, where that is more. Drafts that
+`auto` shares among requests take less."""
 CACHE_SHARE = 0.5
 """Largest share of the free memory that the pool of keys and values takes by default."""
 
@@ -33,11 +39,22 @@ class Scheduler:
 
     A job's output does not depend on the other jobs, except for rounding at near ties. Keys and values are in one pool
     of `cache_bytes`. When that is full, prefixes of ended sequences are dropped first. Then the latest job is paused,
-    and its keys are computed again later.
+    and its keys are computed again later. With a clock, a long draft or search goes on in later steps, so that a step
+    of the others waits for it no longer than `HOLD_SECONDS` or `HOLD_FORWARDS`, and for one more request to the model.
     """
 
-    def __init__(self, decoder: Decoder, max_sequences: int, cache_bytes: int | None = None) -> None:
-        """The pool has `pool_bytes` by default. Raises UserError for fewer than 1 sequence, or without memory."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        max_sequences: int,
+        cache_bytes: int | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """The pool has `pool_bytes` by default. `clock` gives the seconds that bound drafts in a step.
+
+        Without it they take as long as they take, as is best where nobody waits for one sequence alone. Raises
+        UserError for fewer than 1 sequence, or without memory.
+        """
         if max_sequences < 1:
             raise UserError(f"max_sequences: expected 1 or more, got {max_sequences}")
         self.decoder = decoder
@@ -55,6 +72,9 @@ class Scheduler:
         self._running: list[Job[Any]] = []
         """Running jobs, the oldest first."""
         self._steps = 0
+        self._clock = clock or _standing_still
+        self._fastest = math.inf
+        """Seconds of the fastest forward of the full model so far."""
 
     @property
     def running(self) -> int:
@@ -113,19 +133,24 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> list[Job[Any]]:
-        """Run the full model for all running jobs, then their drafts; returns the jobs that ended.
+        """Run the full model for all running jobs that wait for it, then their drafts; returns the jobs that ended.
 
-        After that, jobs request heads and draft forwards until each of them waits for the full model again.
+        After that, jobs request heads and draft forwards until each of them waits for the full model again. If the time
+        for drafts is up before, those that are behind go on in the next step, after the others' forward.
         Requests that are alike (`Forward.key`) share a forward: of the full model all, except for those that keep
         states and those that go on after an early exit. Ctrl-C takes effect at the end of the step.
         """
         with uninterrupted():
             self._steps += 1
             self._make_room()
+            known = len(self._running)
             ended = self._admit()
-            self._catch_up()
-            self._answer(self._joint())
-            self._catch_up()
+            self._catch_up(self._running[known:])
+            began = self._clock()
+            if joint := self._joint():
+                self._answer(joint)
+                self._fastest = min(self._fastest, self._clock() - began)
+            self._catch_up(self._running)
             ended += [job for job in self._running if job.done]
             self._running = [job for job in self._running if not job.done]
             return ended
@@ -174,10 +199,13 @@ class Scheduler:
             (failed if job.done else self._running).append(job)
         return failed
 
-    def _catch_up(self) -> None:
-        """Answer all other requests until every running job waits for the full model."""
-        while drafting := [job for job in self._running if not (job.done or is_full(job.request))]:
+    def _catch_up(self, jobs: Sequence[Job[Any]]) -> None:
+        """Answer the jobs' other requests, at least one of each, until all wait for the full model or time is up."""
+        until = self._clock() + max(HOLD_SECONDS, HOLD_FORWARDS * self._fastest)
+        while drafting := [job for job in jobs if not (job.done or is_full(job.request))]:
             self._answer(drafting)
+            if self._clock() >= until:
+                break
 
     def _awaits(self, job: Job[Any], other: Job[Any]) -> bool:
         """Whether to hold `job` back because `other` is prefilling a longer shared prefix than any that is cached."""
@@ -193,12 +221,15 @@ class Scheduler:
     def _joint(self) -> list[Job[Any]]:
         """Jobs of the next forward: all that decode, and prompts of `PREFILL_ROWS` rows at most, at least one.
 
+        Jobs whose drafts or searches are not done yet take no part.
+
         Sets the chunk size of the prompts' next forwards, too.
         """
-        decoding = [job for job in self._running if job.decodes]
+        ready = [job for job in self._running if is_full(job.request)]
+        decoding = [job for job in ready if job.decodes]
         prompts = list[Job[Any]]()
         rows = 0
-        for job in self._running:
+        for job in ready:
             if job.decodes:
                 continue
             job.session.chunk = PREFILL_ROWS if decoding else PREFILL_CHUNK
@@ -223,6 +254,11 @@ class Scheduler:
             if is_full(job.request):
                 job.session.load = load
             job.advance(answer)
+
+
+def _standing_still() -> float:
+    """The time of a scheduler without a clock."""
+    return 0.0
 
 
 def pool_bytes(decoder: Decoder, sequences: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.planning.bounds import read_value
 from ssd_runtime.planning.settings import (
     AutoSettings,
     ClaspSettings,
@@ -33,6 +33,8 @@ class Strategy:
     needs_latency: bool = False
     needs_light: bool = False
     """Whether it drafts on lighter copies of the weights."""
+    offered: bool = False
+    """Whether a server offers it to requests without `--allow-strategies`."""
     uses_masks: bool = False
     """Whether it drafts with a bundle's masks, which may run on lighter copies too."""
 
@@ -44,9 +46,10 @@ STRATEGIES = (
         name="auto",
         settings=AutoSettings,
         needs_latency=True,
+        offered=True,
         uses_masks=True,
     ),
-    Strategy(name="plain"),
+    Strategy(name="plain", offered=True),
     Strategy(
         name="knn",
         settings=NearestSettings,
@@ -64,7 +67,7 @@ STRATEGIES = (
     Strategy(name="swift", settings=SwiftSettings),
     Strategy(name="exit", settings=ExitSettings),
     Strategy(name="del", settings=DelSettings),
-    Strategy(name="lookup", settings=LookupSettings, needs_latency=True),
+    Strategy(name="lookup", settings=LookupSettings, needs_latency=True, offered=True),
     Strategy(name="light", settings=LightSettings, needs_light=True),
     Strategy(
         name=f"{FIXED}NAME",
@@ -79,20 +82,20 @@ SETTINGS: Mapping[str, type[Any]] = {each.name: each.settings for each in STRATE
 """Classes of the parameters for `--set`, by strategy."""
 
 
-def find_strategy(name: str) -> Strategy:
-    """The strategy that a user calls `name`. Raises UserError if there is none."""
+def find_strategy(name: str, option: str = "--strategy") -> Strategy:
+    """The strategy that a user calls `name`. Raises UserError, which names the `option`, if there is none."""
     key = f"{FIXED}NAME" if name.startswith(FIXED) else name
     for strategy in STRATEGIES:
         if strategy.name == key:
             return strategy
-    raise UserError(f"--strategy: {name!r} is unknown; give one of {', '.join(NAMES)}")
+    raise UserError(f"{option}: {name[:40]!r} is unknown; give one of {', '.join(NAMES)}")
 
 
-def check_strategy(name: str, has_bundle: bool) -> None:
+def check_strategy(name: str, has_bundle: bool, option: str = "--strategy") -> None:
     """Raise UserError when there is no such strategy, or when it needs a bundle and there is none."""
-    if find_strategy(name).needs_bundle and not has_bundle:
+    if find_strategy(name, option).needs_bundle and not has_bundle:
         others = ", ".join(WITHOUT_BUNDLE)
-        raise UserError(f"--strategy {name}: needs a bundle; give one with --bundle, or use one of {others}")
+        raise UserError(f"{option} {name}: needs a bundle; give one with --bundle, or use one of {others}")
 
 
 def needs_latency(name: str) -> bool:
@@ -106,8 +109,8 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
     A parameter's former name is accepted with a note on standard error. Raises UserError that names the parameters.
     """
     kind = SETTINGS.get(strategy)
-    types = get_type_hints(kind) if kind else {}
-    renamed = {field.metadata["was"]: field.name for field in fields(kind) if "was" in field.metadata} if kind else {}
+    known = {each.name: each for each in fields(kind)} if kind else {}
+    renamed = {each.metadata["was"]: each.name for each in known.values() if "was" in each.metadata}
     values: dict[str, Any] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
@@ -116,26 +119,12 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
             name = renamed[name]
         if not separator:
             raise UserError(f"--set {assignment}: expected NAME=VALUE, such as --set {name}=1")
-        if name not in types:
-            known = ", ".join(types) or "none"
-            raise UserError(f"--set {assignment}: {strategy} has no such parameter; it has: {known}")
-        bounds = next(field.metadata for field in fields(kind) if field.name == name) if kind else {}
-        most = bounds.get("most", 1.0 if types[name] is float else math.inf)
-        values[name] = _read(assignment, text=text, kind=types[name], least=bounds.get("least", 0), most=most)
-    return kind(**values) if kind else None
-
-
-def _read(assignment: str, text: str, kind: Any, least: int, most: float) -> Any:
-    """Convert the text of an assignment's value to `kind`, a number from `least` to `most` or a literal."""
-    if get_origin(kind) is Literal:
-        if text not in get_args(kind):
-            raise UserError(f"--set {assignment}: expected one of {', '.join(get_args(kind))}")
-        return text
+        if name not in known:
+            raise UserError(
+                f"--set {assignment}: {strategy} has no such parameter; it has: {', '.join(known) or 'none'}"
+            )
+        values[name] = text
     try:
-        value = kind(text)
-    except ValueError:
-        raise UserError(f"--set {assignment}: expected a number ({kind.__name__})") from None
-    if not least <= value <= most or value == math.inf:
-        expected = f"from {least} on" if most == math.inf else f"from {least} to {most:g}"
-        raise UserError(f"--set {assignment}: must be a number {expected}")
-    return value
+        return kind(**{name: read_value(known[name], text) for name, text in values.items()}) if kind else None
+    except UserError as error:
+        raise UserError(f"--set {error}") from None

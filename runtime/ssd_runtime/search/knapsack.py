@@ -114,6 +114,7 @@ def searching_knapsack(
     budget: float = 0.5,
     exactly: int | None = None,
     most: int = 0,
+    piece: int | None = None,
 ) -> Work[list[Candidate]]:
     """Find a candidate for every reachable skipped weight up to `budget` of the whole (KnapSpec Algorithm 1).
 
@@ -126,7 +127,7 @@ def searching_knapsack(
     comparing states and stops at j = 0; here choices are kept as back-pointers.
 
     The paper keeps a state for every j, which a GPU runs in the time of one. With `most`, at most so many are kept
-    after each item: those where skipping more begins to cost.
+    after each item: those where skipping more begins to cost. A request has at most `piece` rows, or those of one j.
     """
     heaviest = math.floor(budget * sum(weights.items)) if exactly is None else exactly
     least = exactly or 0
@@ -149,11 +150,20 @@ def searching_knapsack(
                 first=first,
                 last=last,
                 mask=SkipMask.of(decoder.shape.num_layers).lightened(at) if at else None,
+                piece=piece,
             )
         ways[_Choice(None, weight)] = level.between(least - rest - weight, heaviest - weight)
         level, choice = _best(ways, target=target, threshold=threshold, most=most)
         choices.append(choice)
-    return (yield from _rating(decoder=decoder, reference=reference, weights=weights, choices=choices, level=level))
+    work = _rating(
+        decoder=decoder,
+        reference=reference,
+        weights=weights,
+        choices=choices,
+        level=level,
+        piece=piece,
+    )
+    return (yield from work)
 
 
 class _Choice(NamedTuple):
@@ -221,7 +231,13 @@ def _thinned(cosines: dict[int, float], most: int) -> list[int]:
 
 
 def _executing(
-    groups: Sequence[Variants], level: _Level, full: Tensor, first: int, last: int, mask: SkipMask | None
+    groups: Sequence[Variants],
+    level: _Level,
+    full: Tensor,
+    first: int,
+    last: int,
+    mask: SkipMask | None,
+    piece: int | None,
 ) -> Work[_Level]:
     """Run an item's sub-layers on every state, all budgets together, in full or at the widths of `mask`.
 
@@ -229,21 +245,34 @@ def _executing(
     """
     known = mask is None and level.weights[:1] == [0]
     x = level.x[:, 1:] if known else level.x
-    count = x.shape[1]
+    rows, count, _ = x.shape
     if count:
-        segments = [variants.times(count) for variants in groups]
-        states = yield Forward(segments, x.flatten(0, 1), mask=mask, first=first, last=last)
-        x = states.view_as(x)
+        parts = list[Tensor]()
+        for part in x.split(max(1, piece // rows) if piece else count, dim=1):
+            segments = [variants.times(part.shape[1]) for variants in groups]
+            states = yield Forward(segments, part.flatten(0, 1), mask=mask, first=first, last=last)
+            parts.append(states.view_as(part))
+        x = torch.cat(parts, 1)
     return _Level(level.weights, torch.cat([full, x], 1) if known else x)
 
 
 def _rating(
-    decoder: Decoder, reference: ReferenceStates, weights: Weights, choices: list[dict[int, _Choice]], level: _Level
+    decoder: Decoder,
+    reference: ReferenceStates,
+    weights: Weights,
+    choices: list[dict[int, _Choice]],
+    level: _Level,
+    piece: int | None,
 ) -> Work[list[Candidate]]:
-    """Rate the masks of the last level, whose states run through the head together."""
-    tokens, _ = yield Head(level.x.flatten(0, 1), best=True, width=weights.head)
+    """Rate the masks of the last level, whose states run through the head at most `piece` at a time."""
+    states = level.x.flatten(0, 1)
+    parts = list[Tensor]()
+    for part in states.split(piece or len(states)):
+        best, _ = yield Head(part, best=True, width=weights.head)
+        parts.append(best)
+    tokens = torch.cat(parts)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
-    normed = yield Norm(level.x.flatten(0, 1))
+    normed = yield Norm(states)
     final = normed.view_as(level.x)
     target = (yield Norm(reference.states[-1]))[:, None]
     cosine_rows = torch.cosine_similarity(final.float(), target.float(), -1)

@@ -61,6 +61,8 @@ class Session:
         self._version = decoder.version
         self.cache = decoder.new_cache() if prefixes is None else KVCache(prefixes.pool)
         self.ids: list[int] = []
+        self._written = 0
+        """The slot after the last that a request since the latest commit writes; 0 without one."""
         self.sampling = sampling
         self._sampler = Sampler(sampling, decoder.device)
         self._prompt: Prefill | None = None
@@ -83,6 +85,11 @@ class Session:
     def committed(self) -> int:
         """Number of tokens committed so far."""
         return len(self.ids)
+
+    @property
+    def written(self) -> int:
+        """The slot after the last that holds the committed tokens, or rows of the requests after them."""
+        return max(self.committed, self._written)
 
     def prefill(self, ids: list[int], beginning: Prefill | None = None, new_tokens: int = 0) -> Prefill:
         """Run `prefilling` for a lone sequence."""
@@ -117,6 +124,7 @@ class Session:
             beginning = None
         self._withdraw()
         self.ids = known
+        self._written = 0
         self._prompt = None
         self.reused = 0
         self._states = beginning.states.copy() if beginning is not None else PromptStates()
@@ -299,6 +307,7 @@ class Session:
         if self._is_long(tokens) and not self.cache.long:
             self._compute_again(long=True)
         self.cache.reserve(slots, self.committed)
+        self._written = max(self._written, slots)
 
     def rewind(self, prompt: Prefill, answered: int = 0) -> None:
         """Return to the end of the latest prefilled prompt; random numbers are drawn again from there.
@@ -309,6 +318,7 @@ class Session:
         if prompt is not self._prompt or self.committed < prompt.tokens:
             raise UserError("session: no longer holds this prompt; prefill it again")
         self.ids = self.ids[: prompt.tokens]
+        self._written = 0
         self.load = None
         self.cache.rewind(prompt.tokens)
         self._states = prompt.states.copy()
@@ -326,6 +336,7 @@ class Session:
             if row != place:
                 self.cache.move(self.committed + row, self.committed + place)
         self.ids.extend(ids)
+        self._written = 0
         if states is not None and self._prefixes is not None:
             # A view would keep the rows of all sequences of the forward in memory.
             self._states.add(take_rows(states, rows) if rows is not None else states[: len(ids)].clone())
@@ -389,6 +400,7 @@ class Session:
     def recomputing(self) -> Work[None]:
         """Run the committed tokens again, whose keys and values were dropped or rotated by other angles."""
         ids = self.ids
+        written = self._written
         self.ids = []
         self.cache.restart(keep_marks=True)
         try:
@@ -398,6 +410,7 @@ class Session:
                 self.commit(chunk)
         finally:
             self.ids = ids  # also if this is stopped half-way
+            self._written = written
 
     def _chunk(self) -> int:
         """Number of prompt tokens in the next forward: whole blocks, and few enough for a bias of bounded size."""

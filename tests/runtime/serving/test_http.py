@@ -39,7 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Service:
-    return tiny_service(tiny_engine(folder), max_new_tokens=400, max_body_bytes=20_000)
+    return tiny_service(
+        tiny_engine(folder), max_new_tokens=400, max_body_bytes=20_000, allowed_strategies=("clasp", "knn")
+    )
 
 
 @pytest.fixture(scope="module")

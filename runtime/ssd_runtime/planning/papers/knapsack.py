@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ssd_profiles.formulas import tokens_per_time
@@ -16,6 +18,10 @@ from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.knapsack import Candidate, Weights, searching_knapsack
 from ssd_runtime.sequence.session import Session
 
+PIECE_ROWS = 256
+"""Most rows of one request of a search, so that others do not wait for long; a budget's rows stay together."""
+MOST_STATES = 16384
+"""Most states that a search keeps for a sub-layer, which take hundreds of MiB in large models."""
 FEWEST_ROWS = 4
 """Least tokens of a search, however little time it has: fewer do not tell right masks from lucky ones."""
 
@@ -52,8 +58,10 @@ class KnapsackPlanner(RefreshedPlanner):
             threshold=settings.similarity,
             budget=settings.budget,
             most=settings.states,
+            piece=PIECE_ROWS,
         )
-        return max((self._rated(candidate, context) for candidate in found), key=lambda rated: rated[0])[1]
+        verify = [self._latency.step_seconds(context, rows) for rows in range(2, settings.max_draft + 2)]
+        return max((self._rated(candidate, context, verify) for candidate in found), key=lambda rated: rated[0])[1]
 
     def _affordable(self, weights: Weights, context: int) -> int:
         """Number of tokens that a search can look at within its share of the time until the next."""
@@ -62,7 +70,7 @@ class KnapsackPlanner(RefreshedPlanner):
         budgets = max(1.0, self._settings.budget * sum(weights.items) / 2)
         if self._settings.states:
             budgets = min(budgets, float(self._settings.states))
-        rows = self._recent.tokens
+        rows = max(FEWEST_ROWS, min(self._recent.tokens, int(MOST_STATES / budgets)))
         if self._settings.share >= 1.0:
             return rows
         while rows > FEWEST_ROWS and self._search_seconds(rows * budgets, context) > allowed:
@@ -73,8 +81,11 @@ class KnapsackPlanner(RefreshedPlanner):
         """Seconds to run `states` states at once through every sub-layer and the head."""
         return sum(self._latency.sublayer_seconds(context, states)) + self._latency.head_seconds(states)
 
-    def _rated(self, candidate: Candidate, context: int) -> tuple[float, Plan]:
-        """The candidate's highest TPT over draft lengths, by the measured time of each verification, and its plan."""
+    def _rated(self, candidate: Candidate, context: int, verify: Sequence[float]) -> tuple[float, Plan]:
+        """The candidate's highest TPT over draft lengths, and its plan.
+
+        `verify` are the measured seconds of verifying 1, 2, … drafted tokens.
+        """
         if not any(candidate.mask.bits):
             rate = 1.0 / self._latency.step_seconds(context)
             return rate, Plan(f"plain: no mask is predicted to beat {rate:.1f} tokens/s")
@@ -85,7 +96,7 @@ class KnapsackPlanner(RefreshedPlanner):
                 token_agreement=candidate.token_agreement,
                 draft_length=length,
                 draft_seconds=draft,
-                verify_seconds=self._latency.step_seconds(context, length + 1),
+                verify_seconds=verify[length - 1],
             )
 
         rate, length = max((rate_of(length), length) for length in range(1, self._settings.max_draft + 1))

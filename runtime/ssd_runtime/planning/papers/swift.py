@@ -16,7 +16,7 @@ from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
-from ssd_runtime.search.gaussian import coded, most_promising
+from ssd_runtime.search.gaussian import MOST, coded, most_promising
 from ssd_runtime.search.replay import ReferenceStates, replaying
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
@@ -96,7 +96,7 @@ class SwiftSearch:
         """Choose the next mask to try: at intervals by the Gaussian process, otherwise at random (SWIFT eq. 2)."""
         if (self.tried + 1) % self.settings.bayes_interval == 0 and len(self._seen) > 1:
             pool = [self._near(self.best) for _ in range(POOL // 2)] + [self._any() for _ in range(POOL // 2)]
-            tried, scores = zip(*self._seen, strict=True)
+            tried, scores = zip(*self._seen[-MOST:], strict=True)
             return pool[most_promising(coded(tried), scores, coded(pool))]
         return self._any()
 

@@ -15,7 +15,7 @@ from ssd_runtime.devices.memory import gib
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.opening import LoadSettings, open_engine
 from ssd_runtime.loading.source import ModelSource, read_source
-from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.registry import find_strategy, read_settings
 from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
@@ -40,6 +40,7 @@ class ServiceOptions:
     load: LoadSettings = field(default_factory=LoadSettings)
     strategy: str = "auto"
     assignments: tuple[str, ...] = ()
+    allow_strategies: tuple[str, ...] = ()
     name: str | None = None
     api_keys: tuple[str, ...] = ()
     share_between_keys: bool = False
@@ -65,6 +66,7 @@ def open_service(
 ) -> Service:
     """Load the model, prepare what would delay the first requests, and start the engine's thread."""
     parameters = read_settings(options.strategy, list(options.assignments))
+    prepared = {name: read_settings(name, []) for name in options.allow_strategies} | {options.strategy: parameters}
 
     def load() -> tuple[Engine, PromptEncoder, int]:
         engine = open_engine(source, options.load, note)
@@ -76,7 +78,8 @@ def open_service(
         context = _context(engine, note)
         # The first requests would wait for these: measuring this device, copying weights.
         _ = engine.latency
-        engine.planners(options.strategy, parameters)
+        for name, known in prepared.items():
+            engine.planners(name, known)
         return engine, encoder, context
 
     engine, encoder, context = _in_a_thread(load)
@@ -87,6 +90,10 @@ def open_service(
         strategy=options.strategy,
         parameters=parameters,
         has_bundle=source.bundle is not None,
+        allowed_strategies=options.allow_strategies,
+        light=any(
+            find_strategy(name).needs_light or getattr(known, "light", False) for name, known in prepared.items()
+        ),
         temperature=options.temperature,
         max_prompt_tokens=options.max_prompt_tokens,
         max_new_tokens=options.max_new_tokens,

@@ -90,6 +90,7 @@ class BuildArguments(BaseModel):
     model: str | None = None
     name: str | None = None
     strategy: str = "auto"
+    allow_strategies: str = ""
     replicas: str = "1"
     threads: int = Field(default=1, ge=1)
     device: str | None = None
@@ -114,6 +115,7 @@ def build(arguments: BuildArguments) -> serve.Application:
             allow_special=arguments.allow_special,
         ),
         strategy=arguments.strategy,
+        allow_strategies=tuple(arguments.allow_strategies.split(",")) if arguments.allow_strategies else (),
         name=arguments.name,
         api_keys=read_keys(None),
         temperature=arguments.temperature,

@@ -12,12 +12,12 @@ from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
-from ssd_runtime.planning.registry import check_strategy, read_settings
+from ssd_runtime.planning.registry import STRATEGIES, check_strategy, find_strategy, read_settings
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import filters_of
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
-from ssd_runtime.serving.http.openai.errors import ApiError, invalid
+from ssd_runtime.serving.http.openai.errors import invalid
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest
 from ssd_runtime.serving.http.settings import ServerSettings
@@ -168,16 +168,23 @@ def _strategy(request: CommonRequest, settings: ServerSettings) -> tuple[str, An
     try:
         check_strategy(name, settings.has_bundle)
     except UserError as error:
-        raise _in_our_words("ssd.strategy", error) from None
+        raise invalid("ssd.strategy", str(error).partition(": ")[2]) from None
+    known = find_strategy(name)
+    if not known.offered and not {name, known.name} & {settings.strategy, *settings.allowed_strategies}:
+        offered = {each.name for each in STRATEGIES if each.offered} | {settings.strategy, *settings.allowed_strategies}
+        raise invalid(
+            "ssd.strategy",
+            f"{name!r} is not offered here; use one of {', '.join(sorted(offered))}, or start the server with "
+            f"--allow-strategies {name}",
+        )
     if not asked.parameters and name == settings.strategy:
         return name, settings.parameters
     try:
-        return name, read_settings(name, [f"{key}={value}" for key, value in asked.parameters.items()])
+        parameters = read_settings(name, [f"{key}={value}" for key, value in asked.parameters.items()])
     except UserError as error:
-        raise _in_our_words("ssd.parameters", error) from None
-
-
-def _in_our_words(param: str, error: UserError) -> ApiError:
-    """A command's complaint about an option, as one about a field."""
-    message = str(error)
-    return invalid(param, message.partition(": ")[2] if message.startswith("--") else message)
+        raise invalid("ssd.parameters", str(error).removeprefix("--set ")) from None
+    if not settings.light and getattr(parameters, "light", False):
+        if "light" in asked.parameters:
+            raise invalid("ssd.parameters", "light: this server has no lighter copies of the weights; omit it")
+        parameters = replace(parameters, light=0)
+    return name, parameters

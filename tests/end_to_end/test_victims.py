@@ -1,0 +1,89 @@
+"""A short request beside one that does its worst waits no longer than is stated, whatever that one's parameters."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd_runtime.planning.registry import SETTINGS, STRATEGIES
+from tests.end_to_end.test_serve import open_requests, post, server
+from tests.folders import save_tiny_model
+
+LONGEST_WAIT = 5.0
+"""Seconds for four tokens of the tiny model; on a quiet machine they take 0.1 s."""
+STUDIED = tuple(each.name for each in STRATEGIES if not (each.offered or each.needs_bundle or each.needs_light))
+WORST = {
+    "max_draft": 64,
+    "width": 64,
+    "confidence": 0,
+    "threshold": 0,
+    "refresh": 1,
+    "states": 0,
+    "share": 1,
+    "every": 1,
+}
+"""Parameters that make drafts long and searches frequent and dear, where a strategy has them."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    room = tmp_path_factory.mktemp("room")
+    save_tiny_model(room / "model", weak=12, context=2048)
+    with server(room, "--allow-strategies", ",".join(STUDIED), strategy="auto") as (_, address):
+        yield address
+
+
+def attacks(strategy: str) -> Iterator[dict[str, Any]]:
+    """The parameters that do their worst together, then with each parameter at either end of its range."""
+    known = {each.name: each.metadata.get("bounds", ()) for each in fields(SETTINGS[strategy])}
+    worst = {name: value for name, value in WORST.items() if name in known}
+    yield worst
+    for name, bounds in known.items():
+        yield from ({**worst, name: each} for each in bounds if each != worst.get(name))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "lookup", *STUDIED])
+def test_the_worst_wait_of_a_short_request(address: str, strategy: str) -> None:
+    waits = list[float]()
+    for parameters in attacks(strategy):
+        attack = post(address, max_tokens=1900, stream=True, ssd={"strategy": strategy, "parameters": parameters})
+        assert attack.status == 200, attack.read()
+        attack.readline()  # it decodes now
+        began = time.monotonic()
+        answer = json.load(post(address, max_tokens=4, ssd={"strategy": "plain"}))
+        waits.append(time.monotonic() - began)
+        attack.close()
+        assert answer["usage"]["completion_tokens"] == 4
+        while open_requests(address):
+            time.sleep(0.01)
+    assert max(waits) < LONGEST_WAIT
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters", "field"),
+    [
+        ("lookup", {"max_draft": 10**9}, "ssd.parameters"),
+        ("swift", {"window": 10**9}, "ssd.parameters"),
+        ("light", {}, "ssd.strategy"),
+    ],
+)
+def test_what_would_stop_the_server_is_refused(
+    address: str, strategy: str, parameters: dict[str, Any], field: str
+) -> None:
+    response = post(address, max_tokens=4, ssd={"strategy": strategy, "parameters": parameters})
+    assert (response.status, json.load(response)["error"]["param"]) == (400, field)
+
+
+def test_a_strategy_that_cannot_be_allowed_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    for options in (("nonsense",), ("clasp,knn",)):
+        with (
+            pytest.raises(AssertionError, match=r"^error: --allow-strategies"),
+            server(tmp_path, "--allow-strategies", *options),
+        ):
+            pass
