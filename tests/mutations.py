@@ -50,12 +50,12 @@ def mutate(folder: Path, seed: int) -> list[str]:
     return names
 
 
-def _slots(data: Any) -> Iterator[tuple[Any, Any]]:
+def slots(data: Any) -> Iterator[tuple[Any, Any]]:
     """Every (container, key or index) at any depth."""
     for key in list(data) if isinstance(data, dict) else range(len(data)):
         yield data, key
         if isinstance(data[key], dict | list):
-            yield from _slots(data[key])
+            yield from slots(data[key])
 
 
 def _mapped(data: Any, change: Callable[[float], Any]) -> Any:
@@ -71,7 +71,7 @@ def mutated(random: Random, data: Any, gentle: bool) -> Any:
     """A copy of what a YAML or JSON file holds, with one or two places changed."""
     data = copy.deepcopy(data)
     for _ in range(random.choice((1, 1, 2))):
-        places = list(_slots(data))
+        places = list(slots(data))
         if not places:
             return data
         # By name first: most places are numbers of an acceptance profile.

@@ -104,7 +104,7 @@ class Bundle:
         layers = manifest.model.num_layers
         domains = {name: _read_domain(path, name, layers) for name in manifest.domains}
         anchors = AnchorSet.from_file(str(path / ANCHORS), manifest.domains)
-        return cls(
+        bundle = cls(
             tool_version=manifest.tool_version,
             created=manifest.created,
             model=manifest.model,
@@ -117,6 +117,12 @@ class Bundle:
             ),
             successors=SuccessorSet.from_file(str(path / SUCCESSORS)) if SUCCESSORS in manifest.files else None,
         )
+        if manifest.format_version != bundle.format_version:
+            raise UserError(
+                f"{path / MANIFEST}: format_version: expected {bundle.format_version}, got {manifest.format_version}; "
+                "compile the bundle again"
+            )
+        return bundle
 
     def require_model(self, loaded: ModelFingerprint, hidden: int, vocabulary: int, where: str) -> None:
         """Check that the bundle belongs to the `loaded` model and that its tensors fit.

@@ -38,7 +38,7 @@ class ExitSet:
         """
         most = num_layers * width * (width + 1) * 2 + MAX_HEADER
         with opened(path, "exits", most) as file:
-            about = _Metadata.model_validate_json((file.metadata() or {})["exits"])
+            about = _Metadata.model_validate_json((file.metadata() or {})["exits"], strict=True)
             exits = cls(about.layers, file.get_tensor("weights"), file.get_tensor("biases"))
         exits._check(path, num_layers, width)
         return exits

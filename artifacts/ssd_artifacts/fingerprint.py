@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -64,6 +64,7 @@ PROBE = "The 3 naïve cats — don't they cost $4.50?\n\tfn main() { return x**2
 SLICE_BYTES = 4096
 MAX_LAYERS = 1024
 """Upper bound for layers in a bundle, several times what real models have. Masks take memory in proportion."""
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Tokenizer(Protocol):
@@ -88,11 +89,12 @@ class ModelFingerprint(BaseModel):
     revision: Printable | None
     architecture: Printable
     num_layers: int = Field(gt=0, le=MAX_LAYERS)
-    weights_sha256: Printable
-    weights_sample_sha256: Printable
+    weights_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+    """Hash of all weights; empty where they were not read."""
+    weights_sample_sha256: Sha256
     """Hash of three slices per tensor. It is checked at every load, where a full hash would take too long."""
-    config_sha256: Printable
-    tokenizer_sha256: Printable
+    config_sha256: Sha256
+    tokenizer_sha256: Sha256
     dtype: Printable
     quantization: Printable | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,9 +53,15 @@ def read_yaml(path: Path) -> Any:
 
 
 def validated(path: Path, data: Any, kind: type[M]) -> M:
-    """Parse the `data` of the file `path` as a `kind`. Raises UserError naming the first field that does not fit."""
+    """Parse the `data` of the file `path` as a `kind`; `true` is no number, and 2.0 no whole one.
+
+    Raises UserError naming the first field that does not fit.
+    """
     try:
-        return kind.model_validate(data)
+        # Only for JSON do strict models take lists for tuples.
+        return kind.model_validate_json(json.dumps(data), strict=True)
+    except TypeError:
+        raise UserError(f"{path}: holds a date, or a key that is no text; compile the bundle again") from None
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}; compile the bundle again") from None
 

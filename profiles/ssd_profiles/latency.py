@@ -225,7 +225,7 @@ class LatencyTable:
     def from_json(cls, text: str) -> LatencyTable:
         """Inverse of `to_json`. Raises ValueError of one line when the text is not a latency table."""
         try:
-            data = _TableFile.model_validate_json(text)
+            data = _TableFile.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise ValueError(f"not a latency table: {first_problem(error)}") from None
         table = cls(

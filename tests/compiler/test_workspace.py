@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -18,7 +19,7 @@ SETTINGS = CompileSettings("m", ("cnn",))
 
 def begun(folder: Path, settings: CompileSettings, model: str, resume: bool) -> Workspace:
     work = Workspace(folder / "out", settings, resume)
-    work.begin(fingerprint(config_sha256=model))
+    work.begin(fingerprint(config_sha256=sha256(model.encode()).hexdigest()))
     return work
 
 

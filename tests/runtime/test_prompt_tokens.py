@@ -29,8 +29,8 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerBase:
 
 
 @cache
-def prompts_of(kind: str) -> PromptTokens:
-    return PromptTokens(tokenizer_of(kind))
+def prompts_of(kind: str, allow_special: bool = False) -> PromptTokens:
+    return PromptTokens(tokenizer_of(kind), allow_special=allow_special)
 
 
 def spells(text: str) -> bool:
@@ -94,7 +94,7 @@ def test_spelled_control_tokens_are_encoded_as_text(kind: str, contents: list[st
 @given(contents=st.lists(SPELLED, min_size=1, max_size=3))
 def test_who_allows_special_tokens_has_them_as_before(kind: str, contents: list[str]) -> None:
     turns = [{"role": "user", "content": text} for text in contents]
-    allowing = PromptTokens(tokenizer_of(kind), allow_special=True)
+    allowing = prompts_of(kind, allow_special=True)
     whole = list(tokenizer_of(kind)(contents[0])["input_ids"])
     assert allowing.chat(turns) == before(kind, turns)
     assert allowing.text(contents[0]) == whole
@@ -120,6 +120,19 @@ def test_no_field_of_a_request_is_a_way_in(kind: str) -> None:
     control = prompts_of(kind).control
     assert [token for token in ids if token in control.values()] == [control["<s>"], control["<s>"], control["</s>"]]
     assert tokenizer_of(kind).decode(ids).count(evil) == 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    text=PLAIN
+    | SPELLED
+    | st.text(alphabet="th e\n<|", max_size=200)
+    | st.text(alphabet="aA\u0300\u030a가가", max_size=60)
+)
+def test_the_least_tokens_of_a_text_are_never_too_many(kind: str, text: str) -> None:
+    least = prompts_of(kind).least(text)
+    assert least <= len(prompts_of(kind)._encoded(text, add_special_tokens=False))
+    assert least > 0 or not text or kind == "metaspace", "its vocabulary has characters that are lost"
 
 
 def test_what_becomes_a_control_token_by_normalisation_stays_text() -> None:

@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 class _Layer(BaseModel):
     mediaType: str = Field(max_length=256)  # noqa: N815
     digest: str = Field(pattern="^sha256:[0-9a-f]{64}$")
-    size: int = Field(ge=0, le=MAX_BUNDLE_BYTES + (64 << 20))
+    size: int = Field(ge=0, le=MAX_BUNDLE_BYTES + (64 << 20), strict=True)
 
 
 class _OciManifest(BaseModel):

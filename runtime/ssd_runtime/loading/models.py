@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -43,6 +42,7 @@ from ssd_runtime.loading.sources import (
     weight_files,
 )
 from ssd_runtime.model.families import family_of
+from ssd_runtime.templates.renderer import TemplateRefused
 from ssd_runtime.weights.dtype_names import AUTO, read_dtype
 
 UNSUPPORTED = (
@@ -181,7 +181,7 @@ class LoadedModel:
             return self.prompts.text(text)
         try:
             return self.prompts.chat([{"role": role, "content": content} for role, content in messages])
-        except TemplateError as error:
+        except TemplateRefused as error:
             raise UserError(
                 f"prompt: the model's chat template refuses it ({error}); change its messages, or use --raw"
             ) from None

@@ -6,12 +6,31 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
+from ssd_runtime.loading.least_tokens import LeastTokens
+from ssd_runtime.templates.renderer import TemplateLimits, TemplateRefused, TemplateRenderer
+
+CONTEXT = (
+    '{{ {"messages": messages, "tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt}'
+    " | tojson(ensure_ascii=true) }}"
+)
+"""A template of our own, from which the installed transformers tells what it hands to templates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a chat template has written."""
+
+    text: str
+    is_marked: bool
+    """Whether marks stand in control tokens that messages spell."""
 
 
 class PromptTokens:
@@ -24,10 +43,16 @@ class PromptTokens:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = (), allow_special: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Collection[int] = (),
+        allow_special: bool = False,
+        limits: TemplateLimits | None = None,
     ) -> None:
         """`end_ids` are control tokens in any case; with `allow_special`, those that texts spell take effect."""
         self._tokenizer = tokenizer
+        self._renderer = TemplateRenderer(limits)
+        self._least = LeastTokens(tokenizer)
         self._allow_special = allow_special
         added = tokenizer.added_tokens_decoder.items()
         control = {token: each for token, each in added if each.special or token in end_ids}
@@ -54,21 +79,54 @@ class PromptTokens:
     ) -> list[int]:
         """Encode a conversation through the chat template, or another one, up to the beginning of the answer.
 
-        Raises UserError for spelled control tokens that cannot be encoded as text, and what the template raises.
+        Raises UserError for spelled control tokens that cannot be encoded as text, and errors as `render` does.
+        """
+        return self.encode(self.render(turns, template, tools, variables))
+
+    def render(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        stop: Event | None = None,
+    ) -> Rendered:
+        """Write a conversation through the chat template, in a process that is ended when it takes too long.
+
+        Raises TemplateRefused with the template's error, and RenderingStopped soon after `stop` is set.
         """
         given = {"turns": list(turns), "tools": list(tools) or None, "variables": dict(variables or {})}
         marked: Any = given if self._allow_special else self._marked(given)
-        is_plain = marked == given
-        written = self._tokenizer.apply_chat_template(
-            marked["turns"],
-            chat_template=template,
-            tools=marked["tools"],
-            add_generation_prompt=True,
-            tokenize=is_plain,
-            return_dict=is_plain,
-            **marked["variables"],
-        )
-        return list(written["input_ids"]) if is_plain else self._encoded(written, add_special_tokens=False)
+        try:
+            own = self._tokenizer.get_chat_template(template, marked["tools"])
+            context = self._tokenizer.apply_chat_template(
+                marked["turns"],
+                tools=marked["tools"],
+                chat_template=CONTEXT,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except (ValueError, LookupError) as error:  # no template of several is the default; no messages
+            raise TemplateRefused(first_line(error)) from None
+        try:
+            names = {**self._tokenizer.special_tokens_map, **marked["variables"]}
+            return Rendered(self._renderer.render(own, context, names, stop), is_marked=marked != given)
+        except TemplateRefused as error:
+            raise TemplateRefused(str(error).replace(self._mark, "")) from None
+
+    def encode(self, rendered: Rendered) -> list[int]:
+        """Encode what `render` has written. Raises UserError for spelled control tokens that cannot be encoded."""
+        if rendered.is_marked:
+            return self._encoded(rendered.text, add_special_tokens=False)
+        return list(self._tokenizer(rendered.text, add_special_tokens=False)["input_ids"])
+
+    def least(self, text: str) -> int:
+        """The least number of tokens of a text, or of one that `render` has written; 0 where nothing is known."""
+        return self._least.of(text.replace(self._mark, ""))
+
+    def close(self) -> None:
+        """End what `render` does; later calls raise RenderingStopped."""
+        self._renderer.close()
 
     def text(self, text: str) -> list[int]:
         """Encode a user's text without a template. Raises UserError as `chat` does."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from ssd_runtime.serving.http.bodies import read_body
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
-from ssd_runtime.serving.http.leaving import GONE, until_gone
+from ssd_runtime.serving.http.leaving import GONE, in_a_thread, until_gone
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers import Answer, Subscription
 from ssd_runtime.serving.http.openai.errors import ApiError
@@ -34,6 +36,13 @@ from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.tickets import Order
 from ssd_runtime.serving.record import Recorder
 
+MOST_TEMPLATES = 4
+"""Most conversations that are written through the chat template at once; others wait, in no thread."""
+
+
+def _threads() -> Executor:
+    return ThreadPoolExecutor(MOST_TEMPLATES, thread_name_prefix="ssd-template")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
@@ -45,6 +54,8 @@ class Service:
     metrics: Metrics
     keys: ApiKeys
     recorder: Recorder | None = None
+    templates: Executor = field(default_factory=_threads)
+    """Threads in which chat templates are waited for."""
 
     def routes(self) -> list[Route]:
         """All routes."""
@@ -82,7 +93,8 @@ class Service:
         stream = self._stream(request)
         asked = read_request(await self._body(request), ChatRequest)
         self._check_model(asked.model)
-        orders = await run_in_threadpool(chat_orders, asked, self.encoder, self.settings, stream)
+        work = partial(chat_orders, asked, self.encoder, self.settings, stream)
+        orders = await until_gone(request, in_a_thread(self.templates, work))
         form = ChatForm(
             with_tools=bool(asked.offered_tools),
             most_calls=1 if asked.parallel_tool_calls is False else None,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from threading import Event
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +28,15 @@ async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for each in (working, leaving):
             each.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def in_a_thread(threads: Executor, work: Callable[[Event], T]) -> T:
+    """The result of `work` in one of these threads; it is told by an event when nobody waits for it any more."""
+    stop = Event()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, work, stop)
+    finally:
+        stop.set()
 
 
 async def _gone(request: Request) -> None:

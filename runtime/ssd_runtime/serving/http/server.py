@@ -101,6 +101,7 @@ class GracefulServer(uvicorn.Server):
         """Refuse new requests, let the engine end the open ones, and close the connections."""
         thread = self._service.thread
         thread.refuse_more()
+        self._service.encoder.close()
         log.info("stopping: %d open requests have %g s to end", thread.open, self._grace)
         closing = asyncio.create_task(asyncio.to_thread(thread.close, self._grace))
         await super().shutdown(sockets)

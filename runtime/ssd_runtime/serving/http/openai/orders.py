@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import filters_of
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
 from ssd_runtime.serving.http.openai.errors import invalid
-from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, too_long
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.tickets import Order
@@ -29,9 +30,15 @@ COMPLETION_TOKENS = 16
 """New tokens of a completion that names no limit, as in OpenAI's interface."""
 
 
-def chat_orders(request: ChatRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str) -> list[Order]:
-    """The orders of a chat request, one per choice. Raises ApiError for what cannot be honoured."""
-    ids = encoder.chat(request.messages, request.offered_tools, request.chat_template_kwargs)
+def chat_orders(
+    request: ChatRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str, stop: Event | None = None
+) -> list[Order]:
+    """The orders of a chat request, one per choice. Raises ApiError for what cannot be honoured.
+
+    The work ends soon after `stop` is set.
+    """
+    most = _most_tokens(settings)
+    ids = encoder.chat(request.messages, request.offered_tools, request.chat_template_kwargs, most, stop)
     return _orders(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
 
 
@@ -119,17 +126,16 @@ def _biases(request: CommonRequest, settings: ServerSettings) -> dict[int, float
 
 def _check_prompt(ids: list[int], settings: ServerSettings) -> None:
     """Raise ApiError for a prompt without tokens, or with too many."""
-    most = settings.max_context - 1
-    if settings.max_prompt_tokens is not None:
-        most = min(most, settings.max_prompt_tokens)
     if not ids:
         raise invalid("prompt", "it has no tokens; give some text")
-    if len(ids) > most:
-        raise invalid(
-            None,
-            f"the prompt has {len(ids)} tokens, but this server takes at most {most}; shorten it",
-            "context_length_exceeded",
-        )
+    if len(ids) > _most_tokens(settings):
+        raise too_long(str(len(ids)), _most_tokens(settings))
+
+
+def _most_tokens(settings: ServerSettings) -> int:
+    """Most tokens of a prompt."""
+    most = settings.max_context - 1
+    return most if settings.max_prompt_tokens is None else min(most, settings.max_prompt_tokens)
 
 
 def _new_tokens(request: CommonRequest, settings: ServerSettings, usual: int) -> int:

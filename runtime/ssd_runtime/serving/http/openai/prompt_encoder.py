@@ -6,22 +6,24 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
-from jinja2 import TemplateError
-
-from ssd_profiles.errors import UserError, first_line
+from ssd_profiles.errors import UserError
+from ssd_profiles.printable import printable
 from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.serving.http.engine_thread import Closing
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.requests import Tool
 from ssd_runtime.serving.http.openai.tool_calls import OPEN
 from ssd_runtime.serving.http.token_bytes import TokenBytes
+from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
 
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-"""Errors that a template raises on messages which it does not expect."""
-
+MOST_NESTING = 64
+"""Most lists and objects within each other, in a call's arguments, a tool's parameters or a template's variables."""
+LONG = 1 << 18
+"""Characters of a text above which its tokens are bounded before they are counted."""
 OF_ANSWERS = (
     "tool_calls",
     "function_call",
@@ -57,11 +59,17 @@ class PromptEncoder:
         """Whether the chat template asks for calls within tags."""
 
     def chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any] | None = None,
+        most: int | None = None,
+        stop: Event | None = None,
     ) -> list[int]:
-        """Encode a conversation, with more variables for the template.
+        """Encode a conversation, with more variables for the template; it ends soon after `stop` is set.
 
-        Raises ApiError if the template refuses it or takes no tools, or if a variable is not for the client to set.
+        Raises ApiError if the template refuses it or takes no tools, if a variable is not for the client to set, or if
+        a long one is known to have more than `most` tokens before they are counted.
         """
         if tools and not self.takes_tools:
             raise invalid(
@@ -72,20 +80,35 @@ class PromptEncoder:
         for name in variables or ():
             if name in self._arguments:
                 raise invalid("chat_template_kwargs", f"{name!r} is not for a request to set; omit it")
+        _require_shallow(variables, "chat_template_kwargs")
+        dumped = [tool.model_dump(exclude_none=True) for tool in tools]
+        _require_shallow(dumped, "tools")
         turns = [_turn(message, place) for place, message in enumerate(messages)]
         prompts = self.loaded.prompts
+        # Assistants' messages do not count yet: templates leave out what was thought in them.
+        said = "".join(turn["content"].strip() for turn in turns if turn["role"] != "assistant")
+        self._require_room(said, most)
         try:
-            with self._lock:
-                if not self._has_template:
+            if not self._has_template:
+                with self._lock:
                     return prompts.text("\n\n".join(turn["content"] for turn in turns))
-                dumped = [tool.model_dump(exclude_none=True) for tool in tools]
-                return prompts.chat(turns, self._template, dumped, variables)
+            # A template may take seconds, for which no other request waits.
+            rendered = prompts.render(turns, self._template, dumped, variables, stop)
+            self._require_room(rendered.text, most)
+            with self._lock:
+                return prompts.encode(rendered)
         except UserError as error:
             raise invalid("messages", str(error).removeprefix("prompt: ")) from None
-        except TEMPLATE_ERRORS as error:
+        except TemplateRefused as error:
             raise invalid(
-                "messages", f"the model's chat template refuses them ({first_line(error)}); change them"
+                "messages", f"the model's chat template refuses them ({printable(str(error))}); change them"
             ) from None
+        except RenderingStopped:
+            raise ApiError(503, str(Closing()), code="shutting_down", retry_after=1) from None
+
+    def close(self) -> None:
+        """End what `chat` does, which raises ApiError from now on."""
+        self.loaded.prompts.close()
 
     def check_template(self, where: str) -> None:
         """Raise UserError, which names the template `where`, if it cannot write a message of a user."""
@@ -102,6 +125,11 @@ class PromptEncoder:
         if max(prompt) >= vocabulary:
             raise invalid("prompt", f"token id {max(prompt)} is none of this model's, which end at {vocabulary - 1}")
         return prompt
+
+    def _require_room(self, text: str, most: int | None) -> None:
+        """Raise ApiError for a long text that is known to have more than `most` tokens."""
+        if most is not None and len(text) > LONG and (least := self.loaded.prompts.least(text)) > most:
+            raise too_long(f"at least {least}", most)
 
 
 def text_of(message: Message, place: int) -> str:
@@ -166,8 +194,31 @@ def _arguments(text: str, where: str) -> dict[str, Any]:
     told = "`function.arguments` is not a JSON object as text; send the call as it was answered"
     try:
         arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _too_deep(where) from None
+    except ValueError as error:
         raise invalid(where, told) from error
     if not isinstance(arguments, dict):
         raise invalid(where, told)
+    _require_shallow(arguments, where)
     return arguments
+
+
+def _require_shallow(value: Any, where: str) -> None:
+    """Raise ApiError if more than `MOST_NESTING` lists and objects are within each other."""
+    level = [value]
+    for _ in range(MOST_NESTING):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for container in inner for each in container]
+    if any(isinstance(each, dict | list) for each in level):
+        raise _too_deep(where)
+
+
+def _too_deep(where: str) -> ApiError:
+    return invalid(where, f"lists and objects are nested more than {MOST_NESTING} deep; flatten them")
+
+
+def too_long(tokens: str, most: int) -> ApiError:
+    """The error of a prompt with more tokens than fit."""
+    told = f"the prompt has {tokens} tokens, but this server takes at most {most}; shorten it"
+    return invalid(None, told, "context_length_exceeded")

@@ -1,0 +1,1 @@
+"""Chat templates, which come from anybody: rendered in a process that can be ended."""

@@ -1,0 +1,200 @@
+"""Templates behind a server: what one client's conversation does to a template is felt by nobody else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from ssd_runtime.loading.prompt_tokens import PromptTokens
+from ssd_runtime.serving.http.app import MOST_TEMPLATES
+from ssd_runtime.serving.http.openai.prompt_encoder import LONG, MOST_NESTING
+from ssd_runtime.templates.renderer import TemplateLimits
+from tests.end_to_end.test_serve import post, server
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
+
+ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+TEMPLATE = (
+    "{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}"
+    "{% if fails is defined %}{{ fails.x.y / 0 }}{% endif %}{% if messages[0].content == 'raise' %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    + TOOL_TEMPLATE.replace("{% for m in messages", "{% for m in (messages[:1] if brief is defined else messages)")
+    + "{{ variable | default(0) | tojson }}"
+)
+LOOP = {"messages": [{"role": "user", "content": "loop"}], "max_tokens": 2}
+PLAIN = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 2}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server of a model whose template loops for some conversations."""
+
+    address: str
+    prompts: PromptTokens
+
+    @property
+    def looping(self) -> int:
+        """Processes that render, or are about to."""
+        return len(self.prompts._renderer._all) - len(self.prompts._renderer._idle)
+
+    def ask(self, body: Any) -> tuple[int, Any]:
+        """Status and body of an answer."""
+        connection = self.send(body)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    def send(self, body: Any) -> http.client.HTTPConnection:
+        """A connection on which an answer is to come."""
+        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=120)
+        path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        return connection
+
+    def until_looping(self, count: int) -> None:
+        """Wait until so many processes render."""
+        until = time.monotonic() + 60
+        while self.looping != count:
+            assert time.monotonic() < until, self.looping
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("templates") / "model", context=2048)
+
+
+def served(folder: Path, seconds: float) -> Iterator[Served]:
+    engine = tiny_engine(folder)
+    engine.loaded.tokenizer.chat_template = TEMPLATE
+    prompts = PromptTokens(engine.loaded.tokenizer, limits=TemplateLimits(seconds=seconds))
+    vars(engine.loaded)["prompts"] = prompts
+    with serving(tiny_service(engine)) as address:
+        yield Served(address, prompts)
+        prompts.close()
+
+
+@pytest.fixture(scope="module")
+def hasty(folder: Path) -> Iterator[Served]:
+    yield from served(folder, 2.0)
+
+
+@pytest.fixture(scope="module")
+def patient(folder: Path) -> Iterator[Served]:
+    yield from served(folder, 600.0)
+
+
+def nested(depth: int) -> str:
+    return '{"a": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    call = {"type": "function", "id": "call_1", "function": {"name": "f", "arguments": arguments}}
+    return {
+        "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}],
+        "max_tokens": 1,
+    }
+
+
+def tooled(parameters: str) -> dict[str, Any]:
+    tool = {"type": "function", "function": {"name": "f", "parameters": json.loads(parameters)}}
+    return {**PLAIN, "max_tokens": 1, "tools": [tool]}
+
+
+def with_variable(value: str) -> dict[str, Any]:
+    return {**PLAIN, "max_tokens": 1, "chat_template_kwargs": {"variable": json.loads(value)["a"]}}
+
+
+DEEP = f"nested more than {MOST_NESTING} deep"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "an endless loop": (LOOP, r"template refuses them \(it takes more than 2 s\)"),
+    "a template's exception": ({"messages": [{"role": "user", "content": "raise"}]}, r"\(roles must alternate\)"),
+    "an undefined variable": ({**PLAIN, "chat_template_kwargs": {"fails": 1}}, r"refuses them \(.*no attribute 'x'"),
+    "a division": ({**PLAIN, "chat_template_kwargs": {"fails": {"x": {"y": 1}}}}, r"ZeroDivisionError"),
+    "a type": ({**PLAIN, "chat_template_kwargs": {"fails": {"x": {"y": "a"}}}}, r"TypeError"),
+    "arguments of 900": (calling(nested(900)), DEEP),
+    "arguments of 100,000": (calling(nested(100_000)), DEEP),
+    "arguments of 65": (calling(nested(65)), DEEP),
+    "arguments that are none": (calling("[1]"), "not a JSON object"),
+    "arguments cut short": (calling("[" * 900), "not a JSON object"),
+    "tools of 100": (tooled(nested(100)), DEEP),
+    "variables of 100": (with_variable(nested(100)), DEEP),
+    "a conversation too long": (
+        {"messages": [{"role": "user", "content": "x" * (LONG + 1)}]},
+        "has at least .* tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_every_error_of_a_template_is_a_400_with_its_message(hasty: Served, what: str) -> None:
+    body, reason = REFUSED[what]
+    status, answer = hasty.ask(body)
+    assert status == 400, answer
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(answer["error"]["message"])
+    assert answer["error"]["message"].isprintable()
+
+
+@pytest.mark.parametrize("make", [calling, tooled, with_variable])
+def test_nesting_up_to_the_bound_is_answered(hasty: Served, make: Any) -> None:
+    status, answer = hasty.ask(make(nested(MOST_NESTING - 4)))
+    assert status == 200, answer
+
+
+def test_a_text_that_the_template_leaves_out_does_not_count(hasty: Served) -> None:
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * (LONG + 1)}]
+    body = {"messages": said, "max_tokens": 1}
+    assert hasty.ask({**body, "chat_template_kwargs": {"brief": True}})[0] == 200
+    status, answer = hasty.ask(body)
+    assert status == 400
+    assert "at least" in answer["error"]["message"]
+
+
+def test_others_are_served_while_templates_loop(patient: Served) -> None:
+    """As many loop as may at once, and more wait: others' completions and `/health` do not."""
+    loops = [patient.send(LOOP) for _ in range(MOST_TEMPLATES - 1)]
+    patient.until_looping(MOST_TEMPLATES - 1)
+    assert patient.ask(PLAIN)[0] == 200
+    loops += [patient.send(LOOP) for _ in range(8)]
+    patient.until_looping(MOST_TEMPLATES)
+    worst = 0.0
+    for _ in range(20):
+        began = time.monotonic()
+        connection = http.client.HTTPConnection(urlsplit(patient.address).netloc, timeout=60)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        worst = max(worst, time.monotonic() - began)
+    assert worst < 5
+    assert patient.ask({"prompt": TEXTS[0], "max_tokens": 2})[0] == 200
+    # Whoever leaves frees a place, whether its conversation loops or waits.
+    for connection in loops:
+        assert connection.sock is not None
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+    patient.until_looping(0)
+    assert patient.ask(PLAIN)[0] == 200
+
+
+def test_a_server_whose_templates_loop_stops_when_it_is_told_to(folder: Path) -> None:
+    (folder.parent / "loop.jinja").write_text(TEMPLATE)
+    with (
+        server(folder.parent, "--chat-template", "loop.jinja") as (process, address),
+        ThreadPoolExecutor(12) as threads,
+    ):
+        answers = [threads.submit(post, address, messages=LOOP["messages"]) for _ in range(12)]
+        time.sleep(1)
+        assert not any(answer.done() for answer in answers)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert {answer.result().status for answer in answers} == {503}
