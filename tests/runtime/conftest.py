@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
 
-from ssd_runtime.weights.native.library import INSTRUCTIONS, library
+from ssd_runtime.weights.native.library import INSTRUCTIONS, Library, library
 
 
 @pytest.fixture
@@ -18,18 +19,27 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@cache
+def _without_avx512() -> Library:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSD_NATIVE", "avx2")
+        found = library.__wrapped__()
+    assert found is not None
+    assert found.instructions == INSTRUCTIONS[8]
+    return found
+
+
 @pytest.fixture(params=["1", "avx2"], ids=["best instructions", "AVX2"])
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
     """The code for this processor; and that for processors without AVX-512, if this one has it."""
     best = library()
     if best is None:
         pytest.skip("needs AVX2 and a C compiler")
-    if request.param == "avx2":
-        if best.instructions == INSTRUCTIONS[8]:
-            pytest.skip("this processor's best instructions are AVX2")
-        monkeypatch.setenv("SSD_NATIVE", "avx2")
-        plain = library.__wrapped__()
-        assert plain is not None
-        assert plain.instructions == INSTRUCTIONS[8]
-        monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: plain)
-        monkeypatch.setattr("ssd_runtime.model.native_attention.library", lambda: plain)
+    if request.param == "1":
+        return best
+    if best.instructions == INSTRUCTIONS[8]:
+        pytest.skip("this processor's best instructions are AVX2")
+    plain = _without_avx512()
+    monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: plain)
+    monkeypatch.setattr("ssd_runtime.model.native_attention.library", lambda: plain)
+    return plain

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,13 +14,10 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.native_attention import NativeAttention
-from ssd_runtime.model.rotary import Rotation
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
 from tests.gguf_files import quantised_pair
-from tests.native_weights import weight4, weight8
+from tests.native_blocks import Block, any_weight
 
 pytestmark = pytest.mark.usefixtures("threads")
 needs_native = pytest.mark.usefixtures("instructions")
@@ -37,64 +33,6 @@ x = torch.randn(2, 256)
 """
 
 
-def any_weight(out: int, width: int, own: bool) -> Native:
-    """A random weight of 4 or 8 bits that runs on threads of our own, or on torch's."""
-    kernel, _ = random.choice([weight4, weight8])(out, width)
-    kernel.own_threads = own
-    return kernel
-
-
-class Block:
-    """A random attention block on random sequences."""
-
-    def __init__(self, own: bool) -> None:
-        self.head_dim, group = random.choice([16, 32, 64]), random.choice([1, 2, 3])
-        kv_heads = random.choice([2, 4])
-        heads, self.hidden = kv_heads * group, 32 * random.randint(1, 6)
-        norm = RmsNorm(torch.rand(self.hidden), 1e-5)
-        head_norm = random.choice([None, RmsNorm(torch.rand(self.head_dim), 1e-6)])
-        sizes = random.choice([[heads + 2 * kv_heads], [heads + kv_heads, kv_heads], [heads, kv_heads, kv_heads]])
-        self.attention = NativeAttention(
-            qkv=[any_weight(size * self.head_dim, self.hidden, own) for size in sizes],
-            output=any_weight(self.hidden // 16 * 16, heads * self.head_dim, own),
-            norm=norm,
-            q_norm=head_norm,
-            k_norm=head_norm,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=self.head_dim,
-            scale=self.head_dim**-0.5,
-        )
-        self.rows = [random.choice([1, 2, 7, 20]) for _ in range(random.choice([1, 1, 3]))]
-        self.known = [random.randint(0, 200) for _ in self.rows]
-        self.caches = [torch.randn(2, kv_heads, known + rows, self.head_dim) for known, rows in self.pairs()]
-        self.biases = [random.choice([None, self.bias(*pair)]) for pair in self.pairs()]
-        angles = torch.rand(sum(self.rows), self.head_dim)
-        self.rotation: Rotation = (angles.cos(), angles.sin())
-
-    def pairs(self) -> list[tuple[int, int]]:
-        return list(zip(self.known, self.rows, strict=True))
-
-    @staticmethod
-    def bias(known: int, rows: int) -> Tensor:
-        visible = torch.rand(rows, known + rows) < 0.7
-        visible[:, known:].fill_diagonal_(True)
-        return torch.zeros(rows, known + rows).masked_fill_(~visible, -torch.inf)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The block's output, and the keys and values that it wrote."""
-        caches = [cache.clone() for cache in self.caches]
-        segments = []
-        for cache, bias, (known, rows) in zip(caches, self.biases, self.pairs(), strict=True):
-            keys, values = cache
-            address = keys.data_ptr(), values.data_ptr(), keys.stride(0)
-            view = SimpleNamespace(begin=0, end=known + rows, bias=bias)
-            owner = SimpleNamespace(address=lambda layer, begin, address=address: address)
-            segments.append(SimpleNamespace(views=[view], rows=rows, slot=known, cache=owner))
-        y = self.attention(0, 0, x, segments, self.rotation)  # type: ignore[arg-type]
-        return torch.cat([y.flatten(), *(cache.flatten() for cache in caches)])
-
-
 @needs_native
 @pytest.mark.parametrize("own", [True, False], ids=["our threads", "torch's threads"])
 def test_no_bit_depends_on_who_computes(own: bool) -> None:
@@ -104,7 +42,7 @@ def test_no_bit_depends_on_who_computes(own: bool) -> None:
         random.seed(seed)
         block = Block(own)
         hidden, inner, n = block.hidden, 32 * random.randint(1, 20), random.choice([1, 2, 8, 9, 40])
-        up, down = any_weight(2 * inner, hidden, own), any_weight(hidden, inner, own)
+        up, down = any_weight(2 * inner, hidden, own)[0], any_weight(hidden, inner, own)[0]
         norm = random.choice([None, RmsNorm(torch.rand(hidden), 1e-5)])
         x, rows = torch.randn(n, hidden), torch.randn(sum(block.rows), hidden)
         found = list[Tensor]()
@@ -120,7 +58,7 @@ def test_no_bit_depends_on_who_computes(own: bool) -> None:
 def test_calls_from_several_threads_do_not_disturb_each_other() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(3)
-    kernels = [any_weight(768, 64 * (i + 1), own=True) for i in range(4)]
+    kernels = [any_weight(768, 64 * (i + 1), own=True)[0] for i in range(4)]
     inputs = [torch.randn(3, kernel.in_features) for kernel in kernels]
     expected = [kernel(x) for kernel, x in zip(kernels, inputs, strict=True)]
 
@@ -135,7 +73,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other() -> None:
 def test_threads_round_as_their_caller_does() -> None:
     """Whether numbers too small for fp32's usual form become 0 is a setting of each thread."""
     torch.set_num_threads(2)
-    kernel = any_weight(4096, 64, own=True)
+    kernel, _ = any_weight(4096, 64, own=True)
     tiny = torch.full((1, 4096), 1e-40)
     assert torch.equal(kernel.fused(torch.zeros(1, 64), None, tiny), tiny)
     if not torch.set_flush_denormal(True):

@@ -24,11 +24,15 @@ class _Segment(ctypes.Structure):
     _fields_ = (
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
+        ("room", ctypes.c_int64),
         ("stride", ctypes.c_int64),
         ("rows", ctypes.c_int64),
         ("slots", ctypes.c_int64),
         ("own", ctypes.c_int64),
         ("bias", ctypes.c_void_p),
+        ("bias_stride", ctypes.c_int64),
+        ("bias_bytes", ctypes.c_int64),
     )
 
 
@@ -39,9 +43,6 @@ class _Block(ctypes.Structure):
         ("norm", ctypes.c_void_p),
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
-        ("epsilon", ctypes.c_float),
-        ("q_epsilon", ctypes.c_float),
-        ("k_epsilon", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("projections", ctypes.c_int64),
         ("heads", ctypes.c_int64),
@@ -81,11 +82,10 @@ class NativeAttention:
         norms = norm, q_norm, k_norm
         addresses = (ctypes.c_void_p * len(qkv))(*(each.address for each in qkv))
         self._parts = tuple(qkv), addresses, output, norms  # what the structure points to
-        weights = [None if each is None else each.weight.data_ptr() for each in norms]
-        epsilons = [0.0 if each is None else each.epsilon for each in norms]
         projections = ctypes.addressof(addresses)
         sizes = len(qkv), heads, kv_heads, head_dim
-        self._block = _Block(projections, output.address, *weights, *epsilons, scale, *sizes)
+        norm_addresses = [None if each is None else each.address for each in norms]
+        self._block = _Block(projections, output.address, *norm_addresses, scale, *sizes)
         self._address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
         self._per_row = (2 * heads + 2 * kv_heads) * head_dim
@@ -94,37 +94,49 @@ class NativeAttention:
     def __call__(
         self, layer: int, kind: int, x: Tensor, segments: Sequence[Segment], rotation: Rotation | None
     ) -> Tensor:
-        """The block on `x` [rows, hidden] in layer `layer` of kind `kind`; writes keys and values into the caches."""
+        """The block on `x` [rows, hidden] in layer `layer` of kind `kind`; writes keys and values into the caches.
+
+        Raises RuntimeError if sizes do not agree.
+        """
         x = x.contiguous()
         n = x.shape[0]
         y = torch.empty_like(x)
-        longest = 0
         given = (_Segment * len(segments))()
+        longest = 0
         for segment, place in zip(segments, given, strict=True):
             view = segment.views[kind]
             slots = view.end - view.begin
-            longest = max(longest, slots + TILE)
-            place.keys, place.values, place.stride = segment.cache.address(layer, view.begin)
+            longest = max(longest, slots)
+            place.keys, place.values, place.bytes, place.room, place.stride = segment.cache.address(layer, view.begin)
             place.rows = segment.rows
             place.slots = slots
             place.own = segment.slot - view.begin
-            place.bias = None if view.bias is None else view.bias.data_ptr()
+            if (bias := view.bias) is not None:
+                place.bias, place.bias_stride, place.bias_bytes = bias.data_ptr(), bias.stride(0), bias.nbytes
+        longest += TILE
         threads = torch.get_num_threads()
         queries = min(QUERIES, n * self._group)
-        memory = floats(n * self._per_row + threads * 2 * queries * longest)
+        size = n * self._per_row + threads * 2 * queries * longest
+        memory = floats(size)
         cos, sin = (None, None) if rotation is None else rotation
-        self._library.attention(
+        code = self._library.attention(
             self._address,
             ctypes.addressof(given),
+            len(given),
             None if cos is None else cos.data_ptr(),
             None if sin is None else sin.data_ptr(),
+            0 if cos is None else cos.nbytes,
             0 if cos is None else cos.shape[-1],
             0 if cos is None else cos.stride(0),
             x.data_ptr(),
+            x.nbytes,
             n,
             longest,
             y.data_ptr(),
             memory.data_ptr(),
+            size,
             threads,
         )
+        if code:
+            raise self._library.refusal(code)
         return y

@@ -173,11 +173,18 @@ class KVCache:
         shift = self._shift[layer]
         return slots[0, :, :, begin + shift : end + shift], slots[1, :, :, begin + shift : end + shift]
 
-    def address(self, layer: int, slot: int) -> tuple[int, int, int]:
-        """Addresses of the first head's key and value in `slot`, and the distance between heads in numbers."""
+    def address(self, layer: int, slot: int) -> tuple[int, int, int, int, int]:
+        """Addresses of the first head's key and value in `slot`, and how far memory reaches from there.
+
+        That is the bytes to the end of all keys, the number of slots to the end of a head's, and the distance between
+        heads in numbers.
+        """
         slots = self.pool.storage[layer]
-        first = slots.data_ptr() + (slot + self._shift[layer]) * slots.stride(3) * slots.element_size()
-        return first, first + slots.stride(0) * slots.element_size(), slots.stride(2)
+        both, _, stride, width, _ = slots.stride()
+        size = slots.element_size()
+        at = slot + self._shift[layer]
+        first = slots.data_ptr() + at * width * size
+        return first, first + both * size, (both - at * width) * size, stride // width - at, stride
 
     def placed(self, number: int) -> None:
         """Update offsets and reach after a change of lease `number`."""

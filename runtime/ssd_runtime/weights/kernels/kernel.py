@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
 from typing import Protocol
 
 import torch
@@ -37,12 +37,20 @@ class Kernel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("epsilon", ctypes.c_float))
+
+
 class RmsNorm:
     """An RMS norm, x / sqrt(mean(x²) + epsilon) × weight, with `weight` [hidden] contiguous and in fp32."""
 
-    weight: Tensor
-    epsilon: float
+    __slots__ = ("_about", "address", "weight")
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self.weight = weight
+        self._about = _Norm(weight.data_ptr(), weight.nbytes, epsilon)
+        self.address = ctypes.addressof(self._about)
+        """Where the norm is as our own code takes it (`Norm` in `native/products.h`)."""
 
 
 class RowNorm(Protocol):

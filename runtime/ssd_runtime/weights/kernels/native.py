@@ -24,6 +24,8 @@ class _Weight(ctypes.Structure):
         ("out_features", ctypes.c_int64),
         ("in_features", ctypes.c_int64),
         ("own_threads", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("bias_bytes", ctypes.c_int64),
         ("blocks", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
     )
@@ -56,6 +58,8 @@ class Native:
             self.out_features,
             self.in_features,
             0,
+            self._blocks.nbytes,
+            0 if self._bias is None else self._bias.nbytes,
             self._blocks.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )
@@ -89,44 +93,59 @@ class Native:
         return self.fused(x.float(), None, None).to(x.dtype)
 
     def fused(self, x: Tensor, norm: RmsNorm | None, residual: Tensor | None) -> Tensor:
-        """W norm(x) + residual, [n, out] in fp32, of fp32 rows `x` [n, in]."""
+        """W norm(x) + residual, [n, out] in fp32, of fp32 rows `x` [n, in].
+
+        Raises RuntimeError if sizes do not agree.
+        """
         x = x.contiguous()
         n = x.shape[0]
         y = floats(n, self.out_features)
-        memory = floats(quantised_floats(n, self.in_features))
+        size = quantised_floats(n, self.in_features)
+        memory = floats(size)
         if residual is not None:
             residual = residual.contiguous()
-        self._library.linear(
+        code = self._library.linear(
             self.address,
-            None if norm is None else norm.weight.data_ptr(),
-            0.0 if norm is None else norm.epsilon,
+            None if norm is None else norm.address,
             x.data_ptr(),
+            x.nbytes,
             n,
             None if residual is None else residual.data_ptr(),
+            0 if residual is None else residual.nbytes,
             y.data_ptr(),
             memory.data_ptr(),
+            size,
             torch.get_num_threads(),
         )
+        if code:
+            raise self._library.refusal(code)
         return y
 
     def fused_mlp(self, down: Native, x: Tensor, norm: RmsNorm | None) -> Tensor:
-        """x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)) of fp32 rows `x` [n, in]; this weight is gate, then up."""
+        """x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)) of fp32 rows `x` [n, in]; this weight is gate, then up.
+
+        Raises RuntimeError if sizes do not agree.
+        """
         x = x.contiguous()
         n = x.shape[0]
         y = floats(n, down.out_features)
         inner = down.in_features
-        memory = floats(n * inner + quantised_floats(n, self.in_features) + quantised_floats(n, inner))
-        self._library.mlp(
+        size = n * inner + quantised_floats(n, self.in_features) + quantised_floats(n, inner)
+        memory = floats(size)
+        code = self._library.mlp(
             self.address,
             down.address,
-            None if norm is None else norm.weight.data_ptr(),
-            0.0 if norm is None else norm.epsilon,
+            None if norm is None else norm.address,
             x.data_ptr(),
+            x.nbytes,
             n,
             y.data_ptr(),
             memory.data_ptr(),
+            size,
             torch.get_num_threads(),
         )
+        if code:
+            raise self._library.refusal(code)
         return y
 
 

@@ -7,31 +7,35 @@
  * follow each other. A row sees the slots where its bias is 0, or all without a bias. */
 typedef struct {
     float *keys, *values; /* Of the first slot. */
+    int64_t bytes;        /* Of all keys from the first slot of the first head on; of all values too. */
+    int64_t room;         /* Slots of a head from the first one on. */
     int64_t stride, rows, slots;
     int64_t own; /* The first slot to which the rows' own keys and values are written. */
     const float *bias; /* [rows][slots], or NULL. */
+    int64_t bias_stride, bias_bytes;
 } Segment;
 
 typedef struct {
     const Weight *const *qkv; /* `projections` weights, whose outputs together are queries, keys and values. */
     const Weight *output;
-    const float *norm, *q_norm, *k_norm; /* NULL for none. */
-    float epsilon, q_epsilon, k_epsilon, scale;
+    const Norm *norm, *q_norm, *k_norm; /* NULL for none. */
+    float scale;
     int64_t projections, heads, kv_heads, head_dim;
 } Block;
 
-/* cos and signed sin, [rows][width] with rows `stride` floats apart; NULL for layers without a rotation. */
+/* cos and signed sin, [rows][heads][width] with rows `stride` floats apart; those of the first head serve all heads. NULL
+ * for layers without a rotation. */
 typedef struct {
     const float *cos, *sin;
-    int64_t width, stride;
+    int64_t bytes, width, stride; /* The bytes of each. */
 } Rotation;
 
 /* to = the head, normed and rotated. */
-static void place_head(const float *x, Norm norm, Rotation rotation, int64_t row, int64_t size, float *to) {
+static void place_head(const float *x, const Norm *norm, Rotation rotation, int64_t row, int64_t size, float *to) {
     float head[256];
-    const float factor = norm.weight ? norm_factor(x, size, norm.epsilon) : 1.0f;
+    const float factor = norm ? norm_factor(x, size, norm->epsilon) : 1.0f;
     for (int64_t i = 0; i < size; i++)
-        head[i] = norm.weight ? x[i] * factor * norm.weight[i] : x[i];
+        head[i] = norm ? x[i] * factor * norm->weight[i] : x[i];
     const int64_t half = rotation.cos ? rotation.width / 2 : 0;
     const float *cos = rotation.cos + row * rotation.stride, *sin = rotation.sin + row * rotation.stride;
     for (int64_t i = 0; i < half; i++) {
@@ -155,12 +159,15 @@ INLINE void attend_parts(const Query *queries, int n, const float *keys, const f
     }
 }
 
+/* The sizes of heads for which there is code. */
+#define HEAD_DIMS(CASE) CASE(16) CASE(32) CASE(64) CASE(80) CASE(96) CASE(128) CASE(256)
+
 static void attend(const Query *queries, int n, const float *keys, const float *values, float scale, int64_t head_dim)
 {
 #define CASE(size)                                                     \
     case size:                                                         \
         attend_parts(queries, n, keys, values, scale, size / LANES);   \
         break;
-    switch (head_dim) { CASE(16) CASE(32) CASE(64) CASE(80) CASE(96) CASE(128) CASE(256) }
+    switch (head_dim) { HEAD_DIMS(CASE) }
 #undef CASE
 }

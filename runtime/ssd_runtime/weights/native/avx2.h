@@ -38,6 +38,7 @@ INLINE float peak_of(Floats x) {
     part = _mm_max_ps(part, _mm_movehl_ps(part, part));
     return _mm_cvtss_f32(_mm_max_ss(part, _mm_movehdup_ps(part)));
 }
+INLINE int are_numbers(Floats x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) == 0; }
 INLINE Floats halves(const uint8_t *at) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)); }
 
 /* Write LANES floats as integers of 8 bits; returns the sum of these. */

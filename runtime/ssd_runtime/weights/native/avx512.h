@@ -27,6 +27,7 @@ INLINE Floats rounded(Floats x) { return _mm512_roundscale_ps(x, 0); }
 INLINE Floats scaled(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 INLINE float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
 INLINE float peak_of(Floats x) { return _mm512_reduce_max_ps(x); }
+INLINE int are_numbers(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) == 0; }
 INLINE Floats halves(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 
 /* Write LANES floats as integers of 8 bits; returns the sum of these. */

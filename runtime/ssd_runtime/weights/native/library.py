@@ -18,9 +18,13 @@ from torch import Tensor
 
 from ssd_artifacts.files import cache_folder
 from ssd_runtime.devices.device import processor_flags
+from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder, temporary_folder
 
 FOLDER = Path(__file__).parent
-SOURCES = ("sublayers.c", "attention.h", "avx2.h", "avx512.h", "exponential.h", "lanes.h", "pool.h", "products.h")
+SOURCES = (
+    "sublayers.c",
+    *("attention.h", "avx2.h", "avx512.h", "checks.h", "exponential.h", "lanes.h", "pool.h", "products.h"),
+)
 """The file that is compiled, and those that it includes."""
 COMPILERS = ("gcc", "cc")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-D_GNU_SOURCE", "-fopenmp", "-pthread", "-fPIC", "-c")
@@ -40,25 +44,33 @@ POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
 class Library:
     """The functions of `sublayers.c`."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError, AttributeError or ValueError if the file is no such library."""
-        functions = ctypes.CDLL(str(path))
+    def __init__(self, file: int, note: str | None) -> None:
+        """Load the open file, which stays open: the loader knows libraries by the names that they were opened by.
+
+        `note` is a line for the user. Raises OSError, AttributeError or ValueError if the file is no such library.
+        """
+        functions = ctypes.CDLL(f"/proc/self/fd/{file}")
+        self.note = note
         self.instructions = INSTRUCTIONS[ctypes.c_int.in_dll(functions, "lanes").value]
-        norm = (POINTER, ctypes.c_float)
+        sized = (POINTER, COUNT)
+        rows, memory = (*sized, COUNT), (*sized, ctypes.c_int)
         self.linear = functions.linear
-        self.linear.argtypes = (POINTER, *norm, POINTER, COUNT, POINTER, POINTER, POINTER, ctypes.c_int)
-        self.linear.restype = None
+        self.linear.argtypes = (POINTER, POINTER, *rows, *sized, POINTER, *memory)
         self.mlp = functions.mlp
-        self.mlp.argtypes = (POINTER, POINTER, *norm, POINTER, COUNT, POINTER, POINTER, ctypes.c_int)
-        self.mlp.restype = None
+        self.mlp.argtypes = (POINTER, POINTER, POINTER, *rows, POINTER, *memory)
         self.attention = functions.attention
-        rotation = (POINTER, POINTER, COUNT, COUNT)
-        rows = (POINTER, COUNT, COUNT, POINTER, POINTER, ctypes.c_int)
-        self.attention.argtypes = (POINTER, POINTER, *rotation, *rows)
-        self.attention.restype = None
+        rotation = (POINTER, POINTER, COUNT, COUNT, COUNT)
+        self.attention.argtypes = (POINTER, *sized, *rotation, *rows, COUNT, POINTER, *memory)
+        self._rule = functions.rule
+        self._rule.argtypes = (ctypes.c_int,)
+        self._rule.restype = ctypes.c_char_p
         self._set_torch_threads = functions.set_torch_threads
         self._set_torch_threads.argtypes = (ctypes.c_int,)
         self._set_torch_threads.restype = None
+
+    def refusal(self, code: int) -> RuntimeError:
+        """The error for a call that returned `code` and did nothing, with the rule of `checks.h` that it breaks."""
+        return RuntimeError(f"sizes of a call of our own kernels do not agree: {self._rule(code).decode()}")
 
     @contextmanager
     def torch_alone(self) -> Iterator[None]:
@@ -80,9 +92,11 @@ def wanted() -> bool:
 
 
 def missing_note() -> str | None:
-    """A line for a user whose processor could run the code if it could be compiled; None for all others."""
-    if not wanted() or library() is not None:
+    """A line for a user whose processor could run the code if it could be compiled, or kept; None for all others."""
+    if not wanted():
         return None
+    if (found := library()) is not None:
+        return found.note
     return (
         "the C code for this processor could not be compiled, so light drafts and packed weights use slower kernels; "
         f"install {COMPILERS[0]}, or name another compiler in $CC"
@@ -97,29 +111,42 @@ def library() -> Library | None:
     flags = (*FLAGS, *(WITHOUT_AVX512 if os.environ.get("SSD_NATIVE") == "avx2" else ()))
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SOURCES]
     about = hashlib.sha256("\n".join([*texts, *flags, *LINK_FLAGS, *sorted(processor_flags())]).encode())
-    path = cache_folder() / "native" / f"sublayers-{about.hexdigest()[:16]}.so"
+    name = f"sublayers-{about.hexdigest()[:16]}.so"
+    kept = cache_folder() / "native"
     try:
-        if not path.exists():
-            _compile(path, flags)
-        return Library(path)
+        try:
+            with private_folder(kept) as folder:
+                return Library(_compiled(folder, name, flags), None)
+        except NotPrivateError:
+            note = f"{kept}: is not this user's own folder, so C code is compiled at every start; set SSD_CACHE"
+            with tempfile.TemporaryDirectory() as folder:
+                return Library(_compiled(Path(folder), name, flags), note)
     except (OSError, AttributeError, ValueError, subprocess.SubprocessError):
         return None
 
 
-def _compile(path: Path, flags: Sequence[str]) -> None:
-    """Compile to a temporary file, then rename it. Raises OSError or SubprocessError if that fails."""
-    compiler = os.environ.get("CC") or next((name for name in COMPILERS if shutil.which(name)), None)
+def _compiled(folder: Path, name: str, flags: Sequence[str]) -> int:
+    """Open the library `name` in a private folder; compile it first unless there is one of this user.
+
+    Raises OSError or SubprocessError if that fails.
+    """
+    if (file := open_own(folder / name)) is not None:
+        return file
+    compiler = os.environ.get("CC") or next((each for each in COMPILERS if shutil.which(each)), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        compiled, linked = Path(folder) / "compiled.o", Path(folder) / path.name
+    with temporary_folder(folder) as work:
+        compiled, linked = work / "compiled.o", work / name
         for command in (
             [compiler, *flags, "-o", str(compiled), str(FOLDER / SOURCES[0])],
             [compiler, *LINK_FLAGS, "-o", str(linked), str(compiled)],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
-        os.replace(linked, path)
+        linked.chmod(0o700)
+        os.replace(linked, folder / name)
+    if (file := open_own(folder / name)) is None:
+        raise FileNotFoundError(name)
+    return file
 
 
 def floats(*shape: int) -> Tensor:

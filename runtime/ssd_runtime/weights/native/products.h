@@ -12,6 +12,7 @@
 #pragma once
 #include "lanes.h"
 #include "pool.h"
+#include <float.h>
 #include <math.h>
 
 #define TILE 16
@@ -23,13 +24,19 @@
 #define PARTS (TILE / LANES)
 
 typedef struct {
-    int64_t bits, out, in, own_threads;
+    int64_t bits, out, in, own_threads, bytes, bias_bytes; /* The bytes of blocks and of bias. */
     const uint8_t *blocks;
     const float *bias; /* NULL for none. */
 } Weight;
 
+/* Bytes of the block of a tile and a group. */
+static int64_t block_bytes(int64_t bits) {
+    return bits == 4 ? 320 : 544;
+}
+
 typedef struct {
-    const float *weight; /* NULL: rows are not normed. */
+    const float *weight;
+    int64_t bytes; /* Of the weight. */
     float epsilon;
 } Norm;
 
@@ -58,27 +65,33 @@ static float norm_factor(const float *x, int64_t in, float epsilon) {
     return 1.0f / sqrtf(sum_of(sum) / (float)in + epsilon);
 }
 
-/* Quantise row `row` of n. */
-static void quantise(const float *x, Norm norm, Rows rows, int64_t row, int64_t n) {
+/* Quantise row `row` of n, normed unless `norm` is NULL. */
+static void quantise(const float *x, const Norm *norm, Rows rows, int64_t row, int64_t n) {
     const int64_t in = rows.in, first = row - row % CHUNK, count = chunk(n, first);
-    const float factor = norm.weight ? norm_factor(x, in, norm.epsilon) : 1.0f;
+    const float factor = norm ? norm_factor(x, in, norm->epsilon) : 1.0f;
     for (int64_t i = 0; i < in; i += GROUP) {
         Floats parts[GROUP / LANES], peaks = zeros();
 #pragma GCC unroll 4
         for (int p = 0; p < GROUP / LANES; p++) {
             parts[p] = load(x + i + p * LANES);
-            if (norm.weight)
-                parts[p] = multiply(multiply(parts[p], all(factor)), load(norm.weight + i + p * LANES));
+            if (norm)
+                parts[p] = multiply(multiply(parts[p], all(factor)), load(norm->weight + i + p * LANES));
             peaks = larger(peaks, magnitude(parts[p]));
         }
+        /* The inverse of a smaller scale would be infinite. Its group counts as zeros. */
         const float scale = peak_of(peaks) / 127.0f;
-        const Floats inverse = all(scale > 0.0f ? 1.0f / scale : 0.0f);
+        const Floats inverse = all(scale >= FLT_MIN ? 1.0f / scale : 0.0f);
         const int64_t at = (first * in + i * count) / GROUP + row - first;
         int32_t sum = 0;
+        int finite = 1;
 #pragma GCC unroll 4
-        for (int p = 0; p < GROUP / LANES; p++)
-            sum += store_levels(rows.levels + at * GROUP + p * LANES, multiply(parts[p], inverse));
-        rows.scales[at] = scale;
+        for (int p = 0; p < GROUP / LANES; p++) {
+            const Floats levels = multiply(parts[p], inverse);
+            const int numbers = are_numbers(levels); /* Infinite ones are none either: their inverse is 0. */
+            finite &= numbers;
+            sum += store_levels(rows.levels + at * GROUP + p * LANES, numbers ? levels : zeros());
+        }
+        rows.scales[at] = finite ? scale : NAN;
         rows.sums[at] = (float)sum;
         rows.offsets[at] = INTEGER_BITS - 128 * sum;
     }
@@ -91,7 +104,7 @@ static int64_t floats_of(int64_t n, int64_t in) {
 
 typedef struct {
     const float *x;
-    Norm norm;
+    const Norm *norm;
     Rows rows;
     int64_t n;
 } Quantising;
@@ -103,7 +116,7 @@ static void quantise_item(const void *about, int64_t row, int worker) {
 }
 
 /* The quantised rows of x, in `memory`. */
-static Rows quantised(Threads threads, const float *x, Norm norm, int64_t n, int64_t in, float *memory) {
+static Rows quantised(Threads threads, const float *x, const Norm *norm, int64_t n, int64_t in, float *memory) {
     const int64_t groups = n * (in / GROUP);
     int32_t *offsets = (int32_t *)(memory + 2 * groups);
     const Rows rows = {.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups,
@@ -177,7 +190,7 @@ static void products(const Weight *weight, int64_t tile, Rows rows, int64_t firs
 
 /* A weight's tiles come to threads in items of so many: torch's threads have fixed shares anyway. */
 static int64_t tiles_together(const Weight *weight, int64_t tiles, Threads threads) {
-    const int64_t bytes = weight->in / GROUP * (weight->bits == 4 ? 320 : 544), most = tiles / (8 * threads.count);
+    const int64_t bytes = weight->in / GROUP * block_bytes(weight->bits), most = tiles / (8 * threads.count);
     const int64_t tiles_of_item = (ITEM + bytes - 1) / bytes, fewer = tiles_of_item < most ? tiles_of_item : most;
     return threads.own && fewer > 1 ? fewer : 1;
 }

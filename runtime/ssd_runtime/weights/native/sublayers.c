@@ -1,7 +1,5 @@
 /* Sub-layers of a decoder on fp32 rows and weights of 4 and 8 bits, for processors with AVX-512 VNNI or AVX2. */
-#include "attention.h"
-#include "exponential.h"
-#include "products.h"
+#include "checks.h"
 
 /* Floats in a vector, which tell the instructions that this code was compiled for. */
 const int lanes = LANES;
@@ -40,34 +38,36 @@ static void gated(Threads threads, const Weight *weight, Rows rows, int64_t n, f
     each(threads, gated_item, &about, (tiles + together - 1) / together, 1);
 }
 
-/* y [n, out] = W norm(x) + residual. `memory` holds the quantised rows. */
-void linear(const Weight *weight, const float *norm_weight, float epsilon, const float *x, int64_t n,
-            const float *residual, float *y, float *memory, int wanted)
+/* y [n, out] = W norm(x) + residual. `memory` [floats] holds the quantised rows. This and all of the following return the
+ * code of the rule that a call breaks (`checks.h`), and then have touched nothing. */
+int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes, int64_t n, const float *residual,
+           int64_t residual_bytes, float *y, float *memory, int64_t floats, int wanted)
 {
-    const Norm norm = {norm_weight, epsilon};
+    AGREE(check_linear(weight, norm, x, bytes, n, residual, residual_bytes, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)weight->own_threads);
     ON(threads, project(threads, weight, quantised(threads, x, norm, n, weight->in, memory), n, residual, y, weight->out));
     leave(threads);
+    return AGREED;
 }
 
-static void mlp_on(Threads threads, const Weight *gate_up, const Weight *down, Norm norm, const float *x, int64_t n,
-                   float *y, float *memory)
+static void mlp_on(Threads threads, const Weight *gate_up, const Weight *down, const Norm *norm, const float *x,
+                  int64_t n, float *y, float *memory)
 {
-    const Norm none = {0, 0.0f};
     float *outer = memory + n * down->in, *inner = outer + floats_of(n, gate_up->in);
     gated(threads, gate_up, quantised(threads, x, norm, n, gate_up->in, outer), n, memory);
-    project(threads, down, quantised(threads, memory, none, n, down->in, inner), n, x, y, down->out);
+    project(threads, down, quantised(threads, memory, 0, n, down->in, inner), n, x, y, down->out);
 }
 
 /* y [n, out] = x + W_down (silu(W_gate norm(x)) * W_up norm(x)). `memory` holds the inner rows in fp32, then the quantised
  * rows of x and those of the inner rows. */
-void mlp(const Weight *gate_up, const Weight *down, const float *norm_weight, float epsilon, const float *x, int64_t n,
-         float *y, float *memory, int wanted)
+int mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float *x, int64_t bytes, int64_t n, float *y,
+        float *memory, int64_t floats, int wanted)
 {
-    const Norm norm = {norm_weight, epsilon};
+    AGREE(check_mlp(gate_up, down, norm, x, bytes, n, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)gate_up->own_threads);
     ON(threads, mlp_on(threads, gate_up, down, norm, x, n, y, memory));
     leave(threads);
+    return AGREED;
 }
 
 /* The queries of one segment and key-value head are attended in equal items, of which all threads have some. */
@@ -113,8 +113,7 @@ static void place_item(const void *about, int64_t item, int worker) {
     const Segment *segment = of->segments;
     const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, all = heads + 2 * kv_heads;
     const int64_t row = item / all, head = item % all;
-    const Norm q_norm = {block->q_norm, block->q_epsilon}, k_norm = {block->k_norm, block->k_epsilon}, none = {0, 0.0f};
-    const Rotation still = {0, 0, 0, 0};
+    const Rotation still = {0, 0, 0, 0, 0};
     int64_t first = 0;
     (void)worker;
     while (row - first >= segment->rows)
@@ -122,11 +121,11 @@ static void place_item(const void *about, int64_t item, int worker) {
     float *from = of->qkv + row * all * size + head * size;
     const int64_t at = (segment->own + row - first) * size;
     if (head < heads)
-        place_head(from, q_norm, of->rotation, row, size, from);
+        place_head(from, block->q_norm, of->rotation, row, size, from);
     else if (head < heads + kv_heads)
-        place_head(from, k_norm, of->rotation, row, size, segment->keys + (head - heads) * segment->stride + at);
+        place_head(from, block->k_norm, of->rotation, row, size, segment->keys + (head - heads) * segment->stride + at);
     else
-        place_head(from, none, still, row, size, segment->values + (head - heads - kv_heads) * segment->stride + at);
+        place_head(from, 0, still, row, size, segment->values + (head - heads - kv_heads) * segment->stride + at);
 }
 
 /* Attend the queries of one item, from the projections of all rows to their places in `mixed`. */
@@ -169,33 +168,38 @@ static void attention_on(Threads threads, const Attending *of, const float *x, f
     const Block *block = of->block;
     const int64_t all = block->heads + 2 * block->kv_heads, mixed = block->heads * block->head_dim;
     const int64_t in = block->qkv[0]->in, n = of->n;
-    const Norm norm = {block->norm, block->epsilon}, none = {0, 0.0f};
-    const Rows rows = quantised(threads, x, norm, n, in, outer);
+    const Rows rows = quantised(threads, x, block->norm, n, in, outer);
     float *at = of->qkv;
     for (int64_t i = 0; i < block->projections; at += block->qkv[i++]->out)
         project(threads, block->qkv[i], rows, n, 0, at, all * block->head_dim);
     each(threads, place_item, of, n * all, FEW * all);
     each(threads, attend_item, of, items_of(block, of->segments, n, threads.count), 1);
-    project(threads, block->output, quantised(threads, of->mixed, none, n, mixed, inner), n, x, y, block->output->out);
+    project(threads, block->output, quantised(threads, of->mixed, 0, n, mixed, inner), n, x, y, block->output->out);
 }
 
 /* y [n, hidden] = x + W_output attention(W_qkv norm(x)); writes the rows' keys and values into their caches. `memory` holds
  * the queries, keys and values, and the mixed values of all rows; the quantised rows of x and of the mixed values; then,
  * per thread, the scores and slots of the queries that are attended together, `longest` each. That is the largest number
  * of slots plus 16. */
-void attention(const Block *block, const Segment *segments, const float *cos, const float *sin,
-               int64_t width, int64_t stride, const float *x, int64_t n, int64_t longest, float *y, float *memory,
-               int wanted)
+int attention(const Block *block, const Segment *segments, int64_t count, const float *cos, const float *sin,
+              int64_t bytes, int64_t width, int64_t stride, const float *x, int64_t x_bytes, int64_t n, int64_t longest,
+              float *y, float *memory, int64_t floats, int wanted)
 {
+    const Rotation rotation = {cos, sin, bytes, width, stride};
+    AGREE(check_block(block));
+    AGREE(check_rows(x, x_bytes, n, block->qkv[0]->in, block->norm, y, memory, wanted));
+    AGREE(check_segments(segments, count, block, n, longest));
+    AGREE(check_rotation(rotation, block, n));
     const int64_t heads = block->heads, size = block->head_dim, columns = (heads + 2 * block->kv_heads) * size;
-    float *mixed = memory + n * columns, *outer = mixed + n * heads * size;
-    float *inner = outer + floats_of(n, block->qkv[0]->in);
+    const int64_t outer = n * (columns + heads * size), inner = outer + floats_of(n, block->qkv[0]->in);
+    const int64_t own = inner + floats_of(n, heads * size), most = most_together(block, n);
+    REQUIRE(MEMORY, floats >= own + 2 * most * longest * (wanted < MOST_THREADS ? wanted : MOST_THREADS));
     const Threads threads = join(wanted, (int)block->output->own_threads);
     const Attending about = {
-        .block = block, .segments = segments, .rotation = {cos, sin, width, stride}, .n = n, .longest = longest,
-        .most = most_together(block, n), .threads = threads.count, .qkv = memory, .mixed = mixed,
-        .own = inner + floats_of(n, heads * size),
+        .block = block, .segments = segments, .rotation = rotation, .n = n, .longest = longest,
+        .most = most, .threads = threads.count, .qkv = memory, .mixed = memory + n * columns, .own = memory + own,
     };
-    ON(threads, attention_on(threads, &about, x, outer, inner, y));
+    ON(threads, attention_on(threads, &about, x, memory + outer, memory + inner, y));
     leave(threads);
+    return AGREED;
 }

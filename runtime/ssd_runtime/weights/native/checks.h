@@ -1,0 +1,177 @@
+/* Sizes that do not agree: entry points refuse them before they read or write anything but the numbers of a call.
+ *
+ * Every pointer comes with the size of what it points to, but for results, which callers make as weights are.
+ */
+#pragma once
+#include "attention.h"
+
+#define LARGEST (INT64_C(1) << 28) /* Most rows, columns, outputs or slots, so that no product overflows. */
+
+/* The rules by the codes that calls return, from 1; 0 is no refusal. */
+#define RULES(RULE)                                                                                        \
+    RULE(POINTERS, "weights, rows, results and memory are given")                                          \
+    RULE(BITS, "a weight has 4 or 8 bits")                                                                 \
+    RULE(WEIGHT, "a weight has whole tiles of 16 outputs and whole groups of 32 columns, and not too many") \
+    RULE(BLOCKS, "a weight's blocks are as large as its bits, outputs and columns say")                    \
+    RULE(BIAS, "a bias has a number for each output")                                                      \
+    RULE(ROWS, "the number of rows is from 0 to 2^28")                                                     \
+    RULE(INPUT, "x is n rows of the weight's columns in fp32")                                             \
+    RULE(RESIDUAL, "a residual is n rows of the weight's outputs in fp32")                                 \
+    RULE(NORM, "a norm has a number in fp32 for each column")                                              \
+    RULE(MEMORY, "memory is as large as rows and weights need it")                                         \
+    RULE(THREADS, "there is a thread at least")                                                            \
+    RULE(INNER, "down has half as many columns as gate and up have outputs together")                      \
+    RULE(STREAM, "a block's last weight has as many outputs as its first has columns")                     \
+    RULE(HEADS, "heads are a multiple of key-value heads")                                                 \
+    RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128 or 256")                                      \
+    RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head")                         \
+    RULE(PROJECTIONS, "one to three weights of the same columns make queries, keys and values")            \
+    RULE(OUTPUTS, "the outputs of these weights are the queries, keys and values of all heads")            \
+    RULE(MIXED, "the last weight has a column for each value of all heads")                                \
+    RULE(ROTATION, "a rotation has n rows in fp32, of cos and of sin")                                     \
+    RULE(ANGLES, "a rotation's row has an even number of angles for every head, at most a head's size")    \
+    RULE(SEGMENTS, "each sequence has a row or more, and all together have n")                             \
+    RULE(SLOTS, "rows see slots of the pool alone, one or more")                                           \
+    RULE(OWN, "rows write their keys and values to slots of the pool alone")                               \
+    RULE(STRIDE, "the pool holds the slots of all key-value heads one after the other")                    \
+    RULE(VISIBLE, "a bias has a row for each row, of as many numbers as it sees slots")                    \
+    RULE(LONGEST, "scores have room for the largest number of slots, and for 16 more")
+
+#define CODE(name, text) REFUSED_##name,
+enum { AGREED, RULES(CODE) CODES };
+#undef CODE
+
+/* The rule that a code says is broken; NULL for none. */
+const char *rule(int code) {
+#define TEXT(name, text) text,
+    static const char *const texts[] = {0, RULES(TEXT)};
+#undef TEXT
+    return code > AGREED && code < CODES ? texts[code] : 0;
+}
+
+#define REQUIRE(name, condition)       \
+    do {                               \
+        if (!(condition))              \
+            return REFUSED_##name;     \
+    } while (0)
+#define AGREE(call)                    \
+    do {                               \
+        const int refused = (call);    \
+        if (refused)                   \
+            return refused;            \
+    } while (0)
+
+static int within(int64_t number, int64_t least) {
+    return number >= least && number <= LARGEST;
+}
+
+static int check_weight(const Weight *weight) {
+    REQUIRE(POINTERS, weight && weight->blocks);
+    REQUIRE(BITS, weight->bits == 4 || weight->bits == 8);
+    REQUIRE(WEIGHT, within(weight->out, TILE) && weight->out % TILE == 0);
+    REQUIRE(WEIGHT, within(weight->in, GROUP) && weight->in % GROUP == 0);
+    REQUIRE(BLOCKS, weight->bytes == weight->out / TILE * (weight->in / GROUP) * block_bytes(weight->bits));
+    REQUIRE(BIAS, !weight->bias || weight->bias_bytes == 4 * weight->out);
+    return AGREED;
+}
+
+static int fits(const Norm *norm, int64_t columns) {
+    return !norm || (norm->weight && norm->bytes == 4 * columns);
+}
+
+/* The rows [n, columns] of a call, their norm, and the threads that serve it. */
+static int check_rows(const float *x, int64_t bytes, int64_t n, int64_t columns, const Norm *norm, const float *y,
+                      const float *memory, int threads)
+{
+    REQUIRE(POINTERS, x && y && memory);
+    REQUIRE(ROWS, within(n, 0));
+    REQUIRE(INPUT, bytes == 4 * n * columns);
+    REQUIRE(NORM, fits(norm, columns));
+    REQUIRE(THREADS, threads >= 1);
+    return AGREED;
+}
+
+static int check_linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes, int64_t n,
+                        const float *residual, int64_t residual_bytes, const float *y, const float *memory,
+                        int64_t floats, int threads)
+{
+    AGREE(check_weight(weight));
+    AGREE(check_rows(x, bytes, n, weight->in, norm, y, memory, threads));
+    REQUIRE(RESIDUAL, !residual || residual_bytes == 4 * n * weight->out);
+    REQUIRE(MEMORY, floats == floats_of(n, weight->in));
+    return AGREED;
+}
+
+static int check_mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float *x, int64_t bytes,
+                     int64_t n, const float *y, const float *memory, int64_t floats, int threads)
+{
+    AGREE(check_weight(gate_up));
+    AGREE(check_weight(down));
+    REQUIRE(INNER, gate_up->out == 2 * down->in);
+    REQUIRE(STREAM, down->out == gate_up->in);
+    AGREE(check_rows(x, bytes, n, gate_up->in, norm, y, memory, threads));
+    REQUIRE(MEMORY, floats == n * down->in + floats_of(n, gate_up->in) + floats_of(n, down->in));
+    return AGREED;
+}
+
+static int has_kernel(int64_t head_dim) {
+#define CASE(size) head_dim == size ||
+    return HEAD_DIMS(CASE) 0;
+#undef CASE
+}
+
+static int check_block(const Block *block) {
+    REQUIRE(POINTERS, block && block->qkv);
+    REQUIRE(HEADS, within(block->kv_heads, 1) && within(block->heads, 1) && block->heads % block->kv_heads == 0);
+    REQUIRE(HEAD_DIM, has_kernel(block->head_dim));
+    REQUIRE(HEAD_NORMS, fits(block->q_norm, block->head_dim) && fits(block->k_norm, block->head_dim));
+    REQUIRE(PROJECTIONS, block->projections >= 1 && block->projections <= 3);
+    const int64_t needed = (block->heads + 2 * block->kv_heads) * block->head_dim;
+    int64_t outputs = 0;
+    for (int64_t i = 0; i < block->projections; outputs += block->qkv[i++]->out) {
+        REQUIRE(OUTPUTS, outputs < needed); /* There may be no further weight. */
+        AGREE(check_weight(block->qkv[i]));
+        REQUIRE(PROJECTIONS, block->qkv[i]->in == block->qkv[0]->in);
+    }
+    REQUIRE(OUTPUTS, outputs == needed);
+    AGREE(check_weight(block->output));
+    REQUIRE(MIXED, block->output->in == block->heads * block->head_dim);
+    REQUIRE(STREAM, block->output->out == block->qkv[0]->in);
+    return AGREED;
+}
+
+static int check_segment(const Segment *segment, const Block *block) {
+    const int64_t size = block->head_dim, room = segment->room, rows = segment->rows;
+    REQUIRE(POINTERS, segment->keys && segment->values);
+    REQUIRE(SLOTS, within(room, 1) && segment->slots >= 1 && segment->slots <= room);
+    REQUIRE(OWN, segment->own >= 0 && segment->own <= room - rows);
+    REQUIRE(STRIDE, segment->stride >= room * size && segment->stride / size <= LARGEST);
+    REQUIRE(STRIDE, (block->kv_heads - 1) * segment->stride + room * size == segment->bytes / 4);
+    REQUIRE(VISIBLE, segment->bias_stride == (segment->bias ? segment->slots : 0));
+    REQUIRE(VISIBLE, !segment->bias || segment->bias_bytes >= 4 * rows * segment->slots);
+    return AGREED;
+}
+
+static int check_segments(const Segment *segments, int64_t count, const Block *block, int64_t n, int64_t longest) {
+    int64_t rows = 0, most = 0;
+    REQUIRE(POINTERS, segments);
+    for (int64_t i = 0; i < count; rows += segments[i++].rows) {
+        REQUIRE(SEGMENTS, rows < n); /* There may be no further segment. */
+        REQUIRE(SEGMENTS, segments[i].rows >= 1 && segments[i].rows <= n - rows);
+        AGREE(check_segment(&segments[i], block));
+        most = segments[i].slots > most ? segments[i].slots : most;
+    }
+    REQUIRE(SEGMENTS, rows == n);
+    REQUIRE(LONGEST, longest == most + TILE);
+    return AGREED;
+}
+
+static int check_rotation(Rotation rotation, const Block *block, int64_t n) {
+    if (!rotation.cos && !rotation.sin && !rotation.width && !rotation.stride)
+        return AGREED;
+    REQUIRE(ROTATION, rotation.cos && rotation.sin);
+    REQUIRE(ANGLES, rotation.width >= 2 && rotation.width <= block->head_dim && rotation.width % 2 == 0);
+    REQUIRE(ANGLES, rotation.stride == (block->heads + 2 * block->kv_heads) * rotation.width);
+    REQUIRE(ROTATION, rotation.bytes == 4 * n * rotation.stride);
+    return AGREED;
+}

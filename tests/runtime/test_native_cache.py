@@ -1,0 +1,130 @@
+"""The folder of compiled libraries: what another user may have put there is not loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ssd_runtime.weights.native import library as native
+from ssd_runtime.weights.native.library import library, missing_note
+
+OTHER = 12345
+"""Another user's number."""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+pytestmark = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compiled library, under its name."""
+    cache = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSD_CACHE", str(cache))
+        assert library.__wrapped__() is not None
+    return next((cache / "native").glob("*.so"))
+
+
+@pytest.fixture
+def folder(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache's folder of libraries; the compiler is one that takes no time."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp {compiled} "$2"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "native"
+
+
+@pytest.fixture
+def planted(compiled: Path, folder: Path) -> Path:
+    """A library under the right name that leaves a file when it is loaded; the path of that file."""
+    folder.mkdir(parents=True, mode=0o700)
+    loaded = folder.parent / "loaded"
+    code = f'#include <fcntl.h>\n__attribute__((constructor)) static void f(void) {{ creat("{loaded}", 0600); }}\n'
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / compiled.name)]
+    subprocess.run(command, input=code, text=True, check=True)
+    (folder / compiled.name).chmod(0o700)
+    return loaded
+
+
+def give_away_folder(kept: Path) -> None:
+    os.chown(kept.parent, OTHER, OTHER)
+
+
+def link_folder(kept: Path) -> None:
+    kept.parent.rename(kept.parent.with_name("elsewhere"))
+    kept.parent.symlink_to("elsewhere")
+
+
+def link_file(kept: Path) -> None:
+    shutil.move(kept, kept.parent.parent)
+    kept.symlink_to(kept.parent.parent / kept.name)
+
+
+PLANTS: dict[str, Callable[[Path], object]] = {
+    "a folder that others may write to": lambda kept: kept.parent.chmod(0o777),
+    "a folder that the group may write to": lambda kept: kept.parent.chmod(0o770),
+    "a file that others may write to": lambda kept: kept.chmod(0o702),
+    "a file that the group may write to": lambda kept: kept.chmod(0o720),
+    "a link to a folder": link_folder,
+    "a link to a file": link_file,
+    "another user's folder": give_away_folder,
+    "another user's file": lambda kept: os.chown(kept, OTHER, OTHER),
+}
+
+
+@pytest.mark.parametrize("plant", [pytest.param(name, marks=needs_root if "user" in name else ()) for name in PLANTS])
+def test_what_another_user_may_have_planted_is_compiled_again(
+    plant: str, folder: Path, planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PLANTS[plant](next(folder.glob("*.so")))
+    found = library.__wrapped__()
+    assert found is not None
+    assert not planted.exists()
+    # Where the folder cannot be made the user's own, nothing is kept there, and a line says so.
+    monkeypatch.setattr(native, "library", lambda: found)
+    note = missing_note()
+    if "link to a folder" in plant or "user's folder" in plant:
+        assert note is not None
+        assert str(folder) in note
+    else:
+        assert note is None
+        assert folder.stat().st_mode & 0o777 == 0o700
+        monkeypatch.setenv("CC", "false")
+        assert library.__wrapped__() is not None
+        assert not planted.exists()
+
+
+def test_what_this_user_has_compiled_is_loaded(folder: Path, planted: Path) -> None:
+    """The test's own library, which has none of the functions."""
+    assert library.__wrapped__() is None
+    assert planted.exists()
+
+
+def test_folder_and_file_are_private_whatever_the_process_allows_others(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert library.__wrapped__() is not None
+    finally:
+        os.umask(before)
+    (kept,) = folder.iterdir()
+    assert [path.stat().st_mode & 0o777 for path in (folder, kept)] == [0o700, 0o700]
+
+
+def test_a_compile_removes_what_killed_ones_left(folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    left, running = folder / "tmpleft", folder / "tmprunning"
+    for each in (left, running):
+        each.mkdir()
+        (each / "compiled.o").touch()
+    before = time.time() - 3600
+    os.utime(left, (before, before))
+    assert library.__wrapped__() is not None
+    assert not left.exists()
+    assert running.exists()

@@ -1,0 +1,76 @@
+"""Models whose tensors have other shapes than their architecture says never reach our own kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from torch import nn
+from transformers import PreTrainedModel
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.gguf.config import gguf_config
+from ssd_runtime.loading.gguf.models import packed_model
+from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.weights.gguf.index import GgufIndex
+from ssd_runtime.weights.kernels.native import Native
+from tests.gguf_files import SIZES, save_gguf
+from tests.models import tiny_model
+
+PROJECTIONS = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+NORMS = ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"]
+
+CHANGES = [(16, 0), (-16, 0), (0, 32), (0, -32)]
+CASES = [(name, change) for name in PROJECTIONS for change in CHANGES]
+CASES += [(name, (rows, 0)) for name in NORMS for rows in (8, -8)]
+
+
+def replaced(name: str, rows: int, columns: int) -> PreTrainedModel:
+    """A tiny model of which one projection has more outputs and columns, or one norm more numbers."""
+    model = tiny_model("qwen3", **SIZES)
+    module = model.get_submodule(f"model.layers.1.{name}")
+    if isinstance(module, nn.Linear):
+        module.weight = nn.Parameter(torch.randn(module.out_features + rows, module.in_features + columns))
+    else:
+        module.weight = nn.Parameter(torch.ones(len(module.weight) + rows))
+    return model
+
+
+@pytest.mark.parametrize(("name", "change"), CASES)
+def test_a_file_with_a_tensor_of_another_shape_is_refused_before_a_kernel_is_made(
+    name: str, change: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Native, "__init__", lambda *args: pytest.fail("a kernel was made"))
+    path = tmp_path / "model.gguf"
+    save_gguf(path, replaced(name, *change), Type.Q8_0)
+    index = GgufIndex.read(path)
+    with pytest.raises(UserError, match=r"tensor blk\.1\.\w+\.weight is \[.*\], expected \["):
+        packed_model(index, gguf_config(index))
+
+
+@pytest.mark.parametrize(("name", "change"), [case for case in CASES if case[0] in PROJECTIONS])
+def test_light_copies_of_a_changed_model_compute_nothing(name: str, change: tuple[int, int]) -> None:
+    """Whoever changes a model in memory gets an error, as from torch's own products."""
+    if not Native.can_serve(16, 32):
+        pytest.skip("needs AVX2 and a C compiler")
+    with pytest.raises(RuntimeError, match=r"do not agree: |must match"):
+        run_light(replaced(name, *change))
+
+
+@torch.inference_mode()
+def run_light(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the blocks of layer 1 on copies in 8 bits."""
+    decoder = Decoder(model)
+    decoder.lighten("8")
+    cache = decoder.new_cache()
+    cache.reserve(8)
+    batch = Batch.of([decoder.batches.consecutive(cache, 0, 3)])
+    x = decoder.embed([1, 2, 3])
+    return decoder.sublayers.attention(1, x, batch, 8), decoder.sublayers.mlp(1, x, 8)
+
+
+def test_an_unchanged_model_runs_on_light_copies() -> None:
+    assert all(y.isfinite().all() for y in run_light(replaced("mlp.down_proj", 0, 0)))

@@ -1,0 +1,290 @@
+"""Sizes of calls of our own kernels: those that agree give the right numbers, and those that do not are refused.
+
+`test_native_sanitized.py` runs these tests with a library that finds every byte out of bounds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention, _Block, _Segment
+from ssd_runtime.weights.kernels.kernel import RmsNorm, _Norm
+from ssd_runtime.weights.kernels.native import _Weight
+from ssd_runtime.weights.native.library import Library
+from tests.native_blocks import EPSILON, Block, any_weight
+
+pytestmark = pytest.mark.usefixtures("threads")
+DRAWS = 16
+SPOILT = 2
+WRONG = (0, -1, 1, 2**28, 2**31 + 1, 2**62, 2**63 - 1, -(2**63))
+"""Numbers that stand in for each number of a call, beside its neighbours."""
+THREADS = (0, -1, -(2**31), 3)
+FREE = ("slots", "own")
+"""Numbers that nothing else tells: they choose among slots that the pool has."""
+NAMES = {
+    "linear": "weight norm x x_bytes n residual residual_bytes y memory floats threads",
+    "mlp": "weight down norm x x_bytes n y memory floats threads",
+    "attention": "block segments count cos sin bytes width stride x x_bytes n longest y memory floats threads",
+}
+OPTIONAL = ("norm", "residual", "bias", "cos", "sin", "q_norm", "k_norm")
+FILL = 0x55
+
+
+class Projections:
+    """Random weights, and calls of `linear` and `mlp` with them."""
+
+    def __init__(self, own: bool) -> None:
+        self.hidden, self.inner, self.n = 32 * random.randint(1, 6), 32 * random.randint(1, 20), random.randint(0, 40)
+        self.up, self.dense_up = any_weight(2 * self.inner, self.hidden, own)
+        self.down, self.dense_down = any_weight(self.hidden, self.inner, own)
+        self.norm = random.choice([None, RmsNorm(torch.rand(self.hidden), EPSILON)])
+        self.x, self.residual = (
+            torch.randn(self.n, self.hidden),
+            random.choice([None, torch.randn(self.n, 2 * self.inner)]),
+        )
+
+    def calls(self) -> Tensor:
+        return torch.cat(
+            [self.up.fused(self.x, self.norm, self.residual), self.up.fused_mlp(self.down, self.x, self.norm)], 1
+        )
+
+    def expected(self) -> Tensor:
+        normed = self.x if self.norm is None else rms_norm(self.x, (self.hidden,), self.norm.weight, EPSILON)
+        product = normed @ self.dense_up.T
+        gate, up = product.chunk(2, -1)
+        product = product if self.residual is None else product + self.residual
+        return torch.cat([product, self.x + silu(gate) * up @ self.dense_down.T], 1)
+
+
+def _fewer_slots(segment: Any, block: Block) -> None:
+    keys, values, size, room, stride = segment.cache.address(0, 0)
+    segment.cache = SimpleNamespace(address=lambda *at: (keys, values, size, room - 1, stride))
+
+
+def _other_heads(segment: Any, block: Block) -> None:
+    cache = torch.zeros(2, block.kv_heads - 1, segment.views[0].end, block.head_dim)
+    keys = cache[0]
+    segment.cache = SimpleNamespace(
+        address=lambda *at: (keys.data_ptr(), cache[1].data_ptr(), keys.nbytes, keys.shape[1], keys.stride(0))
+    )
+
+
+SEQUENCES: dict[str, Any] = {
+    "a rotation has n rows": "rotation",
+    "each sequence has a row": lambda segment, block: setattr(segment, "rows", segment.rows + 1),
+    "rows see slots of the pool": _fewer_slots,
+    "rows write their keys": lambda segment, block: setattr(segment, "slot", segment.slot + 1),
+    "the pool holds": _other_heads,
+    "a bias has a row": lambda segment, block: setattr(
+        segment.views[0], "bias", torch.zeros(segment.rows, segment.views[0].end + 1)
+    ),
+}
+"""What breaks a rule about a sequence."""
+
+
+def seeded(seed: int, threads: int) -> bool:
+    """Begin a draw; returns whether it runs on threads of our own."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    torch.set_num_threads(threads)
+    return seed % 2 == 0
+
+
+def near(got: Tensor, expected: Tensor) -> bool:
+    return got.shape == expected.shape and bool((got - expected).norm() <= 0.1 * expected.norm())
+
+
+def test_calls_whose_sizes_agree_compute_what_torch_does(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        own = seeded(seed, 1 + seed % 3)
+        projections, block = Projections(own), Block(own, HEAD_DIMS)
+        rows = torch.randn(sum(block.rows), block.hidden)
+        assert near(projections.calls(), projections.expected()), seed
+        assert near(block(rows), block.expected(rows)), seed
+
+
+def test_a_row_with_a_number_that_is_not_finite_has_no_finite_result_and_changes_no_other(
+    instructions: Library,
+) -> None:
+    """Nor does a whole row of them overflow a sum."""
+    for seed in range(DRAWS):
+        seeded(seed, 2)
+        projections = Projections(own=True)
+        projections.n = max(projections.n, 2)
+        projections.residual = None
+        projections.x = torch.randn(projections.n, projections.hidden)
+        expected = projections.calls()
+        projections.x[0, random.choice([slice(None), slice(3, 4)])] = random.choice([torch.nan, torch.inf, -torch.inf])
+        found = projections.calls()
+        assert torch.equal(found[1:], expected[1:])
+        assert not found[0, : 2 * projections.inner].isfinite().any()
+
+
+def test_rows_of_the_smallest_numbers_are_zeros(instructions: Library) -> None:
+    """The inverse of their scale would be infinite."""
+    kernel, _ = any_weight(32, 64, own=False)
+    assert kernel.fused(torch.full((2, 64), 1e-42), None, None).abs().max() < 1e-30
+
+
+class Spoiler:
+    """Stands in for a library: makes each call with each of its numbers spoilt, and then as it is.
+
+    A call that is refused has written nothing. One that is not has the right result, unless the number is `FREE`.
+    """
+
+    def __init__(self, real: Library) -> None:
+        self.real = real
+        self.codes = list[int]()
+
+    def refusal(self, code: int) -> RuntimeError:
+        return self.real.refusal(code)
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *args: self.call(name, list(args))
+
+    def call(self, function: str, args: list[Any]) -> int:
+        names = NAMES[function].split()
+        given = dict(zip(names, args, strict=True))
+        run = getattr(self.real, function)
+        areas = [(given["y"], 4 * given["n"] * _width(function, given))]
+        for segment in _segments(function, given):
+            areas += [(segment.keys, segment.bytes), (segment.values, segment.bytes)]
+        before = [ctypes.string_at(*area) for area in areas]
+        untouched = [bytes([FILL]) * areas[0][1], *before[1:]]
+
+        def trial(*changed: Any) -> tuple[int, list[bytes]]:
+            for (address, _), content in zip(areas, untouched, strict=True):
+                ctypes.memmove(address, content, len(content))
+            return run(*changed), [ctypes.string_at(*area) for area in areas]
+
+        def spoilt(name: str, *changed: Any) -> None:
+            code, found = trial(*changed)
+            assert found == (untouched if code else right) or (name in FREE and not code), name
+            self.codes.append(code)
+
+        _, right = trial(*args)
+        for at, name in enumerate(names):
+            for value in _spoilt(name, args[at]):
+                spoilt(name, *args[:at], value, *args[at + 1 :])
+        for structure in _structures(function, given):
+            for name, kind in structure._fields_:
+                kept = getattr(structure, name)
+                for value in _spoilt(name, kept) if kind is not ctypes.c_float else ():
+                    setattr(structure, name, value)
+                    spoilt(name, *args)
+                setattr(structure, name, kept)
+        return trial(*args)[0]
+
+
+def _spoilt(name: str, right: Any) -> Iterator[Any]:
+    if name == "threads":
+        yield from (value for value in THREADS if value != right)
+    elif name in ("scale", "own_threads") or (name in OPTIONAL) or right is None:
+        return
+    elif isinstance(right, int) and right > 2**40:  # an address
+        yield None
+    else:
+        near = (right - 32, right - 16, right - 1, right + 1, right + 16, right + 32, right // 2, 2 * right)
+        yield from (value for value in (*WRONG, *near) if value != right)
+
+
+def _width(function: str, given: dict[str, Any]) -> int:
+    if function == "attention":
+        return int(given["x_bytes"] // 4 // given["n"])
+    weight = _Weight.from_address(given["weight" if function == "linear" else "down"])
+    return int(weight.out_features)
+
+
+def _segments(function: str, given: dict[str, Any]) -> list[_Segment]:
+    return list((_Segment * given["count"]).from_address(given["segments"])) if function == "attention" else []
+
+
+def _structures(function: str, given: dict[str, Any]) -> list[ctypes.Structure]:
+    """All structures that a call's addresses lead to."""
+    norms, weights, found = [given.get("norm")], [given.get("weight"), given.get("down")], list[ctypes.Structure]()
+    if function == "attention":
+        block = _Block.from_address(given["block"])
+        norms += [block.norm, block.q_norm, block.k_norm]
+        weights += [*(ctypes.c_void_p * block.projections).from_address(block.qkv), block.output]
+        found += [block, *_segments(function, given)]
+    found += [_Norm.from_address(each) for each in norms if each is not None]
+    return found + [_Weight.from_address(each) for each in weights if each is not None]
+
+
+def test_a_wrong_number_is_refused_or_changes_nothing(instructions: Library) -> None:
+    spoilers = list[Spoiler]()
+    for seed in range(SPOILT):
+        own = seeded(seed, 2)
+        projections, block = Projections(own), Block(own, (16, 80))
+        rows = torch.randn(sum(block.rows), block.hidden)
+        for each in (projections.up, block.attention):
+            spoilers.append(Spoiler(instructions))
+            each._library = spoilers[-1]  # type: ignore[assignment]
+        assert near(projections.calls(), projections.expected()), seed
+        assert near(block(rows), block.expected(rows)), seed
+    codes = [code for spoiler in spoilers for code in spoiler.codes]
+    assert len(set(codes)) > 20
+    assert sum(code > 0 for code in codes) > 0.8 * len(codes)
+
+
+def attention_with(block: Block, **changes: Any) -> Callable[[], object]:
+    """A call of a block of which some parts are others."""
+    x = torch.randn(sum(block.rows), block.hidden)
+    return lambda: NativeAttention(**{**block.parts, **changes})(0, 0, x, block.segments(block.caches), block.rotation)
+
+
+def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Calls of objects that do not fit each other, and words of the rules that they break."""
+    projections, block = Projections(own), Block(own, HEAD_DIMS)
+    hidden, inner, mixed = projections.hidden, projections.inner, block.heads * block.head_dim
+    other, _ = any_weight(hidden, inner + 32, own)
+    wide, _ = any_weight(hidden + 32, inner, own)
+    x, up = torch.randn(3, hidden), projections.up
+    yield "x is n rows", lambda: up(torch.randn(3, hidden + 32))
+    yield "x is n rows", lambda: up.fused(x.half(), None, None)
+    yield "a residual is n rows", lambda: up.fused(x, None, torch.randn(2, 2 * inner))
+    yield "a residual is n rows", lambda: up.fused(x, None, torch.randn(3, 2 * inner).half())
+    yield "a norm has a number", lambda: up.fused(x, RmsNorm(torch.rand(hidden - 1), EPSILON), None)
+    yield "down has half", lambda: up.fused_mlp(other, x, None)
+    yield "a block's last weight", lambda: up.fused_mlp(wide, x, None)
+    for name in ("q_norm", "k_norm"):
+        yield "norms of queries and keys", attention_with(block, **{name: RmsNorm(torch.rand(8), EPSILON)})
+    yield "a norm has a number", attention_with(block, norm=RmsNorm(torch.rand(8), EPSILON))
+    one, two = any_weight(16, block.hidden, own)[0], any_weight(16, block.hidden + 32, own)[0]
+    yield "the outputs of these weights", attention_with(block, qkv=[one])
+    yield "the outputs of these weights", attention_with(block, qkv=[one, *block.parts["qkv"]][:3])
+    yield "one to three weights", attention_with(block, qkv=[one] * 4)
+    yield "one to three weights", attention_with(block, qkv=[one, two])
+    yield "heads are a multiple", attention_with(block, heads=block.heads + 1)
+    yield "the last weight has a column", attention_with(block, output=any_weight(block.hidden, mixed + 32, own)[0])
+    yield "a head's size", attention_with(block, head_dim=8)
+
+
+def test_objects_that_misfit_are_refused_by_the_rule(instructions: Library) -> None:
+    for seed in range(DRAWS // 4):
+        for rule, call in misfits(seeded(seed, 2)):
+            with pytest.raises(RuntimeError, match=f"do not agree: {rule}"):
+                call()
+
+
+def test_sequences_that_misfit_are_refused_by_the_rule(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        block = Block(seeded(seed, 2), HEAD_DIMS)
+        x = torch.randn(sum(block.rows), block.hidden)
+        for rule, change in SEQUENCES.items():
+            segments, rotation = block.segments(block.caches), block.angles.cos().contiguous()
+            if change == "rotation":
+                rotation = rotation[1:]
+            else:
+                change(segments[-1], block)
+            with pytest.raises(RuntimeError, match=f"do not agree: {rule}"):
+                block.attention(0, 0, x, segments, (rotation, rotation))
