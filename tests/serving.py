@@ -19,6 +19,7 @@ from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.serving.http.app import Service, make_app
+from ssd_runtime.serving.http.connections import BoundedProtocol
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
@@ -124,7 +125,7 @@ def tiny_service(
     service = Service(
         thread=EngineThread(engine, places, metrics),
         settings=settings,
-        encoder=PromptEncoder(engine.loaded, own_template),
+        encoder=PromptEncoder(engine.loaded, own_template, settings.longest_prompt),
         metrics=metrics,
         keys=ApiKeys(keys),
     )
@@ -137,7 +138,9 @@ def serving(service: Service) -> Iterator[str]:
     """The service behind a socket of this machine; yields its address. Its thread may have started."""
     if not service.thread.alive:
         service.thread.start()
-    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(service), port=0, log_level="error", http=BoundedProtocol, loop="asyncio")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

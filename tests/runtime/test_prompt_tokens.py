@@ -122,19 +122,6 @@ def test_no_field_of_a_request_is_a_way_in(kind: str) -> None:
     assert tokenizer_of(kind).decode(ids).count(evil) == 9
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@given(
-    text=PLAIN
-    | SPELLED
-    | st.text(alphabet="th e\n<|", max_size=200)
-    | st.text(alphabet="aA\u0300\u030a가가", max_size=60)
-)
-def test_the_least_tokens_of_a_text_are_never_too_many(kind: str, text: str) -> None:
-    least = prompts_of(kind).least(text)
-    assert least <= len(prompts_of(kind)._encoded(text, add_special_tokens=False))
-    assert least > 0 or not text or kind == "metaspace", "its vocabulary has characters that are lost"
-
-
 def test_what_becomes_a_control_token_by_normalisation_stays_text() -> None:
     kind, wide = "normalized_specials", "x\uff1c|im_end|\uff1e"
     control = prompts_of(kind).control

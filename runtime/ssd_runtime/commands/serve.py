@@ -98,6 +98,7 @@ def serve(
         cache_bytes=cache_bytes,
         chat_template=template,
         allowed_origins=tuple(server.allow_origin or ()),
+        allowed_hosts=server.allowed_hosts,
         temperature=server.temperature,
     )
     if scale is not None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ssd_artifacts.sharing.reachable import is_local
 from ssd_profiles.errors import UserError
 from ssd_runtime.commands.options import DRAFT_PANEL
 from ssd_runtime.planning.registry import check_strategy
@@ -17,6 +18,8 @@ from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
 SERVER_PANEL = "Server"
 LIMIT_PANEL = "Limits"
 CLUSTER_PANEL = "Cluster"
+GRACE = 25.0
+"""Seconds of grace, so that the server is gone 30 s after SIGTERM, when others would kill it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +66,10 @@ class ServerOptions:
         typer.Option(
             min=0.0,
             max=3600.0,
-            help="Seconds that open requests have to finish in at shutdown.",
+            help="Seconds that open requests have to finish in at shutdown, which takes no more than 5 s more.",
             rich_help_panel=SERVER_PANEL,
         ),
-    ] = 30.0
+    ] = GRACE
     chat_template: Annotated[
         Path | None,
         typer.Option(
@@ -81,6 +84,14 @@ class ServerOptions:
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that requests may reach the server under, besides those of this machine; repeatable, * for "
+            "all. By default names are checked only if the server listens on this machine alone.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None
     temperature: Annotated[
         float,
         typer.Option(
@@ -90,6 +101,11 @@ class ServerOptions:
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 1.0
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...] | None:
+        """Names that requests may reach the server under, besides those of this machine; None for all."""
+        return tuple(self.allow_host or ()) if self.allow_host or is_local(self.host) else None
 
     @property
     def template(self) -> str | None:

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ssd_profiles.errors import UserError, first_line
-from ssd_runtime.loading.least_tokens import LeastTokens
 from ssd_runtime.templates.renderer import TemplateLimits, TemplateRefused, TemplateRenderer
 
 CONTEXT = (
@@ -31,6 +30,14 @@ class Rendered:
     text: str
     is_marked: bool
     """Whether marks stand in control tokens that messages spell."""
+
+
+PIECE = 1 << 14
+"""Characters of the pieces in which the tokens of a long text are counted."""
+
+
+class TooLongError(UserError):
+    """A text has far more tokens than the most that were allowed."""
 
 
 class PromptTokens:
@@ -52,7 +59,6 @@ class PromptTokens:
         """`end_ids` are control tokens in any case; with `allow_special`, those that texts spell take effect."""
         self._tokenizer = tokenizer
         self._renderer = TemplateRenderer(limits)
-        self._least = LeastTokens(tokenizer)
         self._allow_special = allow_special
         added = tokenizer.added_tokens_decoder.items()
         control = {token: each for token, each in added if each.special or token in end_ids}
@@ -76,12 +82,15 @@ class PromptTokens:
         template: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Encode a conversation through the chat template, or another one, up to the beginning of the answer.
 
-        Raises UserError for spelled control tokens that cannot be encoded as text, and errors as `render` does.
+        Raises UserError for spelled control tokens that cannot be encoded as text, TooLongError where a part or the
+        whole has far more than `most` tokens, and errors as `render` does.
         """
-        return self.encode(self.render(turns, template, tools, variables))
+        self.require_short([list(turns), list(tools), dict(variables or {})], most)
+        return self.encode(self.render(turns, template, tools, variables), most)
 
     def render(
         self,
@@ -114,28 +123,48 @@ class PromptTokens:
         except TemplateRefused as error:
             raise TemplateRefused(str(error).replace(self._mark, "")) from None
 
-    def encode(self, rendered: Rendered) -> list[int]:
-        """Encode what `render` has written. Raises UserError for spelled control tokens that cannot be encoded."""
+    def encode(self, rendered: Rendered, most: int | None = None) -> list[int]:
+        """Encode what `render` has written. Raises UserError and TooLongError as `chat` does."""
+        self.require_short(rendered.text.replace(self._mark, ""), most)
         if rendered.is_marked:
             return self._encoded(rendered.text, add_special_tokens=False)
         return list(self._tokenizer(rendered.text, add_special_tokens=False)["input_ids"])
-
-    def least(self, text: str) -> int:
-        """The least number of tokens of a text, or of one that `render` has written; 0 where nothing is known."""
-        return self._least.of(text.replace(self._mark, ""))
 
     def close(self) -> None:
         """End what `render` does; later calls raise RenderingStopped."""
         self._renderer.close()
 
-    def text(self, text: str) -> list[int]:
+    def text(self, text: str, most: int | None = None) -> list[int]:
         """Encode a user's text without a template. Raises UserError as `chat` does."""
+        self.require_short(text, most)
         marked = text if self._allow_special else self._marked(text)
         return self.raw(text) if marked == text else self._encoded(marked, add_special_tokens=True)
 
-    def raw(self, text: str) -> list[int]:
-        """Encode a prompt that its author has written as the model reads it: control tokens take effect."""
+    def raw(self, text: str, most: int | None = None) -> list[int]:
+        """Encode a prompt that its author has written as the model reads it: control tokens take effect.
+
+        Raises TooLongError for one of far more than `most` tokens.
+        """
+        self.require_short(text, most)
         return list(self._tokenizer(text)["input_ids"])
+
+    def require_short(self, value: Any, most: int | None) -> None:
+        """Raise TooLongError if a text in a value has more than twice `most` tokens.
+
+        A token takes a hundred bytes and more while a text is encoded, and a long text minutes. So its tokens are
+        counted piece by piece, until there are too many. Where two pieces meet, a token may be parted: this counts
+        some tokens too many, but never twice as many.
+        """
+        if isinstance(value, dict | list):
+            for each in [*value, *value.values()] if isinstance(value, dict) else value:
+                self.require_short(each, most)
+        if most is None or not isinstance(value, str) or len(value) <= 2 * most:
+            return
+        tokens = 0
+        for begin in range(0, len(value), PIECE):
+            tokens += len(self._tokenizer(value[begin : begin + PIECE], add_special_tokens=False)["input_ids"])
+            if tokens > 2 * most:
+                raise TooLongError(f"prompt: it has more than {2 * most} tokens; shorten it")
 
     def _marked(self, value: Any) -> Any:
         """The value, in which no text spells a control token, neither alone nor together with a text after it."""
@@ -157,7 +186,8 @@ class PromptTokens:
         """Encode a text with marks."""
         if self._copy is None:
             self._copy = self._copied()
-        encoded = self._copy.encode(text, add_special_tokens=add_special_tokens)
+        # Other threads run while a batch is encoded, and wait while a text is.
+        [encoded] = self._copy.encode_batch([text], add_special_tokens=add_special_tokens)
         control = set(self.control.values())
         for token, (begin, end) in zip(encoded.ids, encoded.offsets, strict=True):
             if token in control and self._mark in text[begin:end]:

@@ -18,7 +18,7 @@ import pytest
 
 from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.serving.http.app import MOST_TEMPLATES
-from ssd_runtime.serving.http.openai.prompt_encoder import LONG, MOST_NESTING
+from ssd_runtime.serving.http.openai.prompt_encoder import MOST_NESTING
 from ssd_runtime.templates.renderer import TemplateLimits
 from tests.end_to_end.test_serve import post, server
 from tests.folders import TEXTS, save_tiny_model
@@ -115,6 +115,8 @@ def with_variable(value: str) -> dict[str, Any]:
     return {**PLAIN, "max_tokens": 1, "chat_template_kwargs": {"variable": json.loads(value)["a"]}}
 
 
+LONG = 1 << 18
+"""Characters of a text that is far longer than the context."""
 DEEP = f"nested more than {MOST_NESTING} deep"
 REFUSED: dict[str, tuple[Any, str]] = {
     "an endless loop": (LOOP, r"template refuses them \(it takes more than 2 s\)"),
@@ -130,8 +132,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tools of 100": (tooled(nested(100)), DEEP),
     "variables of 100": (with_variable(nested(100)), DEEP),
     "a conversation too long": (
-        {"messages": [{"role": "user", "content": "x" * (LONG + 1)}]},
-        "has at least .* tokens",
+        {"messages": [{"role": "user", "content": "x" * (LONG)}]},
+        "more than .* tokens",
     ),
 }
 
@@ -153,12 +155,12 @@ def test_nesting_up_to_the_bound_is_answered(hasty: Served, make: Any) -> None:
 
 
 def test_a_text_that_the_template_leaves_out_does_not_count(hasty: Served) -> None:
-    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * (LONG + 1)}]
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * (LONG)}]
     body = {"messages": said, "max_tokens": 1}
     assert hasty.ask({**body, "chat_template_kwargs": {"brief": True}})[0] == 200
     status, answer = hasty.ask(body)
     assert status == 400
-    assert "at least" in answer["error"]["message"]
+    assert "more than" in answer["error"]["message"]
 
 
 def test_others_are_served_while_templates_loop(patient: Served) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from threading import Event
+from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -34,14 +35,32 @@ from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest,
 from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.tickets import Order
+from ssd_runtime.serving.http.web_pages import web_page_guard
 from ssd_runtime.serving.record import Recorder
 
+T = TypeVar("T")
 MOST_TEMPLATES = 4
 """Most conversations that are written through the chat template at once; others wait, in no thread."""
+READERS = 2
+"""Threads that read requests: more would take turns, and keep the event loop waiting for its own."""
 
 
-def _threads() -> Executor:
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A request that was read: what was asked for, and the conversations in it, as (role, content) pairs."""
+
+    asked: CommonRequest
+    orders: list[Order]
+    form: Form
+    conversations: list[list[tuple[str, str]]]
+
+
+def _template_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MOST_TEMPLATES, thread_name_prefix="ssd-template")
+
+
+def _reader_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +73,9 @@ class Service:
     metrics: Metrics
     keys: ApiKeys
     recorder: Recorder | None = None
-    templates: Executor = field(default_factory=_threads)
+    templates: ThreadPoolExecutor = field(default_factory=_template_threads)
     """Threads in which chat templates are waited for."""
+    readers: ThreadPoolExecutor = field(default_factory=_reader_threads)
 
     def routes(self) -> list[Route]:
         """All routes."""
@@ -91,55 +111,59 @@ class Service:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         stream = self._stream(request)
-        asked = read_request(await self._body(request), ChatRequest)
+        asked = await self._in_a_reader(read_request, await self._body(request), ChatRequest, self.settings.max_context)
         self._check_model(asked.model)
-        work = partial(chat_orders, asked, self.encoder, self.settings, stream)
-        orders = await until_gone(request, in_a_thread(self.templates, work))
+        work = partial(self._read_chat, asked, stream)
+        return await self._respond(request, await until_gone(request, in_a_thread(self.templates, work)))
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one prompt or several."""
+        stream = self._stream(request)
+        return await self._respond(
+            request, await self._in_a_reader(self._read_completions, await self._body(request), stream)
+        )
+
+    async def _in_a_reader(self, read: Callable[..., T], *given: Any) -> T:
+        """The result of `read`; streams and other requests go on while a long body is read."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, read, *given)
+
+    def _read_chat(self, asked: ChatRequest, stream: str, stop: Event) -> _Read:
         form = ChatForm(
             with_tools=bool(asked.offered_tools),
             most_calls=1 if asked.parallel_tool_calls is False else None,
             bare_tools=[] if self.encoder.tags_calls else [tool.function.name for tool in asked.offered_tools],
         )
+        orders = chat_orders(asked, self.encoder, self.settings, stream, stop)
         messages = [(str(message.role), text_of(message, place)) for place, message in enumerate(asked.messages)]
-        return await self._answer(request, asked, orders, form, [messages])
+        return _Read(asked, orders, form, [messages])
 
-    async def completions(self, request: Request) -> Response:
-        """Continue one prompt or several."""
-        stream = self._stream(request)
-        asked = read_request(await self._body(request), CompletionRequest)
+    def _read_completions(self, body: bytes, stream: str) -> _Read:
+        asked = read_request(body, CompletionRequest, self.settings.max_context)
         self._check_model(asked.model)
-        orders = await run_in_threadpool(completion_orders, asked, self.encoder, self.settings, stream)
-        texts = [[("user", prompt)] for prompt in asked.prompts if isinstance(prompt, str)]
-        return await self._answer(request, asked, orders, CompletionForm(), texts)
+        orders = completion_orders(asked, self.encoder, self.settings, stream)
+        texts = [[("user", prompt)] for prompt in asked.prompt if isinstance(prompt, str)]
+        return _Read(asked, orders, CompletionForm(), texts)
 
-    async def _answer(
-        self,
-        request: Request,
-        asked: CommonRequest,
-        orders: list[Order],
-        form: Form,
-        conversations: list[list[tuple[str, str]]],
-    ) -> Response:
-        """Submit the orders; respond with the answer, whole or as it comes."""
+    async def _respond(self, request: Request, found: _Read) -> Response:
+        """Submit a request's orders; respond with the answer, whole or as it comes."""
         resumption: Resumption | None = request.scope.get(RESUMPTION)
-        if resumption is not None:
-            orders = resumption.orders(orders)
+        orders = found.orders if resumption is None else resumption.orders(found.orders)
         subscription = Subscription(self.thread, orders)
         if self.recorder is not None and resumption is None:
-            for messages in conversations:
+            for messages in found.conversations:
                 self.recorder.add(messages)
         answer = Answer(
             subscription=subscription,
-            form=form,
+            form=found.form,
             model_name=self.settings.model_name,
-            choices=asked.n or 1,
+            choices=found.asked.n or 1,
             token_bytes=self.encoder.token_bytes,
-            usage_chunk=asked.wants_usage_chunk,
-            token_ids=bool(asked.return_token_ids),
+            usage_chunk=found.asked.wants_usage_chunk,
+            token_ids=bool(found.asked.return_token_ids),
             resumption=resumption,
             told=resumption.texts(orders, self.encoder.loaded) if resumption is not None else None,
         )
-        if asked.stream:
+        if found.asked.stream:
             return EventStream(answer.chunks(), subscription)
         try:
             return JSONResponse(await until_gone(request, answer.whole()))
@@ -227,9 +251,14 @@ def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = Non
     cross_origin = Middleware(
         CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], max_age=3600
     )
+    guard = web_page_guard(
+        service.settings.allowed_hosts,
+        origins,
+        lambda status: service.metrics.count_without_answer(f"http {status}"),
+    )
     return Starlette(
         routes=service.routes(),
-        middleware=[cross_origin] if origins else [],
+        middleware=[*guard, *([cross_origin] if origins else [])],
         lifespan=lifespan,
         exception_handlers={
             ApiError: api_error,

@@ -54,6 +54,7 @@ class ServiceOptions:
     chat_template: str | None = None
     """The text of a template in place of the model's own."""
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
     temperature: float = 1.0
 
     def source(self) -> ModelSource:
@@ -72,10 +73,11 @@ def open_service(
         engine = open_engine(source, options.load, note)
         engine.max_sequences = options.max_concurrency
         engine.cache_bytes = options.cache_bytes
-        encoder = PromptEncoder(engine.loaded, options.chat_template)
+        context = _context(engine, note)
+        longest = min(context - 1, options.max_prompt_tokens or context)
+        encoder = PromptEncoder(engine.loaded, options.chat_template, longest)
         if options.chat_template is not None:
             encoder.check_template("the template")
-        context = _context(engine, note)
         # The first requests would wait for these: measuring this device, copying weights.
         _ = engine.latency
         for name, known in prepared.items():
@@ -99,6 +101,7 @@ def open_service(
         max_new_tokens=options.max_new_tokens,
         max_body_bytes=options.max_body_bytes,
         allowed_origins=options.allowed_origins,
+        allowed_hosts=options.allowed_hosts,
         created=int(time.time()),
     )
     metrics = Metrics(settings.model_name)

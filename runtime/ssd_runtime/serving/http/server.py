@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,14 +19,17 @@ from starlette.applications import Starlette
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.serving.http.app import Service, make_app
+from ssd_runtime.serving.http.connections import BoundedProtocol, without_broken_sends
 from ssd_runtime.serving.http.reload import BundleWatch
 
 log = logging.getLogger("ssd_serve")
 KEEP_ALIVE = 75
 """Seconds for which an idle connection stays open: longer than clients keep theirs, or some requests would meet a
 connection that is just being closed."""
-SPARE_SECONDS = 10
-"""Seconds, after the grace, in which the last errors are sent."""
+SPARE_SECONDS = 2
+"""Seconds, after the grace, in which the last errors are sent; connections still open then are broken."""
+LAST_SECONDS = 1
+"""Seconds after those in which everything else ends, such as a thread that reads a request; or the process is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,7 @@ class Binding:
     """The socket to serve, and how long open requests may take when the server stops."""
 
     listener: socket.socket
-    grace: float = 30.0
+    grace: float = 25.0
     """Seconds that open requests have to end in; those that take longer end with an error."""
     poll: float | None = None
     """Seconds between two looks at the bundle; None for none."""
@@ -74,10 +79,15 @@ def serve(service: Service, binding: Binding, watch: BundleWatch | None = None) 
         app,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=int(binding.grace) + SPARE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(binding.grace) + SPARE_SECONDS + LAST_SECONDS,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
+        # The others, which uvicorn takes where they are installed, have other limits.
+        http=BoundedProtocol,
+        loop="asyncio",
+        ws="none",
     )
+    logging.getLogger("asyncio").addFilter(without_broken_sends)
     GracefulServer(config, service, binding.grace).run([binding.listener])
 
 
@@ -103,9 +113,19 @@ class GracefulServer(uvicorn.Server):
         thread.refuse_more()
         self._service.encoder.close()
         log.info("stopping: %d open requests have %g s to end", thread.open, self._grace)
+        latest = self._grace + SPARE_SECONDS
+        asyncio.get_running_loop().call_later(latest, self._break_connections)
+        end = threading.Timer(latest + 2 * LAST_SECONDS, os._exit, [1])
+        end.daemon = True
+        end.start()
         closing = asyncio.create_task(asyncio.to_thread(thread.close, self._grace))
         await super().shutdown(sockets)
         await closing
+
+    def _break_connections(self) -> None:
+        """End the connections of clients that do not read their answers or do not send their bodies."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; a second Ctrl-C ends open requests at once."""

@@ -34,7 +34,15 @@ class ServerSettings:
     """Seconds within which a request's body has to be complete."""
     allowed_origins: tuple[str, ...] = ()
     """Origins, such as `https://chat.example`, whose web pages may use the server; `*` for all."""
+    allowed_hosts: tuple[str, ...] | None = None
+    """Names, beside those of this machine, that requests may reach the server under; `*` for all, None for no check."""
     max_orders: int = 64
     """Most answers that one request may ask for: prompts × `n`."""
     created: int = 0
     """Unix time at which the model was loaded."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt, after which one new token has room."""
+        most = self.max_context - 1
+        return most if self.max_prompt_tokens is None else min(most, self.max_prompt_tokens)

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from ssd_runtime.engine.opening import LoadSettings
 from ssd_runtime.serving.http.keys import read_keys
 from ssd_runtime.serving.http.opening import ServiceOptions
+from ssd_runtime.serving.http.web_pages import web_page_guard
 from ssd_runtime.serving.ray_app.handle import ServedReplicas
 from ssd_runtime.serving.ray_app.replica import Replica
 from ssd_runtime.serving.ray_app.router import Router
@@ -30,10 +31,11 @@ def application(options: ServiceOptions, scale: Scale) -> serve.Application:
     """An application that serves `options` on as many replicas as `scale` says."""
 
     longest = options.max_body_bytes
+    guard = web_page_guard(options.allowed_hosts, options.allowed_origins)
 
     def make_router() -> Starlette:
         handle = serve.get_deployment_handle(REPLICA, serve.get_replica_context().app_name)
-        return Router(ServedReplicas(handle), longest).app()
+        return Router(ServedReplicas(handle), longest).app(guard)
 
     replicas: Any = serve.deployment(
         Replica,

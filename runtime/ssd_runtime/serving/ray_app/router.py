@@ -11,6 +11,7 @@ from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -75,8 +76,8 @@ class Router:
         self._resumed = self._counter("ssd:router_streams_resumed", "Streams that went on on another replica.")
         self._broken = self._counter("ssd:router_streams_broken", "Streams that ended with an error after a break.")
 
-    def app(self) -> Starlette:
-        """The application."""
+    def app(self, middleware: Sequence[Middleware] = ()) -> Starlette:
+        """The application, behind `middleware`."""
 
         def refuse(request: Request, error: Exception) -> Response:
             assert isinstance(error, ApiError), "the handler of this kind of error"
@@ -95,6 +96,7 @@ class Router:
                 Route("/metrics", self.show_metrics, methods=["GET"]),
                 Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]),
             ],
+            middleware=middleware,
             exception_handlers={ApiError: refuse, ClientDisconnect: left, Exception: defect},
         )
 

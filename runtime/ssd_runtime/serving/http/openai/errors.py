@@ -8,6 +8,9 @@ from starlette.responses import JSONResponse
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+MOST_MESSAGE = 500
+"""Characters of an error's message: it may quote what the client sent."""
+MOST_PARAM = 100
 
 
 class ApiError(Exception):
@@ -22,10 +25,11 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
+        message = message[:MOST_MESSAGE]
         super().__init__(message)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = param and param[:MOST_PARAM]
         self.code = code
         self.retry_after = retry_after
 
@@ -51,3 +55,12 @@ class ApiError(Exception):
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
     """An error of the request's own; the message begins with the parameter's name."""
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
+
+
+def too_long(tokens: str, most: int) -> ApiError:
+    """The error of a prompt of so many tokens, if the server takes at most `most`."""
+    return invalid(
+        None,
+        f"the prompt has {tokens} tokens, but this server takes at most {most}; shorten it",
+        "context_length_exceeded",
+    )

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
-Text = Annotated[str, Field(max_length=1 << 24)]
+MOST_FIELDS = 128
+"""Fields of one object; the interface has no object with so many."""
+MOST_PARTS = 1024
+MOST_CALLS = 128
+Name = Annotated[str, Field(max_length=1024)]
 
 
-class Strict(BaseModel):
+class Bounded(BaseModel):
+    """A model of few fields: it complains of a long object as a whole, and not of every field."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MOST_FIELDS:
+            raise ValueError(f"an object of at most {MOST_FIELDS} fields, got {len(value)}")
+        return value
+
+
+class Strict(Bounded):
     """A model that converts nothing and knows all its fields."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid")
 
 
 class CalledFunction(Strict):
     """The call of an earlier answer; `arguments` is a JSON object as text."""
 
-    name: str
+    name: Name
     arguments: str
     parsed_arguments: Any = None
     """The value that a client has read from `arguments`; it is not looked at."""
@@ -27,14 +44,14 @@ class CalledFunction(Strict):
 class CustomInput(Strict):
     """The call of a tool that takes free text."""
 
-    name: str
+    name: Name
     input: str
 
 
 class ToolCall(Strict):
     """A call that an earlier answer made: of a function, or of a tool that takes free text."""
 
-    id: str | None = None
+    id: Name | None = None
     type: Literal["function", "custom"] | None = None
     function: CalledFunction | None = None
     custom: CustomInput | None = None
@@ -42,11 +59,19 @@ class ToolCall(Strict):
     """Place of the call in a streamed answer."""
 
 
-class SpokenAnswer(BaseModel):
+class SpokenAnswer(Bounded):
     """The sound of an earlier answer, of which the text alone is read."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
-    transcript: Text
+    transcript: str
+
+
+def _read_content(value: Any) -> str | list[dict[str, Any]] | None:
+    """Text, or a list of parts. Raises ValueError for anything else."""
+    if isinstance(value, list) and len(value) <= MOST_PARTS and all(isinstance(part, dict) for part in value):
+        return value
+    if value is None or isinstance(value, str):
+        return value
+    raise ValueError(f"expected text, or a list of up to {MOST_PARTS} parts")
 
 
 class Message(Strict):
@@ -56,16 +81,17 @@ class Message(Strict):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[dict[str, Any]] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    refusal: Text | None = None
+    # pydantic would try both types for every part, and complain of every one.
+    content: Annotated[str | list[dict[str, Any]] | None, PlainValidator(_read_content)] = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MOST_CALLS)] | None = None
+    tool_call_id: Name | None = None
+    refusal: str | None = None
     audio: SpokenAnswer | None = None
     function_call: CalledFunction | None = None
     """The form of a call before there were `tool_calls`."""
-    reasoning_content: Text | None = None
-    reasoning: Text | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     """The newer name of `reasoning_content` in vLLM."""
     annotations: list[Any] | None = None
     parsed: Any = None

@@ -18,8 +18,8 @@ from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import filters_of
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
-from ssd_runtime.serving.http.openai.errors import invalid
-from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, too_long
+from ssd_runtime.serving.http.openai.errors import invalid, too_long
+from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.tickets import Order
@@ -37,8 +37,8 @@ def chat_orders(
 
     The work ends soon after `stop` is set.
     """
-    most = _most_tokens(settings)
-    ids = encoder.chat(request.messages, request.offered_tools, request.chat_template_kwargs, most, stop)
+    _check_choices(request, 1, settings)
+    ids = encoder.chat(request.messages, request.offered_tools, request.chat_template_kwargs, stop)
     return _orders(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
 
 
@@ -46,7 +46,8 @@ def completion_orders(
     request: CompletionRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str
 ) -> list[Order]:
     """The orders of a completion request: `n` for the first prompt, then for the second, … Raises ApiError."""
-    prompts = [encoder.text(prompt, settings.vocabulary) for prompt in request.prompts]
+    _check_choices(request, len(request.prompt), settings)
+    prompts = [encoder.text(prompt, settings.vocabulary) for prompt in request.prompt]
     return _orders(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
 
 
@@ -60,8 +61,6 @@ def _orders(
 ) -> list[Order]:
     """Orders of all prompts, each with the request's settings and `n` seeds; `usual` is the default token limit."""
     choices = request.n or 1
-    if choices * len(prompts) > settings.max_orders:
-        raise invalid("n", f"{choices * len(prompts)} answers at once, but the server allows {settings.max_orders}")
     for ids in prompts:
         _check_prompt(ids, settings)
     strategy, parameters = _strategy(request, settings)
@@ -124,18 +123,19 @@ def _biases(request: CommonRequest, settings: ServerSettings) -> dict[int, float
     return biases
 
 
+def _check_choices(request: CommonRequest, prompts: int, settings: ServerSettings) -> None:
+    """Raise ApiError for more answers than the server gives at once."""
+    wanted = (request.n or 1) * prompts
+    if wanted > settings.max_orders:
+        raise invalid("n", f"{wanted} answers at once, but the server allows {settings.max_orders}")
+
+
 def _check_prompt(ids: list[int], settings: ServerSettings) -> None:
     """Raise ApiError for a prompt without tokens, or with too many."""
     if not ids:
         raise invalid("prompt", "it has no tokens; give some text")
-    if len(ids) > _most_tokens(settings):
-        raise too_long(str(len(ids)), _most_tokens(settings))
-
-
-def _most_tokens(settings: ServerSettings) -> int:
-    """Most tokens of a prompt."""
-    most = settings.max_context - 1
-    return most if settings.max_prompt_tokens is None else min(most, settings.max_prompt_tokens)
+    if len(ids) > settings.longest_prompt:
+        raise too_long(f"{len(ids)}", settings.longest_prompt)
 
 
 def _new_tokens(request: CommonRequest, settings: ServerSettings, usual: int) -> int:

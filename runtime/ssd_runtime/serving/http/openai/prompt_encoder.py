@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from inspect import signature
@@ -12,8 +11,10 @@ from typing import Any
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.prompt_tokens import TooLongError
 from ssd_runtime.serving.http.engine_thread import Closing
-from ssd_runtime.serving.http.openai.errors import ApiError, invalid
+from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
+from ssd_runtime.serving.http.openai.json_bounds import read_json
 from ssd_runtime.serving.http.openai.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.requests import Tool
 from ssd_runtime.serving.http.openai.tool_calls import OPEN
@@ -22,8 +23,6 @@ from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
 
 MOST_NESTING = 64
 """Most lists and objects within each other, in a call's arguments, a tool's parameters or a template's variables."""
-LONG = 1 << 18
-"""Characters of a text above which its tokens are bounded before they are counted."""
 OF_ANSWERS = (
     "tool_calls",
     "function_call",
@@ -42,9 +41,13 @@ CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
 class PromptEncoder:
     """Encodes prompts for one model; several threads may use it."""
 
-    def __init__(self, loaded: LoadedModel, template: str | None = None) -> None:
-        """`template` replaces the tokenizer's chat template, which itself is part of a bundle's fingerprint."""
+    def __init__(self, loaded: LoadedModel, template: str | None = None, longest: int | None = None) -> None:
+        """`template` replaces the tokenizer's chat template, which itself is part of a bundle's fingerprint.
+
+        Prompts of far more than `longest` tokens are refused before they are encoded.
+        """
         self.loaded = loaded
+        self._longest = longest
         self.token_bytes = TokenBytes(loaded.tokenizer)
         self._lock = Lock()
         self._template = template
@@ -63,13 +66,12 @@ class PromptEncoder:
         messages: Sequence[Message],
         tools: Sequence[Tool],
         variables: Mapping[str, Any] | None = None,
-        most: int | None = None,
         stop: Event | None = None,
     ) -> list[int]:
         """Encode a conversation, with more variables for the template; it ends soon after `stop` is set.
 
         Raises ApiError if the template refuses it or takes no tools, if a variable is not for the client to set, or if
-        a long one is known to have more than `most` tokens before they are counted.
+        it has far more tokens than the longest prompt.
         """
         if tools and not self.takes_tools:
             raise invalid(
@@ -85,18 +87,20 @@ class PromptEncoder:
         _require_shallow(dumped, "tools")
         turns = [_turn(message, place) for place, message in enumerate(messages)]
         prompts = self.loaded.prompts
-        # Assistants' messages do not count yet: templates leave out what was thought in them.
-        said = "".join(turn["content"].strip() for turn in turns if turn["role"] != "assistant")
-        self._require_room(said, most)
         try:
             if not self._has_template:
                 with self._lock:
-                    return prompts.text("\n\n".join(turn["content"] for turn in turns))
+                    return prompts.text("\n\n".join(turn["content"] for turn in turns), self._longest)
+            # Templates may leave out what was thought in answers, so that these do not count yet.
+            asked = [turn for turn in turns if turn["role"] != "assistant"]
+            with self._lock:
+                prompts.require_short([asked, dumped, dict(variables or {})], self._longest)
             # A template may take seconds, for which no other request waits.
             rendered = prompts.render(turns, self._template, dumped, variables, stop)
-            self._require_room(rendered.text, most)
             with self._lock:
-                return prompts.encode(rendered)
+                return prompts.encode(rendered, self._longest)
+        except TooLongError:
+            raise self._too_long() from None
         except UserError as error:
             raise invalid("messages", str(error).removeprefix("prompt: ")) from None
         except TemplateRefused as error:
@@ -120,16 +124,18 @@ class PromptEncoder:
     def text(self, prompt: str | list[int], vocabulary: int) -> list[int]:
         """Encode a text as it is, control tokens included; ids are checked against the size of the vocabulary."""
         if isinstance(prompt, str):
-            with self._lock:
-                return self.loaded.prompts.raw(prompt)
+            try:
+                with self._lock:
+                    return self.loaded.prompts.raw(prompt, self._longest)
+            except TooLongError:
+                raise self._too_long() from None
         if max(prompt) >= vocabulary:
             raise invalid("prompt", f"token id {max(prompt)} is none of this model's, which end at {vocabulary - 1}")
         return prompt
 
-    def _require_room(self, text: str, most: int | None) -> None:
-        """Raise ApiError for a long text that is known to have more than `most` tokens."""
-        if most is not None and len(text) > LONG and (least := self.loaded.prompts.least(text)) > most:
-            raise too_long(f"at least {least}", most)
+    def _too_long(self) -> ApiError:
+        most = self._longest or 0
+        return too_long(f"more than {2 * most}", most)
 
 
 def text_of(message: Message, place: int) -> str:
@@ -193,11 +199,9 @@ def _arguments(text: str, where: str) -> dict[str, Any]:
     """The arguments of a call. Raises ApiError unless they are a JSON object as text."""
     told = "`function.arguments` is not a JSON object as text; send the call as it was answered"
     try:
-        arguments = json.loads(text or "{}")
-    except RecursionError:
-        raise _too_deep(where) from None
+        arguments = read_json(text.encode() or b"{}")
     except ValueError as error:
-        raise invalid(where, told) from error
+        raise _too_deep(where) if "recursion" in str(error) else invalid(where, told) from error
     if not isinstance(arguments, dict):
         raise invalid(where, told)
     _require_shallow(arguments, where)
@@ -216,9 +220,3 @@ def _require_shallow(value: Any, where: str) -> None:
 
 def _too_deep(where: str) -> ApiError:
     return invalid(where, f"lists and objects are nested more than {MOST_NESTING} deep; flatten them")
-
-
-def too_long(tokens: str, most: int) -> ApiError:
-    """The error of a prompt with more tokens than fit."""
-    told = f"the prompt has {tokens} tokens, but this server takes at most {most}; shorten it"
-    return invalid(None, told, "context_length_exceeded")

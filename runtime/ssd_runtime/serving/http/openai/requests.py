@@ -5,27 +5,78 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 
-from ssd_profiles.prompts import is_text
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.fields import without_effect_removed
-from ssd_runtime.serving.http.openai.messages import Message, Strict, Text
+from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
+from ssd_runtime.serving.http.openai.messages import Bounded, Message, Name, Strict
 
 MOST_STOPS = 4
+MOST_STOP = 256
+"""Characters of a stop text."""
 MOST_CHOICES = 16
+MOST_MESSAGES = 4096
+MOST_PROMPTS = 1024
+MOST_TOOLS = 128
+MOST_BIASES = 1024
+MOST_PARAMETERS = 16
 EXPECTED = {
-    "prompt": "text, a list of texts, token ids, or a list of these; none of them empty",
-    "stop": "text, or a list of up to four texts",
-    "content": "text, or a list of parts",
     "tool_choice": "`auto` or `none`",
     "parameters": "text or a number",
 }
 """The values of fields that have several types."""
+
+
+def _at_most(most: int) -> BeforeValidator:
+    """Complains of too many entries of an object as a whole, before each of them is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"at most {most} entries, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _read_stop(value: Any) -> str | list[str] | None:
+    """Text, or a few texts. Raises ValueError for anything else."""
+    if value is None:
+        return None
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("expected text, or a list of up to four texts")
+    if any(len(stop) > MOST_STOP for stop in stops):
+        raise ValueError(f"a stop text has at most {MOST_STOP} characters; shorten it")
+    if "" in stops:
+        raise ValueError("an empty string would end every answer at once; omit it")
+    return stops
+
+
+def _read_prompts(value: Any) -> list[str | list[int]]:
+    """The prompts, as texts or token ids. Raises ValueError for anything else, and empty lists."""
+    # The first item says what the others have to be. pydantic would try every type for each, and complain of each.
+    prompts = (
+        [value] if isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None))) else value
+    )
+    if not isinstance(prompts, list) or not prompts or len(prompts) > MOST_PROMPTS:
+        raise ValueError(EXPECTED_PROMPT)
+    for prompt in prompts:
+        is_read = isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(map(_is_id, prompt)))
+        if not is_read or type(prompt) is not type(prompts[0]):
+            raise ValueError(EXPECTED_PROMPT)
+    return prompts
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+EXPECTED_PROMPT = (
+    f"expected text, a list of up to {MOST_PROMPTS} texts, token ids, or a list of these; none of them empty"
+)
 Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class StreamOptions(Strict):
@@ -39,15 +90,14 @@ class StreamOptions(Strict):
 class SsdOptions(Strict):
     """Our extension: how to decode. The answer does not depend on it."""
 
-    strategy: str | None = None
-    parameters: dict[str, str | int | float] = Field(default_factory=dict, max_length=16)
+    strategy: Name | None = None
+    parameters: Annotated[dict[Name, Name | int | float], _at_most(MOST_PARAMETERS)] = Field(default_factory=dict)
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Bounded):
     """The form of the answer; only free text is built."""
 
-    model_config = ConfigDict(strict=True)
-    type: str
+    type: Name
 
 
 class Function(Strict):
@@ -69,7 +119,7 @@ class Tool(Strict):
 class CommonRequest(Strict):
     """Fields of both endpoints."""
 
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
@@ -79,10 +129,10 @@ class CommonRequest(Strict):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[Name, Annotated[float, Field(ge=-100.0, le=100.0)]], _at_most(MOST_BIASES)] | None = None
     """Token ids, as text, with what is added to their logits."""
     seed: Seed | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[list[str] | None, PlainValidator(_read_stop)] = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
@@ -92,13 +142,8 @@ class CommonRequest(Strict):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings. Raises ApiError for more than four, or an empty one."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > MOST_STOPS:
-            raise invalid("stop", f"at most {MOST_STOPS} strings, got {len(stops)}")
-        if "" in stops:
-            raise invalid("stop", "an empty string would end every answer at once; omit it")
-        return tuple(stops)
+        """The stop texts."""
+        return tuple(self.stop or ())
 
     @property
     def asked_tokens(self) -> int | None:
@@ -130,14 +175,14 @@ class CommonRequest(Strict):
 class ChatRequest(CommonRequest):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
+    chat_template_kwargs: Annotated[dict[Name, Any], _at_most(32)] | None = None
     """vLLM's extension: variables of the chat template, such as `enable_thinking`."""
-    tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    tool_choice: Name | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
     @property
@@ -174,9 +219,7 @@ class ChatRequest(CommonRequest):
 class CompletionRequest(CommonRequest):
     """The body of `/v1/completions`."""
 
-    prompt: (
-        Text | TokenIds | Annotated[list[Text], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
-    )
+    prompt: Annotated[list[str | list[int]], PlainValidator(_read_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @property
@@ -184,29 +227,23 @@ class CompletionRequest(CommonRequest):
         """Number of most probable tokens to report per token; None for no log-probabilities."""
         return self.logprobs
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, as texts or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [[each for each in self.prompt if isinstance(each, int)]]
-        return [each for each in self.prompt if not isinstance(each, int)]
-
 
 Kind = TypeVar("Kind", ChatRequest, CompletionRequest)
 
 
-def read_request(body: bytes, kind: type[Kind]) -> Kind:
-    """Parse a body. Raises ApiError that names the first field that is wrong."""
+def read_request(body: bytes, kind: type[Kind], context: int = 0) -> Kind:
+    """Parse a body, whose prompt may have `context` token ids. Raises ApiError that names the first wrong field.
+
+    Whatever the body holds, this takes bounded time and memory.
+    """
     try:
-        fields = from_json(body, allow_inf_nan=False)
+        fields = read_json(body, context)
+    except TooMuch as error:
+        raise invalid(None, str(error), "request_too_large") from None
     except ValueError as error:
         raise invalid(None, f"the body is not JSON in UTF-8 ({error}); send a JSON object", "invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid(None, f"expected a JSON object, got {type(fields).__name__}", "invalid_json")
-    if not is_text(repr(fields)):
-        raise invalid(None, "the body holds half of a character (a lone surrogate); send whole ones", "invalid_json")
     try:
         request = kind.model_validate(without_effect_removed(fields))
     except ValidationError as error:
@@ -232,7 +269,8 @@ def _first(error: ValidationError, body: Mapping[str, Any]) -> ApiError:
         return invalid(param, f"{about}this field is unknown here; omit it", "unknown_parameter")
     if complaint["type"] == "missing":
         return invalid(param, f"{about}it is missing; give it", "missing_required_parameter")
-    return invalid(param, about + complaint["msg"][:1].lower() + complaint["msg"][1:])
+    told = complaint["msg"].removeprefix("Value error, ")
+    return invalid(param, about + told[:1].lower() + told[1:])
 
 
 def _length_in(body: Mapping[str, Any], place: Sequence[int | str]) -> int:

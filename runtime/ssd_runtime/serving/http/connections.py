@@ -1,0 +1,116 @@
+"""Connections of clients, none of which stays open for one that neither sends nor reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import h11
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+HEAD_BYTES = 64 << 10
+"""Longest head of a request."""
+HEAD_SECONDS = 30.0
+"""Seconds within which a head has to be complete, from its first byte or from the connection on."""
+SEND_SECONDS = 60.0
+"""Seconds that a client may read nothing for, while more is sent than the system's buffers hold."""
+FREE_PIECES = 1024
+"""Pieces of a body, however small they are."""
+LEAST_PIECE = 64
+"""Mean bytes of the pieces after those: each takes the event loop as much time as thousands of bytes do."""
+
+
+class _Pieces(h11.Connection):
+    """Counts the pieces of bodies, such as chunks. Raises RemoteProtocolError for too many."""
+
+    _pieces = 0
+    _bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._pieces = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._pieces += 1
+            self._bytes += len(event.data)
+            if self._pieces > FREE_PIECES + self._bytes // LEAST_PIECE:
+                raise h11.RemoteProtocolError("the body comes in pieces that are too small", 400)
+        return event
+
+
+class BoundedProtocol(H11Protocol):
+    """Ends connections that stay without a whole head, and those of clients that do not read what they asked for."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn = _Pieces(h11.SERVER, HEAD_BYTES)
+        self._head: asyncio.TimerHandle | None = None
+        self._send: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a head."""
+        super().connection_made(transport)
+        self._await_head(True)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a head or of a body."""
+        super().data_received(data)
+        self._await_head(self.conn.their_state is h11.IDLE)
+
+    def pause_writing(self) -> None:
+        """Give the client some time to read."""
+        super().pause_writing()
+        self._send = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        super().resume_writing()
+        self._end_send()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End an idle connection, whether or not the client has read the answers."""
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._await_head(False)
+        self._end_send()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, unless an answer has begun: the connection then just ends."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _await_head(self, awaited: bool) -> None:
+        """Begin or end the time for a head; it goes on if it has begun."""
+        if awaited and self._head is None:
+            self._head = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        elif not awaited and self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _end_send(self) -> None:
+        if self._send is not None:
+            self._send.cancel()
+            self._send = None
+
+
+def without_broken_sends(record: logging.LogRecord) -> bool:
+    """A filter of asyncio's log: that clients leave while they are answered is no news."""
+    return record.getMessage() != "socket.send() raised exception."

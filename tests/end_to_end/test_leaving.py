@@ -1,0 +1,111 @@
+"""Clients that leave whenever they like, and a server that leaves whatever its clients do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.folders import TEXTS, save_tiny_model
+from tests.served import post, served
+
+GRACE = 1.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), context=4096)
+
+
+def request(**fields: Any) -> bytes:
+    """A request as it goes over the wire."""
+    body = json.dumps({"messages": [{"role": "user", "content": TEXTS[0]}], **fields}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def connected(address: str, **options: int) -> socket.socket:
+    host, port = address.split(":")
+    client = socket.socket()
+    client.settimeout(60)
+    for name, value in options.items():
+        client.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    client.connect((host, int(port)))
+    return client
+
+
+def leave_at_random(address: str, random: Random) -> None:
+    """Send a request, or a part of one, perhaps read a part of the answer, and close or break the connection."""
+    whole = request(max_tokens=random.choice([1, 50, 400]), stream=random.random() < 0.5)
+    size = random.choice([random.randrange(1, len(whole)), len(whole), len(whole)])
+    with connected(address) as client:
+        if random.random() < 0.5:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sendall(whole[:size] + (whole if random.random() < 0.2 else b""))
+        time.sleep(random.choice([0.0, 0.001, 0.02, 0.2]) * random.random())
+        if size == len(whole) and random.random() < 0.3:
+            client.recv(random.choice([1, 100, 3000]))
+
+
+def test_clients_that_leave_are_no_defect(folder: Path) -> None:
+    """Nothing is logged of them, they count as cancelled at most, and their places are free again."""
+    with served(folder) as (process, address):
+
+        def leave(seed: int) -> None:
+            random = Random(seed)
+            for _ in range(30):
+                leave_at_random(address, random)
+
+        leaving = [threading.Thread(target=leave, args=(seed,)) for seed in range(10)]
+        for thread in leaving:
+            thread.start()
+        for thread in leaving:
+            thread.join()
+        assert post(address, max_tokens=2).status == 200
+        connection = http.client.HTTPConnection(address, timeout=60)
+        connection.request("GET", "/metrics")
+        told = connection.getresponse().read().decode()
+        assert not re.findall('why="(failed|http 5..)"', told)
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert [line for line in process.stderr if "stopping" not in line] == []
+
+
+def stubborn(address: str) -> Iterator[socket.socket]:
+    """Clients that neither send nor read what they should."""
+    whole = request(max_tokens=4000, stream=True, logprobs=True, top_logprobs=20)
+    for _ in range(3):
+        reader = connected(address, SO_RCVBUF=4096)
+        reader.sendall(whole)
+        yield reader
+    for size in (0, 1, 60, len(whole) - 1):
+        sender = connected(address)
+        sender.sendall(whole[:size])
+        yield sender
+
+
+def test_the_server_stops_whatever_clients_do(folder: Path) -> None:
+    with served(folder, GRACE) as (process, address):
+        clients = list(stubborn(address))
+        assert post(address, max_tokens=2).status == 200
+        time.sleep(5)
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(60) == 0
+        # An idle server of a busy machine needs two seconds.
+        assert time.monotonic() - began < GRACE + 8
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+        for client in clients:
+            client.close()

@@ -1,0 +1,143 @@
+"""Clients that dawdle or do not read: their connections end, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from ssd_runtime.serving.http.app import Service
+from ssd_runtime.serving.http.connections import BoundedProtocol
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import serving, tiny_engine, tiny_service
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    return tiny_service(tiny_engine(save_tiny_model(tmp_path_factory.mktemp("model"), context=4096)), places=64)
+
+
+@pytest.fixture(scope="module")
+def address(service: Service) -> Iterator[tuple[str, int]]:
+    with serving(service) as url:
+        host, port = urlsplit(url).netloc.split(":")
+        yield host, int(port)
+
+
+def request(tokens: int = 8, stream: bool = False, head: str = "") -> bytes:
+    """A request as it goes over the wire, with more lines in its head."""
+    fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": tokens, "stream": stream}
+    body = json.dumps(fields).encode()
+    told = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{head}"
+    return f"{told}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def answered(address: tuple[str, int]) -> int:
+    """The status of an ordinary request."""
+    with socket.create_connection(address, timeout=60) as client:
+        client.sendall(request())
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        return response.status
+
+
+def ended(client: socket.socket) -> bool:
+    """Whether the server ends a connection within the client's time."""
+    try:
+        while client.recv(1 << 16):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST", request()[:60], request() + b"GET /health"])
+def test_a_head_has_to_come_in_time(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setattr("ssd_runtime.serving.http.connections.HEAD_SECONDS", 1.0)
+    with socket.create_connection(address, timeout=60) as client:
+        client.sendall(begun)
+        time.sleep(0.3)
+        began = time.monotonic()
+        client.settimeout(20)
+        assert ended(client)
+        assert time.monotonic() - began < 10
+
+
+def test_a_head_that_dawdles_has_no_more_time(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of it begins no new time."""
+    monkeypatch.setattr("ssd_runtime.serving.http.connections.HEAD_SECONDS", 1.0)
+    with socket.create_connection(address, timeout=60) as client, pytest.raises(ConnectionError):
+        for _ in range(100):
+            client.sendall(b"G")
+            time.sleep(0.1)
+
+
+def test_a_body_in_tiny_chunks_is_refused(address: tuple[str, int]) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 1}).encode()
+    for size, status in ((1, 400), (5000, 200)):
+        chunks = [
+            b"%x\r\n%b\r\n" % (len(body[at : at + size]), body[at : at + size]) for at in range(0, len(body), size)
+        ]
+        with socket.create_connection(address, timeout=60) as client:
+            client.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(chunks) + b"0\r\n\r\n")
+            response = http.client.HTTPResponse(client)
+            response.begin()
+            assert response.status == status
+
+
+def test_bytes_that_are_no_http_end_a_connection_whatever_was_answered(
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Chunks without lengths, also after the answer has begun."""
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(head.encode())
+        assert b"415" in client.recv(1000)
+        client.sendall(b"no length\r\n")
+        assert ended(client)
+    assert not [record for record in caplog.records if record.exc_info]
+    assert answered(address) == 200
+
+
+def test_clients_that_never_read_lose_their_connections(
+    address: tuple[str, int], service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are answered meanwhile."""
+    monkeypatch.setattr("ssd_runtime.serving.http.connections.SEND_SECONDS", 1.0)
+    connect = BoundedProtocol.connection_made
+
+    def connect_with_small_buffer(protocol: BoundedProtocol, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connect(protocol, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", connect_with_small_buffer)
+    fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 500, "stream": True}
+    body = json.dumps({**fields, "logprobs": True, "top_logprobs": 20}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    clients = [socket.socket() for _ in range(3)]
+    for client in clients:
+        client.settimeout(60)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(address)
+        client.sendall(head.encode() + body)
+    assert answered(address) == 200
+    until = time.monotonic() + 120
+    while service.thread.open and time.monotonic() < until:
+        time.sleep(0.05)
+    assert service.thread.open == 0
+    time.sleep(2.0)
+    for client in clients:
+        with client, client.makefile("rb") as told:
+            assert b"[DONE]" not in told.read()
+    assert answered(address) == 200

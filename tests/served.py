@@ -1,0 +1,131 @@
+"""A server in a process of its own, and what others notice of it while it is busy."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ssd_runtime.serving.http.server import Binding, listen, serve
+from tests.folders import TEXTS
+from tests.serving import tiny_engine, tiny_service
+
+TINY = """
+import logging, sys
+from pathlib import Path
+from tests.served import serve_tiny
+logging.basicConfig(stream=sys.stderr)
+logging.getLogger("ssd_serve").setLevel(logging.INFO)
+serve_tiny(Path(sys.argv[1]), float(sys.argv[2]))
+"""
+
+
+def serve_tiny(folder: Path, grace: float) -> None:
+    """Serve a tiny model until SIGTERM; nothing is measured before."""
+    service = tiny_service(tiny_engine(folder), places=72)
+    service.thread.start()
+    serve(service, Binding(listener=listen("127.0.0.1", 0), grace=grace))
+
+
+@contextmanager
+def served(folder: Path, grace: float = 25.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that serves the model of a folder, and its address; it is stopped if the test has not."""
+    command = [sys.executable, "-c", TINY, str(folder), str(grace)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines = list[str]()
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"serving .* on http://(\S+) ", line):
+                yield process, found[1]
+                break
+        else:
+            raise AssertionError("".join(lines))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def post(address: str, **fields: Any) -> http.client.HTTPResponse:
+    body = {"messages": [{"role": "user", "content": TEXTS[0]}], "temperature": 0, **fields}
+    return send(address, "/v1/chat/completions", json.dumps(body).encode())
+
+
+def send(address: str, path: str, body: bytes, timeout: float = 600, **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(address, timeout=timeout)
+    connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
+    return connection.getresponse()
+
+
+def memory(process: int, kind: str) -> int:
+    """Bytes of memory of a process: `VmRSS` at present, or `VmHWM`, the most since `reset_peak`."""
+    found = re.search(rf"(?m)^{kind}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def reset_peak(process: int) -> None:
+    """Begin `VmHWM` of a process anew."""
+    Path(f"/proc/{process}/clear_refs").write_text("5")
+
+
+class Bystander:
+    """Others than the one who keeps a server busy: one asks for its health all the time, and one reads a stream."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._done = threading.Event()
+        self._waits: dict[str, list[tuple[float, float]]] = {"health": [], "stream": []}
+        """Begin and end of every wait, by who waited."""
+        self._threads = [threading.Thread(target=each) for each in (self._ask, self._read)]
+
+    def __enter__(self) -> Bystander:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def worst(self, begin: float, end: float) -> dict[str, float]:
+        """The longest waits, in seconds, that touched the time from `begin` to `end`, by who waited."""
+        return {
+            who: max((until - since for since, until in list(waits) if until >= begin and since <= end), default=0.0)
+            for who, waits in self._waits.items()
+        }
+
+    def settle(self) -> None:
+        """Return when every wait that has begun is over."""
+        now = time.monotonic()
+        while any(not waits or waits[-1][0] < now for waits in self._waits.values()):
+            assert all(thread.is_alive() for thread in self._threads), "others are answered"
+            time.sleep(0.005)
+
+    def _ask(self) -> None:
+        connection = http.client.HTTPConnection(self._address, timeout=600)
+        while not self._done.wait(0.01):
+            since = time.monotonic()
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            self._waits["health"].append((since, time.monotonic()))
+
+    def _read(self) -> None:
+        while not self._done.is_set():
+            with post(self._address, stream=True) as response:
+                since = None
+                while not self._done.is_set() and response.readline():
+                    now = time.monotonic()
+                    if since is not None:
+                        self._waits["stream"].append((since, now))
+                    since = now
