@@ -14,7 +14,7 @@ from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.loading.prompt_tokens import TooLongError
 from ssd_runtime.serving.http.engine_thread import Closing
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
-from ssd_runtime.serving.http.openai.json_bounds import read_json
+from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
 from ssd_runtime.serving.http.openai.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.requests import Tool
 from ssd_runtime.serving.http.openai.tool_calls import OPEN
@@ -200,6 +200,8 @@ def _arguments(text: str, where: str) -> dict[str, Any]:
     told = "`function.arguments` is not a JSON object as text; send the call as it was answered"
     try:
         arguments = read_json(text.encode() or b"{}")
+    except TooMuch as error:
+        raise invalid(where, str(error)) from None
     except ValueError as error:
         raise _too_deep(where) if "recursion" in str(error) else invalid(where, told) from error
     if not isinstance(arguments, dict):
