@@ -148,7 +148,7 @@ def test_without_early_stop_drafts_are_as_long_as_verifying_them_pays() -> None:
     for confidence, found in lengths.items():
         for per_token in (1e-6, 5e-5, 7e-5):
             planner = KnapsackPlanner(latency_table(8, per_token=per_token), KnapsackSettings(confidence=confidence))
-            plan = planner._rated(Candidate(WEAK, 8, 0.99, 0.99), 100)[1]
+            plan = planner._best([Candidate(WEAK, 8, 0.99, 0.99)], 100)
             found.append(plan.draft_length)
     assert lengths[0.0][0] > lengths[0.0][1] > lengths[0.0][2] > 0
     assert lengths[0.7] == [KnapsackSettings().max_draft] * 3

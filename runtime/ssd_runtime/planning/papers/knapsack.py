@@ -60,8 +60,12 @@ class KnapsackPlanner(RefreshedPlanner):
             most=settings.states,
             piece=PIECE_ROWS,
         )
-        verify = [self._latency.step_seconds(context, rows) for rows in range(2, settings.max_draft + 2)]
-        return max((self._rated(candidate, context, verify) for candidate in found), key=lambda rated: rated[0])[1]
+        return self._best(found, context)
+
+    def _best(self, candidates: Sequence[Candidate], context: int) -> Plan:
+        """The plan with the highest TPT."""
+        verify = [self._latency.step_seconds(context, rows) for rows in range(2, self._settings.max_draft + 2)]
+        return max((self._rated(each, context, verify) for each in candidates), key=lambda rated: rated[0])[1]
 
     def _affordable(self, weights: Weights, context: int) -> int:
         """Number of tokens that a search can look at within its share of the time until the next."""
