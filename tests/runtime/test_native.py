@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,7 +158,7 @@ def test_a_missing_compiler_is_told_only_where_one_would_help(
     monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], setting: str, compiled: bool, told: bool
 ) -> None:
     monkeypatch.setattr(native, "processor_flags", lambda: flags)
-    monkeypatch.setattr(native, "library", lambda: object() if compiled else None)
+    monkeypatch.setattr(native, "library", lambda: SimpleNamespace(note=None) if compiled else None)
     monkeypatch.setenv("SSD_NATIVE", setting)
     note = native.missing_note()
     assert (note is not None) == told

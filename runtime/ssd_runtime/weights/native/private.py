@@ -36,7 +36,7 @@ def private_folder(path: Path) -> Iterator[Path]:
         path.mkdir(mode=0o700)
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except NotADirectoryError:  # which a link is, too
+    except (NotADirectoryError, PermissionError):  # a link is no directory
         raise NotPrivateError(str(path)) from None
     try:
         # The compiler is another process, to which /proc/self is its own.
