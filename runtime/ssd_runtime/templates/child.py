@@ -126,7 +126,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it nests too deeply"
     try:
-        text = (str(error).strip().splitlines() or [""])[0]
+        text = " ".join(str(error).split())
     except Exception:  # the template chose what to raise, and that may have no text
         text = ""
     if isinstance(error, TemplateSyntaxError):
