@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "arguments of 100,000": (calling(nested(100_000)), "more than .* lists and objects"),
     "arguments of 65": (calling(nested(65)), DEEP),
     "arguments that are none": (calling("[1]"), "not a JSON object"),
-    "arguments cut short": (calling("[" * 900), "not a JSON object"),
+    "arguments cut short": (calling("[" * 90), "not a JSON object"),
     "tools of 100": (tooled(nested(100)), DEEP),
     "variables of 100": (with_variable(nested(100)), DEEP),
     "a conversation too long": (
