@@ -36,23 +36,26 @@ def serve_tiny(folder: Path, grace: float) -> None:
 
 
 @contextmanager
-def served(folder: Path, grace: float = 25.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that serves the model of a folder, and its address; it is stopped if the test has not."""
-    command = [sys.executable, "-c", TINY, str(folder), str(grace)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines = list[str]()
+def served(folder: Path, grace: float = 25.0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A process that serves the model of a folder, and its address; it is stopped if the test has not.
+
+    What it logs is in `log_of(folder)`.
+    """
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", TINY, str(folder), str(grace)], stderr=log)
     try:
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"serving .* on http://(\S+) ", line):
-                yield process, found[1]
-                break
-        else:
-            raise AssertionError("".join(lines))
+        while not (found := re.search(r"serving .* on http://(\S+) ", log_of(folder))):
+            assert process.poll() is None, log_of(folder)
+            time.sleep(0.05)
+        yield process, found[1]
     finally:
         process.kill()
         process.wait()
+
+
+def log_of(folder: Path) -> str:
+    """The log of the last process that served a folder."""
+    return (folder / "log.txt").read_text()
 
 
 def post(address: str, **fields: Any) -> http.client.HTTPResponse:

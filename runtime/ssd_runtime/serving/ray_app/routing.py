@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+from ssd_runtime.serving.http.openai.json_bounds import read_json
 from ssd_runtime.serving.ray_app.call import Call
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -32,14 +33,14 @@ class Routed:
 def read_call(call: Call) -> Routed:
     """Give a request a seed, and its stream token ids, so that any replica can go on with its answer.
 
-    Requests without a fixed seed would have another answer on another replica. Bodies that are no JSON object stay as
-    they are: the replica says what is wrong.
+    Requests without a fixed seed would have another answer on another replica. Bodies that are no JSON object, or
+    have too many values, stay as they are: the replica says what is wrong.
     """
     if call.method != "POST" or call.path not in PATHS:
         return Routed(call)
     try:
-        body = json.loads(call.body)
-    except (ValueError, RecursionError):
+        body = read_json(call.body)
+    except ValueError:
         return Routed(call)
     if not isinstance(body, dict):
         return Routed(call)
