@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
@@ -13,7 +14,7 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.accept import accept
+from ssd_runtime.engine.verification import accept
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.auto.auto import draft_sources
@@ -27,6 +28,7 @@ NO_MODEL = ModelRunner(None)  # type: ignore[arg-type]
 """A runner that completes work which requests no forward."""
 WRONG = -1
 """A token outside every vocabulary."""
+SESSION: Any = SimpleNamespace(pending=WRONG)
 
 Predict = Callable[[str | None, int], tuple[bool, float]]
 """Maps (frontier entry, i) to whether a draft has the answer's i-th token right, and its confidence."""
@@ -148,7 +150,7 @@ def _drafted(plan: Plan, trace: Trace, place: int, predict: Predict) -> Draft:
         drafter = replace(drafter, masked=replace(oracle, threshold=drafter.masked.threshold))  # type: ignore[arg-type]
     if isinstance(drafter, EarlyExit):
         drafter = oracle
-    return NO_MODEL.finish(drafter.drafting(None, WRONG, length))  # type: ignore[arg-type]
+    return NO_MODEL.finish(drafter.drafting(SESSION, length))
 
 
 def _exit_seconds(latency: LatencyTable, context: int, stops: Sequence[int], rows: int) -> tuple[float, float]:
@@ -165,7 +167,7 @@ class _Oracle:
     predicted: Sequence[tuple[bool, float]]
     threshold: float = 0.0
 
-    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
         yield from ()
         tokens = list[int]()
         for token, (right, confidence) in zip(self.answer[:length], self.predicted, strict=False):

@@ -122,9 +122,9 @@ class PricedPlanner:
         yield from self.inner.searching(context)
         self._searching = False
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Plan as the inner planner does."""
-        plan = self.inner.plan(context, pending)
+        plan = self.inner.plan(context)
         self.successors = self.inner.successors
         return plan
 

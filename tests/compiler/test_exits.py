@@ -108,10 +108,9 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
     sample, session = samples[0], Session(DECODER)
     session.prefill(sample.prompt)
     drafted = 0
+    session.pending = sample.continuation[0]
     for threshold in (0.02, 0.1, 0.2, 0.4):
-        draft = ModelRunner(DECODER).finish(
-            EarlyExit(heads, LAYERS, threshold, 0.2).drafting(session, sample.continuation[0], 12)
-        )
+        draft = ModelRunner(DECODER).finish(EarlyExit(heads, LAYERS, threshold, 0.2).drafting(session, 12))
         drafted += len(draft.tokens)
         for row, token in enumerate(draft.tokens):
             sure = trace.confidence[0.2][row] >= threshold

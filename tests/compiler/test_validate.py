@@ -12,12 +12,12 @@ from ssd_compiler.validate import validate
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SkipMask
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.accept import Accepted
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.offline.interleaved import Contenders
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.verification import Accepted
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.plan import ConstantPlanner
@@ -143,9 +143,7 @@ def test_under_load_both_ways_decode_as_many_prompts_at_once(monkeypatch: pytest
 
     def watched(self: Scheduler) -> list[Job[Generation]]:
         done = step(self)
-        at_once.append(
-            (self.running, any(job.work.gi_frame.f_locals["planner"].plan(9, 1).mask for job in self._running))
-        )
+        at_once.append((self.running, any(job.work.gi_frame.f_locals["planner"].plan(9).mask for job in self._running)))
         return done
 
     monkeypatch.setattr(Scheduler, "step", watched)

@@ -27,10 +27,10 @@ from ssd_profiles.mask import SkipMask
 from ssd_runtime import CustomGenerate
 from ssd_runtime.commands.run import main as run_main
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.choices import choosing
 from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.verification import choosing
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
@@ -147,7 +147,8 @@ def test_a_device_reads_the_refusal_with_the_choices(monkeypatch: pytest.MonkeyP
     logits[0, 7] = 1.0
     logits[1, 3] = float("nan")
     session = Session(DECODER)
-    work = choosing(session, pending=1, draft=Draft([7]), logits=logits, ranks=4)
+    session.pending = 1
+    work = choosing(session, draft=Draft([7]), logits=logits, ranks=4)
     choices = ModelRunner(DECODER).finish(work)
     assert choices.choose(0) == 7
     with pytest.raises(NotFiniteError):

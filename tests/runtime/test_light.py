@@ -501,7 +501,8 @@ def test_every_forward_of_a_light_draft_is_light() -> None:
     session, seen = Session(decoder), list[Forward | Head]()
     answer: object = None
     session.prefill(IDS)
-    work = Masked(decoder.light.mask).drafting(session, 1, 3)
+    session.pending = 1
+    work = Masked(decoder.light.mask).drafting(session, 3)
     runner = ModelRunner(decoder)
     while True:
         try:

@@ -91,7 +91,7 @@ def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
         assert node.parent < row
         assert node.depth == (tree[node.parent - 1].depth + 1 if node.parent else 1)
     for depth in range(9):
-        draft = ModelRunner(None).finish(Ready(tuple(tree)).drafting(None, 9, depth))  # type: ignore[arg-type]
+        draft = ModelRunner(None).finish(Ready(tuple(tree)).drafting(None, depth))  # type: ignore[arg-type]
         paths = draft.paths(9)
         assert len(draft.tokens) == sum(node.depth <= depth for node in tree)
         assert len(set(map(tuple, paths))) == len(paths)

@@ -114,7 +114,7 @@ class Scripted(BasePlanner):
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         skipped = {i for i in range(ALL) if self.random.random() < self.random.choice([0.1, 0.5])}
         return Plan.masked("scripted", SkipMask.of(LAYERS, skipped), self.random.randint(0, 16))
 
@@ -135,7 +135,7 @@ class Prophet:
     wrong: int
     siblings: bool = False
 
-    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
         yield from ()
         known = session.committed - self.prompt + 1
         right = self.plain[known : known + length]
@@ -224,6 +224,7 @@ def test_what_an_early_exit_has_begun_is_the_full_models_own() -> None:
     """States and keys of every drafted row, however deep each went before it was brought along."""
     session, ids = Session(DECODER), [4, 9, 2, 33]
     session.prefill(ids)
+    session.pending = 17
     looks = iter([(1, 0.9), (1, 0.0), (2, 0.9), (1, 0.0), (2, 0.0), (3, 0.9), (1, 0.9), (1, 0.0), (2, 0.0), (3, 0.0)])
 
     class Surely(ModelRunner):
@@ -237,7 +238,7 @@ def test_what_an_early_exit_has_begun_is_the_full_models_own() -> None:
             others[0, layer + 20] = sure
             return [others.log()]
 
-    draft = Surely(DECODER).finish(EarlyExit(ExitHeads(DECODER), (1, 2, 3), 0.5).drafting(session, 17, 9))
+    draft = Surely(DECODER).finish(EarlyExit(ExitHeads(DECODER), (1, 2, 3), 0.5).drafting(session, 9))
     assert draft.tokens == [21, 22, 23, 21], "left behind layers 1, 2, 3 and 1; the last was not sure anywhere"
     assert draft.begun is not None
     assert draft.begun.first == 6

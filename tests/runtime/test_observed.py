@@ -38,7 +38,7 @@ class Spending(BasePlanner):
     def start(self, session: Session, prompt: Prefill) -> None:
         self.domain = "rivers"
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         self.successors = Successors()
         return PLAIN
 
@@ -56,7 +56,7 @@ def test_cycles_are_reported_with_the_budget_they_took() -> None:
     nothing: Any = None
     watched.start(nothing, nothing)
     assert watched.domain == "rivers"
-    assert watched.plan(9, 1) is PLAIN
+    assert watched.plan(9) is PLAIN
     assert watched.successors is planner.successors is not None
     before = planner.budget.credit
     watched.observe(cycle(2), None)

@@ -100,7 +100,7 @@ def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
         )
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.domain == domain
-        assert str(planner.plan(100, 1).entry).startswith(domain)
+        assert str(planner.plan(100).entry).startswith(domain)
 
 
 @pytest.mark.parametrize(("out_of_domain", "mask"), [("nearest", {2, 3}), ("mix", {4, 5}), ("plain", None)])
@@ -112,7 +112,7 @@ def test_prompts_out_of_domain_go_where_they_are_sent(
     planner = NearestAnchorPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS), settings)
     for axis, expected in ((0, {2, 3}), (7, mask)):
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
-        assert planner.plan(100, 1).mask == (None if expected is None else SkipMask.of(LAYERS, expected))
+        assert planner.plan(100).mask == (None if expected is None else SkipMask.of(LAYERS, expected))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
@@ -173,8 +173,8 @@ def test_steps_in_vain_cost_what_the_table_says() -> None:
 
 def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
     empty, one = (frontiers(bundle(x=record("x", masks)))["x"] for masks in ({}, {(2, 3): 0.9}))
-    assert FixedPlanner(empty, latency_table(LAYERS)).plan(10, 1) is PLAIN
-    assert FixedPlanner(one, latency_table(LAYERS)).plan(10, 1).mask is not None
+    assert FixedPlanner(empty, latency_table(LAYERS)).plan(10) is PLAIN
+    assert FixedPlanner(one, latency_table(LAYERS)).plan(10).mask is not None
 
 
 def test_knapsack_begins_with_the_bundles_masks_where_these_are_predicted_to_gain() -> None:
@@ -184,7 +184,7 @@ def test_knapsack_begins_with_the_bundles_masks_where_these_are_predicted_to_gai
         decoder = Decoder(tiny_model("llama"))
         planner = make_strategy("knapsack", settings, decoder, given, latency_table(LAYERS))()
         planner.start(Session(decoder), prompt(0))
-        assert planner.plan(100, 1).mask == expected
+        assert planner.plan(100).mask == expected
 
 
 def test_knapsack_searches_for_itself_behind_the_bundles_masks() -> None:
@@ -205,7 +205,7 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
     for _ in range(3):  # the steps that a stream begins with
         stream.verify.update(1, 0.03, 1.0)
     planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), stream)
-    planner.start(SimpleNamespace(load=None, ids=list(range(100))), prompt(axis))  # type: ignore[arg-type]
+    planner.start(SimpleNamespace(load=None, ids=list(range(100)), pending=999), prompt(axis))  # type: ignore[arg-type]
     return planner
 
 
@@ -222,21 +222,21 @@ def test_a_stream_begins_with_the_successors_that_the_bundle_knows(name: str) ->
 
 def test_auto_speculates_only_where_that_is_predicted_to_be_faster() -> None:
     good, bad = record("good", {(2, 3, 4, 5): 0.98}), record("bad", {(2, 3, 4, 5): 0.3})
-    assert auto(0, good=good, bad=bad).plan(100, 999).mask == HALF
-    assert auto(1, good=good, bad=bad).plan(100, 999).mask is None
+    assert auto(0, good=good, bad=bad).plan(100).mask == HALF
+    assert auto(1, good=good, bad=bad).plan(100).mask is None
 
 
 def test_auto_believes_validation_more_than_prediction() -> None:
     """The choice was predicted to run at 1.2x; measured at 0.5x, every prediction of the domain is corrected."""
-    assert auto(0, good=record("good", {(2, 3, 4, 5): 0.98}, measured=0.5)).plan(100, 999).mask is None
+    assert auto(0, good=record("good", {(2, 3, 4, 5): 0.98}, measured=0.5)).plan(100).mask is None
 
 
 def test_auto_uses_the_mixture_out_of_domain() -> None:
     good, mixture = record("good", {(2, 3): 0.98}), record("mix", {(2, 3, 4, 5): 0.98})
     planner = auto(7, good=good, mix=mixture)
     assert planner.domain is None
-    assert str(planner.plan(100, 999).entry).startswith("mix")
-    assert auto(7, good=good).plan(100, 999).mask is None
+    assert str(planner.plan(100).entry).startswith("mix")
+    assert auto(7, good=good).plan(100).mask is None
 
 
 def stepped(costs: list[float]) -> LatencyTable:

@@ -63,7 +63,8 @@ def assert_drafted_as(decoder: Decoder, mask: SkipMask) -> None:
         session.prefill(text[: group.start])
         for begin in range(0, len(group) - BLOCK, BLOCK):
             wanted = text[group.start + begin : group.start + begin + BLOCK + 1]
-            drafted = ModelRunner(decoder).finish(Masked(mask).drafting(session, wanted[0], BLOCK)).tokens
+            session.pending = wanted[0]
+            drafted = ModelRunner(decoder).finish(Masked(mask).drafting(session, BLOCK)).tokens
             right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
             until = right.index(False) + 1 if False in right else BLOCK
             # Behind a wrong token real drafting goes on from it, the pass from the right one.

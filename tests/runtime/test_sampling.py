@@ -27,10 +27,10 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.accept import Accepted, accept
 from ssd_runtime.engine.loop import decode, generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.verification import Accepted, accept
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.planning_time import PlanningTime

@@ -78,8 +78,8 @@ def planned(planner: Any) -> list[Plan]:
     """Every plan that the planner makes from now on."""
     plans, plan = list[Plan](), planner.plan
 
-    def noting(context: int, pending: int) -> Plan:
-        plans.append(plan(context, pending))
+    def noting(context: int) -> Plan:
+        plans.append(plan(context))
         return plans[-1]
 
     planner.plan = noting
@@ -169,7 +169,7 @@ def test_second_candidates_stand_where_the_chain_is_wrong(sampling: SamplingPara
 class Chain(Masked):
     """Two tokens whose first is in doubt, whatever the mask."""
 
-    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
         yield from ()
         return Draft([2, 3, 9], [0, 1, 0], steps=2)
 
@@ -180,7 +180,7 @@ def test_of_guesses_and_second_candidates_the_likelier_is_verified(agreement: fl
     lookup, costs = Lookup(LookupStats()), (1.0, 1.0, 1.0, 1.1, *(9.0,) * 28)
     lookup.start([1, 2, 3, 4] * 5)
     drafter = Extended(Chain(WEAK), 2, lookup, agreement, 1.0, costs, 0.2)
-    got = ModelRunner(DECODER).finish(drafter.drafting(Session(DECODER), 1, 14))
+    got = ModelRunner(DECODER).finish(drafter.drafting(Session(DECODER), 14))
     added = (4, 2) if agreement > 0.9 else (9, 0)
     assert got.parents is not None
     assert list(zip(got.tokens, got.parents, strict=True)) == [(2, 0), (3, 1), added]
@@ -290,7 +290,7 @@ def exit_plan(heads: ExitHeads, tuned: ExitChoice | None, *assignments: str) -> 
     settings = read_settings("exit", list(assignments))
     planner = BoundedExitPlanner(heads, 8, settings, {"": tuned} if tuned is not None else {}, None)
     planner.start(None, None)  # type: ignore[arg-type]
-    plan = planner.plan(10, 1)
+    plan = planner.plan(10)
     assert isinstance(plan.drafter, EarlyExit)
     return plan, plan.drafter
 
@@ -589,7 +589,7 @@ def test_del_drafts_from_the_first_exit_that_is_always_right(right: set[int]) ->
     states = [last if place // 2 in right else other for place in range(16)] + [last]
     planner.observe(SimpleNamespace(tokens=list(range(8))), states)  # type: ignore[arg-type]
     ModelRunner(DECODER).finish(planner.searching(10))
-    plan = planner.plan(10, 1)
+    plan = planner.plan(10)
     assert isinstance(plan.drafter, EarlyExit)
     assert (plan.drafter.stops, plan.draft_length) == ((min(right),), 6)
 

@@ -41,10 +41,10 @@ class Extended:
     most_cost: float
     """Most that other rows may add to the cost of verifying a whole chain, in plain steps."""
 
-    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
-        """Draft the chain, and guesses at most `length` tokens after `pending`."""
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
+        """Draft the chain, and guesses at most `length` tokens after the pending one."""
         wanted = min(length, self.chain)
-        drafted = yield from self.masked.drafting(session, pending, wanted)
+        drafted = yield from self.masked.drafting(session, wanted)
         if drafted.unread is not None:  # guesses and siblings follow tokens that the host knows
             drafted = drafted.read((yield Read(drafted.unread)))
         steps = drafted.steps

@@ -35,12 +35,12 @@ class EarlyExit:
     annealing: float = 0.0
     """Growth of the temperature toward the first layers; 0 leaves it at 1."""
 
-    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
-        """Draft up to `length` tokens after `pending`."""
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
+        """Draft up to `length` tokens after the pending one."""
         rows = _Rows(session)
-        path = [pending]
+        path = [session.pending]
         probs = list[Tensor]()
-        rows.add(pending)
+        rows.add(session.pending)
         while (proposal := (yield from self._leaving(rows, path))) is not None:
             path.append(proposal.token)
             if proposal.probs is not None:

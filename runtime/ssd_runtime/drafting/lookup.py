@@ -168,7 +168,7 @@ class Ready:
 
     tree: tuple[Node, ...]
 
-    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
         """Draft the tree's rows down to a depth of `length`, without a model step."""
         yield from ()
         return as_draft(self.tree, length)

@@ -34,10 +34,10 @@ class Masked:
     threshold: float = 0.0
     branching: Branching = CHAIN
 
-    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
         """Draft up to `length` tokens, with one step of the masked model each."""
         if session.reads_late:
-            return (yield from self._drafting_on_device(session, pending, length))
+            return (yield from self._drafting_on_device(session, length))
         tokens = list[int]()
         siblings = list[list[int]]()
         probs = list[Tensor]()
@@ -45,10 +45,10 @@ class Masked:
         temperature = 1.0 if self._judges else None
         most_nll = self._most_nll
         while len(tokens) < length:
-            rows = [tokens[-1] if tokens else pending]
+            rows = [tokens[-1] if tokens else session.pending]
             x = yield session.request(rows, len(tokens), self.mask)
             [logits] = yield Head(x, width=self.mask.head_width)
-            proposal = session.propose(logits, lambda: [pending, *tokens], temperature)
+            proposal = session.propose(logits, lambda: [session.pending, *tokens], temperature)
             tokens.append(proposal.token)
             if proposal.probs is not None:
                 probs.append(proposal.probs)
@@ -60,11 +60,11 @@ class Masked:
                 break
         return Draft.branching(tokens, _within_room(siblings), probs)
 
-    def _drafting_on_device(self, session: Session, pending: int, length: int) -> Work[Draft]:
+    def _drafting_on_device(self, session: Session, length: int) -> Work[Draft]:
         """Draft the same tokens, or some more after an unsure one, with few reads by the host."""
         most = max((count for _, count in self.branching), default=0)
         chain = DeviceChain(session=session, mask=self.mask, judges=self._judges, candidates=most)
-        yield from chain.growing(pending, length, self._most_nll)
+        yield from chain.growing(session.pending, length, self._most_nll)
         if not self.branching and len(chain.read) < len(chain.steps):
             return Draft([], steps=len(chain.steps), unread=chain.tokens)
         yield from chain.reading(self._most_nll)

@@ -104,8 +104,8 @@ NOTHING = Draft([])
 class Drafter(Protocol):
     """Proposes drafts."""
 
-    def drafting(self, session: Session, pending: int, length: int) -> Work[Draft]:
-        """Draft up to `length` tokens after `pending`.
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
+        """Draft up to `length` tokens after the session's pending one.
 
         Keys and values are written after the session's committed ones, where verification overwrites them.
         """

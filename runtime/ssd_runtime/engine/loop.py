@@ -11,12 +11,11 @@ from ssd_runtime.devices.clock import Stopwatch
 from ssd_runtime.devices.transfer import take_rows
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
-from ssd_runtime.engine.accept import accept
-from ssd_runtime.engine.choices import Choices, choosing
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits, Output
-from ssd_runtime.engine.verification import verification
-from ssd_runtime.model.runner import Head, ModelRunner, Work
+from ssd_runtime.engine.scheduler import run_alone
+from ssd_runtime.engine.verification import Choices, accept, choosing, verification
+from ssd_runtime.model.runner import Head, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
@@ -31,7 +30,7 @@ def generate(
 ) -> Generation:
     """Run `generating` for a lone sequence."""
     work = generating(session=session, prompt_ids=prompt_ids, planner=planner, limits=limits, on_tokens=on_tokens)
-    return ModelRunner(session.decoder).finish(work)
+    return run_alone(session, work, prompt_ids)
 
 
 def decode(
@@ -51,7 +50,7 @@ def decode(
         on_tokens=on_tokens,
         prefill_seconds=prefill_seconds,
     )
-    return ModelRunner(session.decoder).finish(work)
+    return run_alone(session, work, session.ids)
 
 
 def generating(
@@ -125,7 +124,8 @@ def decoding(
     began = perf_counter()
     try:
         logits = yield Head(prompt.last[None], normed=True)
-        output.add(session.choose(logits, lambda: [[]])(0))
+        session.pending = session.choose(logits, lambda: [[]])(0)
+        output.add(session.pending)
         result.first_token_seconds = result.prefill_seconds + perf_counter() - began
         _deliver(output.tokens[-1:], on_tokens)
         watch = Stopwatch(session.decoder.lock, session.decoder.device)
@@ -153,27 +153,28 @@ def _cycle(
     """
     watch.lap()  # drops the time of the receiver of tokens
     context = session.committed
-    pending = output.tokens[-1]
 
     yield from planner.searching(context)
-    plan = planner.plan(context, pending)
+    plan = planner.plan(context)
     planning = observed + watch.lap()
 
     began = watch.mark()
-    draft = yield from _drafting(session=session, pending=pending, plan=plan, most=output.remaining - 1)
+    draft = yield from _drafting(session, plan, most=output.remaining - 1)
     drafted = watch.mark()
 
     keep_states = planner.wants_states
     ranks = RANKS if planner.successors is not None else 0
-    answer, choices = yield from _verifying(session, pending, draft, keep_states, ranks)
+    answer, choices = yield from _verifying(session, draft, keep_states, ranks)
     if choices.spoiled:
-        answer, choices = yield from _verifying(session, pending, NOTHING, keep_states, ranks)
+        answer, choices = yield from _verifying(session, NOTHING, keep_states, ranks)
     states = answer[-1] if keep_states else answer
     draft = choices.draft
     accepted = accept(draft, choices.choose, output.add)
     before = session.ids[-1]
+    pending = session.pending
     rows = draft.rows(pending)
     session.commit([rows[row] for row in accepted.rows], accepted.rows, states)
+    session.pending = accepted.tokens[-1]
     # The host has read the choices, so the work before both marks is done.
     drafting = watch.between(began, drafted)
     verifying = watch.lap() - drafting
@@ -201,22 +202,20 @@ def _cycle(
     return cycle, watch.lap()
 
 
-def _verifying(
-    session: Session, pending: int, draft: Draft, keep_states: bool, ranks: int
-) -> Work[tuple[Any, Choices]]:
+def _verifying(session: Session, draft: Draft, keep_states: bool, ranks: int) -> Work[tuple[Any, Choices]]:
     """Run the full model on a draft's rows; returns its answer, and its choices with `ranks` candidates per row."""
-    answer = yield verification(session=session, pending=pending, draft=draft, keep_states=keep_states)
+    answer = yield verification(session, draft, keep_states)
     logits = yield Head(answer[-1] if keep_states else answer)
-    choices = yield from choosing(session=session, pending=pending, draft=draft, logits=logits, ranks=ranks)
+    choices = yield from choosing(session, draft, logits, ranks)
     return answer, choices
 
 
-def _drafting(session: Session, pending: int, plan: Plan, most: int) -> Work[Draft]:
+def _drafting(session: Session, plan: Plan, most: int) -> Work[Draft]:
     """Draft up to `most` tokens, as many as can be part of the output."""
     length = min(plan.draft_length, session.draft_room(most))
     if plan.drafter is None or length < 1:
         return NOTHING
-    draft = yield from plan.drafter.drafting(session, pending, length)
+    draft = yield from plan.drafter.drafting(session, length)
     # A sibling's keys stand in other slots than in a plain step, which changes the order of sums.
     return draft.chain if session.decoder.bitwise else draft
 

@@ -51,9 +51,9 @@ class ObservedPlanner:
         """Run the planner's searches."""
         return self._planner.searching(context)
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """The planner's plan."""
-        plan = self._planner.plan(context, pending)
+        plan = self._planner.plan(context)
         self.successors = self._planner.successors
         return plan
 

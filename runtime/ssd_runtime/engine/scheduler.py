@@ -261,6 +261,12 @@ def _standing_still() -> float:
     return 0.0
 
 
+def run_alone(session: Session, work: Work[T], prompt: Sequence[int]) -> T:
+    """Run the work of a lone sequence with memory of its own, in the steps that sequences share elsewhere."""
+    scheduler = Scheduler(session.decoder, 1, cache_bytes=0)
+    return scheduler.finish(scheduler.add(session, work, prompt))
+
+
 def pool_bytes(decoder: Decoder, sequences: int) -> int:
     """Bytes for all slots of `sequences` sequences, twice their tokens; at most `CACHE_SHARE` of the free memory."""
     most = sequences * decoder.kv_layout.max_slots * decoder.kv_layout.bytes_per_slot

@@ -72,15 +72,18 @@ class LookupPlanner(BasePlanner):
         self._settings = settings
         self._lookup = Lookup(stats, bool(settings.recycle))
         self.successors = stats.successors if settings.recycle else None
+        self._session: Session | None = None
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Let the lookup read the prompt."""
+        self._session = session
         self._lookup.start(session.ids)
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Plan the best tree of guesses."""
         depth = self._settings.max_draft
-        self._lookup.observe_first(context, pending)
+        assert self._session is not None, "start() comes first"
+        self._lookup.observe_first(context, self._session.pending)
         costs = self._costs.rows(context)
         guess = best_guess(self._lookup, costs=costs, depth=depth, most_cost=float("inf"))
         if not guess.tree:

@@ -134,8 +134,8 @@ class Planner(Protocol):
         """
         ...
 
-    def plan(self, context: int, pending: int) -> Plan:
-        """The plan of the next cycle, with `context` committed tokens and the token `pending` after them."""
+    def plan(self, context: int) -> Plan:
+        """The plan of the next cycle, with `context` committed tokens and the session's pending one after them."""
         ...
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
@@ -178,7 +178,7 @@ class PlainPlanner(BasePlanner):
     def __init__(self, successors: Successors | None = None) -> None:
         self.successors = successors
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Plan a plain step."""
         return PLAIN
 
@@ -189,6 +189,6 @@ class ConstantPlanner(BasePlanner):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Return the one plan."""
         return self._plan

@@ -1,4 +1,4 @@
-"""A session holds one sequence: its committed tokens, its cache and its sampler."""
+"""A session holds one sequence: its tokens, its cache and its sampler."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ class Session:
         self._states = PromptStates()
         self._states_are_long = False
         """Whether the states were computed with longrope's second angles."""
+        self._pending: int | None = None
         self.reused = 0
         """Prompt tokens that were not run, because the prompt began like an earlier sequence."""
         self.chunk = PREFILL_CHUNK
@@ -80,6 +81,16 @@ class Session:
     def prefilled(self) -> bool:
         """Whether the whole prompt has been run."""
         return self._prompt is not None
+
+    @property
+    def pending(self) -> int:
+        """The answer's latest token, which comes after the committed ones and which no forward has run yet."""
+        assert self._pending is not None, "no token of the answer has been chosen"
+        return self._pending
+
+    @pending.setter
+    def pending(self, token: int) -> None:
+        self._pending = token
 
     @property
     def committed(self) -> int:

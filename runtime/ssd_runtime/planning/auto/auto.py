@@ -113,10 +113,11 @@ class AutoPlanner(BasePlanner):
             common=common,
         )
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Plan the controller's choice."""
         assert self._controller is not None, "start() comes first"
-        plan = self._controller.plan(context, pending, self._session.load if self._session is not None else None)
+        assert self._session is not None, "start() comes first"
+        plan = self._controller.plan(context, self._session.pending, self._session.load)
         # Updating the table is a part of planning's cost, so it is omitted in cycles that are not planned.
         self.successors = self._stream.lookup.successors if self._controller.planned else None
         return plan

@@ -60,7 +60,7 @@ class DelPlanner(BasePlanner):
         for (layer, (looked, right)), count in zip(list(self._seen.items()), counts, strict=True):
             self._seen[layer] = keep * looked + len(targets), keep * right + count
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Draft from the best exit; a plain step until `FIRST_TOKENS` tokens were evaluated."""
         if not self._seen:
             return Plan("plain: the model has no layer to leave behind")

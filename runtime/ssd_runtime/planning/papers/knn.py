@@ -25,7 +25,7 @@ class FixedPlanner(BasePlanner):
         self._best = frontier.best(latency)
         self._least_speedup = least_speedup
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Plan the frontier's best, or a plain step if that promises less than `least_speedup` or there is none."""
         option = self._best.at(context)
         return PLAIN if option is None or option.speedup < self._least_speedup else _speculate(option)
@@ -61,9 +61,9 @@ class NearestAnchorPlanner(BasePlanner):
             PlainPlanner() if frontier is None else FixedPlanner(frontier, self._latency, self._least_speedup)
         )
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Plan the best of that domain's frontier."""
-        return self._chosen.plan(context, pending)
+        return self._chosen.plan(context)
 
 
 def make_fixed(inputs: StrategyInputs) -> MakePlanner:

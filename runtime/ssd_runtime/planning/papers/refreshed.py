@@ -56,9 +56,9 @@ class RefreshedPlanner(BasePlanner, ABC):
             self._cycles = 0
             self._at_once = False
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Return the plan of the latest search."""
-        return self._plan or self._first.plan(context, pending)
+        return self._plan or self._first.plan(context)
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Keep the states of the tokens that the cycle committed."""

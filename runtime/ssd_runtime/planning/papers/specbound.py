@@ -49,7 +49,7 @@ class BoundedExitPlanner(BasePlanner):
             self.domain = self._router.route(prompt).domain
         self._plan = self._made(self._tuned.get(self.domain or ""))
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Return the request's one plan."""
         assert self._plan is not None, "start() comes first"
         return self._plan

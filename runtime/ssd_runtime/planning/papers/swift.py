@@ -248,7 +248,7 @@ class SwiftPlanner(BasePlanner):
             if search.running and search.searches == number:
                 search.update(candidate, score)
 
-    def plan(self, context: int, pending: int) -> Plan:
+    def plan(self, context: int) -> Plan:
         """Plan a draft with the best mask so far."""
         search = self._search
         settings = search.settings
