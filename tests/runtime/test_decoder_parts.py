@@ -20,6 +20,7 @@ from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
+from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVLayout, KVPool
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
@@ -34,7 +35,7 @@ from tests.models import SharedScale, tiny_model
 
 
 def test_the_cache_grows_and_keeps_what_it_holds() -> None:
-    cache = KVPool(KVLayout([torch.device("cpu")] * 2, [None, None], 2, 4, torch.float32, 600)).cache()
+    cache = KVCache(KVPool(KVLayout([torch.device("cpu")] * 2, [None, None], 2, 4, torch.float32, 600)))
     cache.reserve(10)
     keys, values = torch.randn(10, 2, 4), torch.randn(10, 2, 4)
     cache.write(1, 0, torch.cat([keys, values], 1))

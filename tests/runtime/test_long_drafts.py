@@ -17,9 +17,9 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import HOLD_SECONDS, Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.planning.strategy import make_strategy
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
