@@ -102,7 +102,7 @@ def main() -> None:
         f"differ from plain decoding's: {different} of {len(outcomes)}.\n"
         "Guesses copy earlier text. An answer of three tokens leaves nothing to draft, and its one or two steps carry "
         "the planning alone. "
-        "`auto` also drafts with the whole model on lighter copies of its weights; "
+        "`auto` also drafts with the whole model on light copies of its weights; "
         "the demo's weights are of 4 bits, so that such copies agree with it better than other models' would.\n"
         f"Report of the compile: {bundle / 'report.html'}; {perf_counter() - began:.0f} s in all.",
         soft_wrap=True,

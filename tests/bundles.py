@@ -10,7 +10,7 @@ from ssd_artifacts.domain_config import Choice, DomainConfig, FrontierEntry, Sea
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.successors import SuccessorSet
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from tests.tables import DEVICE, latency_table, profile, with_light_costs
 
 LAYERS, WIDTH = 4, 32
@@ -38,7 +38,7 @@ def record(
 ) -> DomainConfig:
     """A domain whose frontier has these masks with these token agreements; the speed-up, M and α of its validation."""
     table = latency_table(LAYERS)
-    masks = [(SkipMask.of(LAYERS, skipped), agreement) for skipped, agreement in agreements.items()]
+    masks = [(SubLayerPlan.of(LAYERS, skipped), agreement) for skipped, agreement in agreements.items()]
     validation = (
         Validation(
             prompts=3,
@@ -67,8 +67,8 @@ def record(
     )
 
 
-def light_record(name: str, masks: dict[SkipMask, float]) -> DomainConfig:
-    """A domain whose frontier has these masks, lighter ones too, with these token agreements."""
+def light_record(name: str, masks: dict[SubLayerPlan, float]) -> DomainConfig:
+    """A domain whose frontier has these masks, light ones too, with these token agreements."""
     config = record(name, {(2, 3, 4, 5): 0.95}, 1.2)
     table = with_light_costs(latency_table(LAYERS), 0.5, (8, 4))
     found = [

@@ -47,15 +47,15 @@ def with_curve(table: LatencyTable, row: float = 1.0, sequence: float = 1e-4) ->
     )
 
 
-def with_light_costs(table: LatencyTable, saved: float, widths: tuple[int, ...] = (8,)) -> LatencyTable:
+def with_light_costs(table: LatencyTable, saved: float, precisions: tuple[int, ...] = (8,)) -> LatencyTable:
     """The table with copies on which every block, and so a step at 100 tokens, saves this share of its time.
 
-    Each further width saves half of what is left.
+    Each further bits saves half of what is left.
     """
     light = dict[int, LightCosts]()
-    for width in widths:
+    for bits in precisions:
         share = np.full(2, 1.0 - saved)
-        light[width] = LightCosts(
+        light[bits] = LightCosts(
             context=100,
             queries=np.array([1.0, 16.0]),
             attention=dict.fromkeys(table.attention, share),

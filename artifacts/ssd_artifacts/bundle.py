@@ -17,7 +17,7 @@ from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 
 ANCHORS = "anchors.safetensors"
 EXITS = "exits.safetensors"
@@ -53,10 +53,10 @@ class Bundle:
         return FORMAT_VERSION if lighter else FIRST_FORMAT
 
     @property
-    def light_masks(self) -> list[SkipMask]:
-        """The masks of all frontiers that have lighter sub-layers."""
+    def light_masks(self) -> list[SubLayerPlan]:
+        """The masks of all frontiers that have light sub-layers."""
         entries = (entry for domain in self.domains.values() for entry in domain.frontier)
-        masks = (entry.skip_mask(self.model.num_layers) for entry in entries)
+        masks = (entry.sub_layer_plan(self.model.num_layers) for entry in entries)
         return [mask for mask in masks if mask.light]
 
     def save(self, path: Path, page: str | None = None) -> None:
@@ -175,7 +175,7 @@ def _read_domain(folder: Path, name: str, num_layers: int) -> DomainConfig:
         raise UserError(f"{path}: name: expected {name}, as the file is named; compile the bundle again")
     for index, entry in enumerate(config.frontier):
         try:
-            entry.skip_mask(num_layers)
+            entry.sub_layer_plan(num_layers)
         except ValueError as error:
             raise UserError(f"{path}: frontier[{index}]: {error}; compile the bundle again") from None
     if config.exit is not None and config.exit.stops[-1] >= num_layers:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ssd_artifacts.fingerprint import MAX_LAYERS
 from ssd_profiles.acceptance import AcceptanceProfile
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_profiles.printable import Printable
 
 MIXTURE = "mix"
@@ -26,11 +26,11 @@ Speedup = Annotated[float, Field(ge=0.0, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
 MAX_CONTEXT = 1 << 30
-# One hexadecimal digit holds two layers, or for widths a layer and a bit of the head.
+# One hexadecimal digit holds two layers, or for precisions a layer and a bit of the head.
 MaskText = Annotated[
     str, Field(pattern=r"^[0-9a-f]+(\.[0-9a-f]+\.[0-9a-f]+)?$", max_length=3 * (MAX_LAYERS // 2 + 1) + 2)
 ]
-"""A mask as `SkipMask.hex` writes it."""
+"""A mask as `SubLayerPlan.hex` writes it."""
 Origin = Annotated[str, Field(max_length=64)]
 
 
@@ -68,7 +68,7 @@ class FrontierEntry(BaseModel):
         return self
 
     @classmethod
-    def of(cls, mask: SkipMask, origin: str, profile: AcceptanceProfile, draft_cost: float) -> FrontierEntry:
+    def of(cls, mask: SubLayerPlan, origin: str, profile: AcceptanceProfile, draft_cost: float) -> FrontierEntry:
         """Build the entry of an evaluated mask; `draft_cost` is a draft step ÷ a plain step."""
         return cls(
             mask=mask.hex(),
@@ -81,9 +81,9 @@ class FrontierEntry(BaseModel):
             steps=[[round(float(v), 4) for v in row] for row in profile.steps],
         )
 
-    def skip_mask(self, num_layers: int) -> SkipMask:
+    def sub_layer_plan(self, num_layers: int) -> SubLayerPlan:
         """Decode the mask. Raises ValueError when it is not a mask of `num_layers` layers."""
-        return SkipMask.from_hex(self.mask, num_layers)
+        return SubLayerPlan.from_hex(self.mask, num_layers)
 
     def profile(self) -> AcceptanceProfile:
         """The acceptance profile of this mask."""

@@ -15,7 +15,7 @@ from ssd_profiles.printable import Printable
 FORMAT_VERSION = 2
 """The newest format. A bundle is written in the oldest that holds it, so that earlier versions can read it."""
 FIRST_FORMAT = 1
-"""Format of bundles without lighter sub-layers, in masks or latency tables."""
+"""Format of bundles without light sub-layers, in masks or latency tables."""
 MANIFEST = "manifest.yaml"
 MAX_DOMAINS = 256
 """Upper bound for domains. A compile finds at most 64, and further domains may join."""

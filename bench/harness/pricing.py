@@ -66,7 +66,7 @@ def price(latency: LatencyTable, request: ModelRequest) -> float:
     """Seconds of a request that runs alone, by the table.
 
     A step's overhead belongs to the forward that begins at the first sub-layer. Raises UserError for a mask with
-    sub-layers on lighter copies, because the table's prices are those of full weights.
+    sub-layers on light copies, because the table's prices are those of full weights.
     """
     if not isinstance(request, Forward | Head):
         return 0.0
@@ -77,13 +77,13 @@ def price(latency: LatencyTable, request: ModelRequest) -> float:
         return factor * latency.head_seconds(known)
     if request.mask is not None and request.mask.light:
         raise UserError(
-            "--priced: prices do not know sub-layers on lighter copies; give a bundle of `--draft-bits none`, "
+            "--priced: prices do not know sub-layers on light copies; give a bundle of `--draft-bits none`, "
             "or auto+light=0"
         )
     context = max(int(part.slot) if isinstance(part, Segment) else part.views[0].end for part in request.segments)
     parts = latency.sublayer_seconds(context, known)
     last = len(parts) if request.last is None else request.last
-    kept = (i for i in range(request.first, last) if request.mask is None or not request.mask.bits[i])
+    kept = (i for i in range(request.first, last) if request.mask is None or not request.mask.skipped[i])
     overhead = latency.overhead_seconds(1) if request.first == 0 else 0.0
     return factor * sum(parts[i] for i in kept) + overhead
 

@@ -51,7 +51,7 @@ class CompileSettings:
     weight_memory: int | None = None
     """Bytes for packed copies of weights; None for half of the free memory."""
     draft_bits: DraftBits = "auto"
-    """Lighter copies of the weights that drafts may run on: `auto` for 8 bits with 4 beside them, or one of the two."""
+    """Light copies of the weights that drafts may run on: `auto` for 8 bits with 4 beside them, or one of the two."""
     allow_special: bool = False
     """Whether control tokens that prompts spell take effect."""
     budget_seconds: float | None = None

@@ -85,7 +85,7 @@ class Stages:
         UserError if the machine stays too busy otherwise.
         """
         known = bundled_latency(self.decoder, self.base.latency) if self.base is not None else None
-        if known is not None and set(self.decoder.light.widths) <= set(known.light):
+        if known is not None and set(self.decoder.light.bits) <= set(known.light):
             return known
 
         threads = working_threads(self.decoder.device)
@@ -95,12 +95,12 @@ class Stages:
                 return measure_latency(self.decoder)
 
         def with_copies(table: LatencyTable) -> LatencyTable:
-            with self.reporter.stage("measure lighter copies", None):
+            with self.reporter.stage("measure light copies", None):
                 return with_light(table, self.decoder, self.fingerprint.config_sha256)
 
         def measure() -> str:
             table = self.patience.measured(dense, threads, self.reporter) if known is None else known
-            if self.decoder.light.widths:
+            if self.decoder.light.bits:
                 table = self.patience.measured(partial(with_copies, table), threads, self.reporter)
             return table.to_json()
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ssd_profiles.errors import first_problem
 from ssd_profiles.light_costs import LightCosts, LightCostsFile, interpolate
-from ssd_profiles.mask import FULL, SkipMask
+from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_profiles.printable import Printable
 
 Array = NDArray[np.float64]
@@ -84,7 +84,7 @@ class LatencyTable:
     joint: Array = field(default_factory=lambda: np.empty(0))
     """Seconds that a step of each of `sequences` takes beyond one of as many rows of one sequence; never falls."""
     light: dict[int, LightCosts] = field(default_factory=dict)
-    """Costs on lighter copies of the weights, by their width in bits. Widths that are not there run in full."""
+    """Costs on light copies of the weights, by their bits. Those that are not there run in full."""
 
     @property
     def base(self) -> int:
@@ -103,43 +103,43 @@ class LatencyTable:
         """The largest number of rows that was measured."""
         return int((self.wide_queries if self.wide_queries.size else self.queries)[-1])
 
-    def attention_seconds(self, context: float, queries: float, kind: str, width: int = FULL) -> float:
-        """One attention block: `queries` new tokens over `context` cached ones, on weights of a width.
+    def attention_seconds(self, context: float, queries: float, kind: str, bits: int = FULL) -> float:
+        """One attention block: `queries` new tokens over `context` cached ones, on weights of these bits.
 
-        Lighter weights save the same seconds at every context, since attention reads the same keys.
+        Light weights save the same seconds at every context, since attention reads the same keys.
         """
         full = self._attention(context, queries, kind)
-        costs = self.light.get(width)
+        costs = self.light.get(bits)
         if costs is None:
             return full
         measured = self._attention(costs.context, queries, kind)
         return max(LEAST_SHARE * full, full - measured * (1.0 - costs.attention_share(kind, queries)))
 
-    def mlp_seconds(self, queries: float, width: int = FULL) -> float:
-        """One MLP block over `queries` tokens, on weights of a width."""
-        return interpolate(queries, self.queries, self.mlp) * self._share(width, "mlp", queries)
+    def mlp_seconds(self, queries: float, bits: int = FULL) -> float:
+        """One MLP block over `queries` tokens, on weights of these bits."""
+        return interpolate(queries, self.queries, self.mlp) * self._share(bits, "mlp", queries)
 
-    def sublayer_seconds(self, context: float, queries: float, width: int = FULL) -> list[float]:
-        """Each of the 2L sub-layers, on weights of a width."""
-        attention = {kind: self.attention_seconds(context, queries, kind, width) for kind in self.attention}
-        mlp = self.mlp_seconds(queries, width)
+    def sublayer_seconds(self, context: float, queries: float, bits: int = FULL) -> list[float]:
+        """Each of the 2L sub-layers, on weights of these bits."""
+        attention = {kind: self.attention_seconds(context, queries, kind, bits) for kind in self.attention}
+        mlp = self.mlp_seconds(queries, bits)
         return [seconds for kind in self.layer_kinds for seconds in (attention[kind], mlp)]
 
-    def head_seconds(self, queries: float, width: int = FULL) -> float:
-        """Final norm, LM head and arg max of `queries` tokens, on weights of a width."""
-        return interpolate(queries, self.queries, self.head) * self._share(width, "head", queries)
+    def head_seconds(self, queries: float, bits: int = FULL) -> float:
+        """Final norm, LM head and arg max of `queries` tokens, on weights of these bits."""
+        return interpolate(queries, self.queries, self.head) * self._share(bits, "head", queries)
 
-    def overhead_seconds(self, queries: float, width: int = FULL) -> float:
+    def overhead_seconds(self, queries: float, bits: int = FULL) -> float:
         """Seconds of a step of `queries` tokens beside its sub-layers and the head, however deep it goes.
 
-        `width` is that of all its weights.
+        `bits` is that of all its weights.
         """
         full = interpolate(queries, self.queries, self.overhead)
-        costs = self.light.get(width)
+        costs = self.light.get(bits)
         if costs is None:
             return full
         whole = full + sum(self.sublayer_seconds(costs.context, queries)) + self.head_seconds(queries)
-        parts = sum(self.sublayer_seconds(costs.context, queries, width)) + self.head_seconds(queries, width)
+        parts = sum(self.sublayer_seconds(costs.context, queries, bits)) + self.head_seconds(queries, bits)
         return whole * costs.step_share(queries) - parts
 
     def _attention(self, context: float, queries: float, kind: str) -> float:
@@ -147,13 +147,13 @@ class LatencyTable:
         by_context = [interpolate(queries, self.queries, row) for row in self.attention[kind]]
         return interpolate(context, self.contexts, np.asarray(by_context))
 
-    def _share(self, width: int, part: str, queries: float) -> float:
-        """Time of the MLP block or the head on weights of a width ÷ on the model's own."""
-        costs = self.light.get(width)
+    def _share(self, bits: int, part: str, queries: float) -> float:
+        """Time of the MLP block or the head on weights of these bits ÷ on the model's own."""
+        costs = self.light.get(bits)
         return 1.0 if costs is None else costs.share(part, queries)
 
     def step_seconds(
-        self, context: float, queries: float = 1, mask: SkipMask | None = None, sequences: float = 1
+        self, context: float, queries: float = 1, mask: SubLayerPlan | None = None, sequences: float = 1
     ) -> float:
         """A whole forward of `queries` tokens over `context` cached ones, without the sub-layers of `mask`.
 
@@ -162,30 +162,29 @@ class LatencyTable:
         """
         kept_mlp, kept_attention = Counter[int](), Counter[tuple[str, int]]()
         for layer, kind in enumerate(self.layer_kinds):
-            if mask is None or not mask.bits[2 * layer]:
-                kept_attention[kind, FULL if mask is None else mask.width(2 * layer)] += 1
-            if mask is None or not mask.bits[2 * layer + 1]:
-                kept_mlp[FULL if mask is None else mask.width(2 * layer + 1)] += 1
+            if mask is None or not mask.skipped[2 * layer]:
+                kept_attention[kind, FULL if mask is None else mask.bits_of(2 * layer)] += 1
+            if mask is None or not mask.skipped[2 * layer + 1]:
+                kept_mlp[FULL if mask is None else mask.bits_of(2 * layer + 1)] += 1
         rows, growth = queries, 1.0
         if self.wide_queries.size and queries > self.queries[-1]:
             rows = float(self.queries[-1])
             growth = interpolate(queries, np.append(rows, self.wide_queries), np.append(1.0, self.growth))
         attention = sum(
-            count * self.attention_seconds(context, rows, kind, width)
-            for (kind, width), count in kept_attention.items()
+            count * self.attention_seconds(context, rows, kind, bits) for (kind, bits), count in kept_attention.items()
         )
-        mlp = sum(count * self.mlp_seconds(rows, width) for width, count in kept_mlp.items())
-        parts = attention + mlp + self.head_seconds(rows, FULL if mask is None else mask.head_width)
+        mlp = sum(count * self.mlp_seconds(rows, bits) for bits, count in kept_mlp.items())
+        parts = attention + mlp + self.head_seconds(rows, FULL if mask is None else mask.head_bits)
         step = growth * max(parts + self._overhead(rows, mask), LEAST_SHARE * parts)
         # Sequences differ in attention alone.
         return step + kept_attention.total() / len(self.layer_kinds) * self.joint_seconds(sequences)
 
-    def _overhead(self, queries: float, mask: SkipMask | None) -> float:
-        """Overhead of a step with a mask: the average of those of its sub-layers' widths."""
+    def _overhead(self, queries: float, mask: SubLayerPlan | None) -> float:
+        """Overhead of a step with a mask: the average of those of its sub-layers' bits."""
         if mask is None or not mask.light:
             return self.overhead_seconds(queries)
-        kept = Counter(mask.width(i) for i, skipped in enumerate(mask.bits) if not skipped) or Counter([FULL])
-        return sum(count * self.overhead_seconds(queries, width) for width, count in kept.items()) / kept.total()
+        kept = Counter(mask.bits_of(i) for i, skipped in enumerate(mask.skipped) if not skipped) or Counter([FULL])
+        return sum(count * self.overhead_seconds(queries, bits) for bits, count in kept.items()) / kept.total()
 
     def joint_seconds(self, sequences: float) -> float:
         """Seconds that a step of `sequences` sequences takes beyond one of as many rows of one sequence."""
@@ -193,13 +192,13 @@ class LatencyTable:
             return 0.0
         return interpolate(sequences, np.append(1.0, self.sequences), np.append(0.0, self.joint))
 
-    def draft_cost(self, mask: SkipMask, context: float) -> float:
+    def draft_cost(self, mask: SubLayerPlan, context: float) -> float:
         """c of E(Spd): a draft step ÷ a plain step at `context` cached tokens."""
         return self.step_seconds(context, 1, mask) / self.step_seconds(context, 1)
 
     def to_json(self) -> str:
         """The table as JSON, seconds to six significant digits."""
-        light = {str(width): costs.as_file().model_dump() for width, costs in self.light.items()}
+        light = {str(bits): costs.as_file().model_dump() for bits, costs in self.light.items()}
         return json.dumps(
             {
                 "device": asdict(self.device),
@@ -215,7 +214,7 @@ class LatencyTable:
                 "growth": _rounded(self.growth),
                 "sequences": [int(n) for n in self.sequences],
                 "joint": _rounded(self.joint),
-                # Tables without any have the bytes that they had before lighter copies were priced.
+                # Tables without any have the bytes that they had before light copies were priced.
                 **({"light": light} if light else {}),
             },
             indent=1,
@@ -242,7 +241,7 @@ class LatencyTable:
             growth=np.asarray(data.growth, float),
             sequences=np.asarray(data.sequences, float),
             joint=np.asarray(data.joint, float),
-            light={int(width): LightCosts.of_file(costs) for width, costs in data.light.items()},
+            light={int(bits): LightCosts.of_file(costs) for bits, costs in data.light.items()},
         )
         table.check()
         return table
@@ -270,10 +269,10 @@ class LatencyTable:
         for name, values, shape in figures:
             if values.shape != shape:
                 raise ValueError(f"{name}: expected shape {shape}, got {values.shape}")
-        for width, costs in self.light.items():
+        for bits, costs in self.light.items():
             if set(costs.attention) != set(self.attention):
-                raise ValueError(f"light.{width}.attention: expected one entry for each of layer_kinds")
-            costs.check(f"light.{width}")
+                raise ValueError(f"light.{bits}.attention: expected one entry for each of layer_kinds")
+            costs.check(f"light.{bits}")
 
 
 MAX_POINTS = 64

@@ -25,7 +25,7 @@ TYPICAL_SPREAD = 0.3
 WORST_SPREAD = 1.0
 """Largest spread of any figure: half of its samples are within its own size."""
 LIGHT_WHOLE = (0.5, 3.0)
-"""Bounds of a step ÷ its parts on lighter copies, whose shares were measured after the table."""
+"""Bounds of a step ÷ its parts on light copies, whose shares were measured after the table."""
 
 
 def broken_law(table: LatencyTable) -> str | None:
@@ -38,14 +38,14 @@ def broken_law(table: LatencyTable) -> str | None:
 
 
 def broken_light_law(table: LatencyTable) -> str | None:
-    """The part of the law that the costs of lighter copies break: their parts add up to their whole steps."""
+    """The part of the law that the costs of light copies break: their parts add up to their whole steps."""
     least, most = LIGHT_WHOLE
-    for width, costs in table.light.items():
+    for bits, costs in table.light.items():
         for rows in costs.queries:
-            parts = sum(table.sublayer_seconds(costs.context, rows, width)) + table.head_seconds(rows, width)
-            whole = parts + table.overhead_seconds(rows, width)
+            parts = sum(table.sublayer_seconds(costs.context, rows, bits)) + table.head_seconds(rows, bits)
+            whole = parts + table.overhead_seconds(rows, bits)
             if not least * parts <= whole <= most * parts + HOST_SECONDS:
-                return f"in {width} bits {_sum_text(rows, whole, parts)}"
+                return f"in {bits} bits {_sum_text(rows, whole, parts)}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Costs of blocks on lighter copies of their weights, relative to the same blocks on the model's own."""
+"""Costs of blocks on light copies of their weights, relative to the same blocks on the model's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class LightCosts:
-    """Costs on copies of one width: shares of the time of the full block, measured in turn with it.
+    """Costs on copies of the same bits: shares of the time of the full block, measured in turn with it.
 
     Shapes: `attention` [queries] for each layer kind, `mlp`, `head` and `step`, a whole step with everything lighter,
     [queries]. Between numbers of rows shares are linear, outside of them constant.

@@ -1,4 +1,4 @@
-"""Skip masks: the sub-layers that a draft leaves out, and the precision of those that it runs."""
+"""What a draft runs of the model: the sub-layers that it skips, and the precision of those that it runs."""
 
 from __future__ import annotations
 
@@ -10,45 +10,44 @@ import numpy as np
 
 FULL = 0
 """Precision of sub-layers that run on the model's own weights."""
-WIDTHS = (8, 4)
-"""Bits of lighter copies of weights, the nearer to the model first."""
+BITS = (8, 4)
+"""Bits of light copies of weights, the nearer to the model first."""
+Mask = tuple[bool, ...]
+"""2L booleans for a model of L layers, true = skipped: 2i is the attention block of layer i, 2i + 1 its MLP block."""
 
 
 @dataclass(frozen=True, slots=True)
-class SkipMask:
-    """The sub-layers that are skipped while drafting, and those that run on lighter copies of their weights.
+class SubLayerPlan:
+    """A skip or a precision of its weights for each sub-layer, and a precision for the head, while drafting."""
 
-    `bits` has 2L booleans for a model of L layers. Index 2i is the attention block of layer i, index 2i + 1 its MLP
-    block; true means skipped.
-    """
-
-    bits: tuple[bool, ...]
+    skipped: Mask
     light: tuple[int, ...] = ()
-    """Width of each sub-layer's weights and, last, of the head's: 8 or 4 bits, or `FULL`, as for all that is skipped.
+    """Bits of each sub-layer's weights and, last, of the head's: 8 or 4, or `FULL`, as for all that is skipped.
     Empty if everything that runs does so in full."""
 
     def __post_init__(self) -> None:
-        if not self.bits or len(self.bits) % 2:
+        if not self.skipped or len(self.skipped) % 2:
             raise ValueError(f"a mask has two entries per layer: expected an even, positive length, got {len(self)}")
         if not self.light:
             return
-        if len(self.light) != len(self.bits) + 1 or not set(self.light) <= {FULL, *WIDTHS}:
-            raise ValueError(f"a mask's widths are {FULL}, 8 or 4: expected {len(self) + 1}, got {self.light}")
-        # Equal drafts are equal masks.
-        kept = tuple(FULL if skipped else width for skipped, width in zip((*self.bits, False), self.light, strict=True))
+        if len(self.light) != len(self.skipped) + 1 or not set(self.light) <= {FULL, *BITS}:
+            raise ValueError(f"a mask's bits are {FULL}, 8 or 4: expected {len(self) + 1} numbers, got {self.light}")
+        # Equal drafts are equal plans.
+        kept = tuple(
+            FULL if skipped else bits for skipped, bits in zip((*self.skipped, False), self.light, strict=True)
+        )
         object.__setattr__(self, "light", kept if any(kept) else ())
 
     @classmethod
-    def of(cls, num_layers: int, skipped: Iterable[int] = ()) -> SkipMask:
-        """Build the mask for `num_layers` layers that skips the given sub-layers. Raises ValueError for other
-        indices."""
+    def of(cls, num_layers: int, skipped: Iterable[int] = ()) -> SubLayerPlan:
+        """The plan for `num_layers` layers that skips these sub-layers. Raises ValueError for other indices."""
         chosen = set(skipped)
         if not chosen <= set(range(2 * num_layers)):
             raise ValueError(f"sub-layer indices must lie in 0..{2 * num_layers - 1}, got {sorted(chosen)}")
         return cls(tuple(i in chosen for i in range(2 * num_layers)))
 
     @classmethod
-    def uniform(cls, num_layers: int, count: int, protect: int = 1) -> SkipMask:
+    def uniform(cls, num_layers: int, count: int, protect: int = 1) -> SubLayerPlan:
         """Skip `count` whole layers evenly, keeping `protect` layers at either end (SWIFT's uniform skipping).
 
         A larger `count` than there are unprotected layers skips all of these.
@@ -58,85 +57,89 @@ class SkipMask:
         return cls.of(num_layers, {2 * int(layer) + part for layer in layers for part in (0, 1)})
 
     @classmethod
-    def from_hex(cls, text: str, num_layers: int) -> SkipMask:
+    def from_hex(cls, text: str, num_layers: int) -> SubLayerPlan:
         """Parse what `hex` returns. Raises ValueError when `text` is not a mask of `num_layers` layers."""
-        skipped, *of_width = text.split(".")
-        bits = _from_hex(skipped, 2 * num_layers)
-        if not of_width:
-            return cls(bits)
-        if len(of_width) != len(WIDTHS):
-            raise ValueError(f"mask {text!r} has not one number for each of {len(WIDTHS)} widths")
-        sets = [_from_hex(part, 2 * num_layers + 1) for part in of_width]
-        if any(sum(each) > 1 for each in zip((*bits, False), *sets, strict=True)):
+        first, *light = text.split(".")
+        skipped = _from_hex(first, 2 * num_layers)
+        if not light:
+            return cls(skipped)
+        if len(light) != len(BITS):
+            raise ValueError(
+                f"mask {text!r}: expected {len(BITS)} numbers after the first (8 and 4 bits), got {len(light)}"
+            )
+        sets = [_from_hex(part, 2 * num_layers + 1) for part in light]
+        if any(sum(each) > 1 for each in zip((*skipped, False), *sets, strict=True)):
             raise ValueError(f"mask {text!r} has two precisions for one sub-layer")
         eights, fours = sets
-        return cls(bits, tuple(8 if eight else 4 if four else FULL for eight, four in zip(eights, fours, strict=True)))
+        return cls(
+            skipped, tuple(8 if eight else 4 if four else FULL for eight, four in zip(eights, fours, strict=True))
+        )
 
     def hex(self) -> str:
         """The mask as a hexadecimal number with sub-layer i in bit i.
 
-        A mask with lighter sub-layers has two more, after full stops: of those in 8 bits, and of those in 4. The head
-        is bit 2L in them.
+        A plan with light sub-layers has two more, after full stops: of those in 8 bits, and of those in 4. The head is
+        bit 2L in them.
         """
-        parts = [_to_hex(self.bits)]
+        parts = [_to_hex(self.skipped)]
         if self.light:
-            parts += [_to_hex([each == width for each in self.light]) for width in WIDTHS]
+            parts += [_to_hex([each == bits for each in self.light]) for bits in BITS]
         return ".".join(parts)
 
-    def lightened(self, widths: int | Mapping[int, int]) -> SkipMask:
-        """The mask with other widths, by index of the sub-layer, 2L for the head; or with one width for everything."""
-        if isinstance(widths, int):
-            return SkipMask(self.bits, (widths,) * (len(self) + 1))
+    def lightened(self, bits: int | Mapping[int, int]) -> SubLayerPlan:
+        """The plan with other bits, by index of the sub-layer, 2L for the head; or with the same for everything."""
+        if isinstance(bits, int):
+            return SubLayerPlan(self.skipped, (bits,) * (len(self) + 1))
         known = self.light or (FULL,) * (len(self) + 1)
-        return SkipMask(self.bits, tuple(widths.get(i, width) for i, width in enumerate(known)))
+        return SubLayerPlan(self.skipped, tuple(bits.get(i, before) for i, before in enumerate(known)))
 
-    def width(self, index: int) -> int:
-        """Width of a sub-layer's weights, or of the head's (2L): 8 or 4, or `FULL`."""
+    def bits_of(self, index: int) -> int:
+        """Bits of a sub-layer's weights, or of the head's (2L): 8 or 4, or `FULL`."""
         return self.light[index] if self.light else FULL
 
     @property
-    def head_width(self) -> int:
-        """Width of the head's weights."""
-        return self.width(len(self.bits))
+    def head_bits(self) -> int:
+        """Bits of the head's weights."""
+        return self.bits_of(len(self.skipped))
 
     @property
-    def unlit(self) -> SkipMask:
-        """The mask with everything that it runs in full."""
-        return SkipMask(self.bits)
+    def in_full(self) -> SubLayerPlan:
+        """The plan with everything that it runs in full."""
+        return SubLayerPlan(self.skipped)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it drafts with the model itself: nothing is skipped and nothing is lighter."""
-        return not (any(self.bits) or self.light)
+        """Whether it drafts with the model itself: nothing is skipped and nothing is light."""
+        return not (any(self.skipped) or self.light)
 
     def __len__(self) -> int:
-        return len(self.bits)
+        return len(self.skipped)
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the skipped sub-layers in ascending order."""
-        return (i for i, skip in enumerate(self.bits) if skip)
+        return (i for i, skip in enumerate(self.skipped) if skip)
 
     @property
     def num_layers(self) -> int:
         """L, the number of layers of the model."""
-        return len(self.bits) // 2
+        return len(self.skipped) // 2
 
     @property
     def attention_skipped(self) -> int:
         """Number of skipped attention blocks."""
-        return sum(self.bits[0::2])
+        return sum(self.skipped[0::2])
 
     @property
     def mlp_skipped(self) -> int:
         """Number of skipped MLP blocks."""
-        return sum(self.bits[1::2])
+        return sum(self.skipped[1::2])
 
     @property
     def first_changed(self) -> int:
-        """Index of the first sub-layer that is skipped or lighter, 2L without any. States before it are exact."""
-        return next((i for i, skip in enumerate(self.bits) if skip or self.width(i)), len(self.bits))
+        """Index of the first sub-layer that is skipped or light, 2L without any. States before it are exact."""
+        return next((i for i, skip in enumerate(self.skipped) if skip or self.bits_of(i)), len(self.skipped))
 
-    def jaccard(self, other: SkipMask) -> float:
+    def jaccard(self, other: SubLayerPlan) -> float:
         """|A ∩ B| / |A ∪ B| of the sub-layers that do not run in full, with how they do not; 1 if both are empty."""
         mine = self._changes
         theirs = other._changes
@@ -144,17 +147,17 @@ class SkipMask:
 
     @property
     def _changes(self) -> set[tuple[int, int]]:
-        """Pairs of a sub-layer that does not run in full and its width, `FULL` if it is skipped."""
-        return {(i, FULL) for i in self} | {(i, width) for i, width in enumerate(self.light) if width}
+        """Pairs of a sub-layer that does not run in full and its bits, `FULL` if it is skipped."""
+        return {(i, FULL) for i in self} | {(i, bits) for i, bits in enumerate(self.light) if bits}
 
     def __str__(self) -> str:
-        """Layers whose attention and MLP are skipped, e.g. `attention 3-5,9 · mlp 4`; then the lighter ones."""
+        """Layers whose attention and MLP are skipped, e.g. `attention 3-5,9 · mlp 4`; then the light ones."""
         text = " · ".join(self._listed(set(self), always=True)) if set(self) else "nothing"
-        for width in WIDTHS:
-            chosen = {i for i, each in enumerate(self.light) if each == width}
+        for bits in BITS:
+            chosen = {i for i, each in enumerate(self.light) if each == bits}
             if chosen:
-                head = ["head"] * (self.head_width == width)
-                text += f"; in {width} bits: {' · '.join([*self._listed(chosen), *head])}"
+                head = ["head"] * (self.head_bits == bits)
+                text += f"; in {bits} bits: {' · '.join([*self._listed(chosen), *head])}"
         return text
 
     def _listed(self, chosen: set[int], always: bool = False) -> list[str]:
@@ -164,12 +167,12 @@ class SkipMask:
 
 
 def _to_hex(chosen: Sequence[bool]) -> str:
-    """A hexadecimal number with entry i in bit i."""
-    width = -(-len(chosen) // 4)
-    return f"{sum(1 << i for i, each in enumerate(chosen) if each):0{width}x}"
+    """The hexadecimal number with entry i in bit i."""
+    digits = -(-len(chosen) // 4)
+    return f"{sum(1 << i for i, each in enumerate(chosen) if each):0{digits}x}"
 
 
-def _from_hex(text: str, count: int) -> tuple[bool, ...]:
+def _from_hex(text: str, count: int) -> Mask:
     """Inverse of `_to_hex` for `count` entries. Raises ValueError for a number of more bits."""
     value = int(text, 16)
     if not 0 <= value < 1 << count:

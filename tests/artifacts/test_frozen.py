@@ -2,7 +2,7 @@
 
 `1-first` has neither token pairs nor exits and says `potential`; `1-followers` has both; `1-loads` says
 `oracle_speedup` and how it does under load; `1-shared` is the first that does not list its page. `2-light` has masks
-with lighter sub-layers, and what these cost. A change of the format adds a folder here and never alters one.
+with light sub-layers, and what these cost. A change of the format adds a folder here and never alters one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.integrity import read_manifest
 from ssd_artifacts.sharing.archive import pack
 from ssd_artifacts.sharing.opening import open_bundle
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 
 FROZEN = Path(__file__).parent / "frozen"
 NAMES = sorted(path.name for path in FROZEN.iterdir())
-WHOLE = SkipMask.of(4).lightened(8)
-MIXED = SkipMask.of(4, {5}).lightened({0: 8, 1: 4, 2: 4, 4: 8, 7: 4, 8: 8})
+WHOLE = SubLayerPlan.of(4).lightened(8)
+MIXED = SubLayerPlan.of(4, {5}).lightened({0: 8, 1: 4, 2: 4, 4: 8, 7: 4, 8: 8})
 ARCHIVES = {
     "1-first": "25e48a440e92f0be07fec7142dae26433c7b0a43ff9fde2c2e59c64a0b11e756",
     "1-followers": "19bd9a07674a5df89e5096bc0e45bf3fae9e041d24f0d332a86e6b447978d767",
@@ -37,10 +37,10 @@ def test_a_bundle_of_an_earlier_version_says_what_it_said(name: str, tmp_path: P
     bundle = Bundle.load(FROZEN / name)
     assert set(bundle.domains) == {"one", "two"}
     one, two = bundle.domains["one"], bundle.domains["two"]
-    assert one.frontier[0].skip_mask(4) == SkipMask.of(4, {2, 3, 4, 5})
-    lighter = [entry.skip_mask(4) for entry in one.frontier[1:]]
+    assert one.frontier[0].sub_layer_plan(4) == SubLayerPlan.of(4, {2, 3, 4, 5})
+    lighter = [entry.sub_layer_plan(4) for entry in one.frontier[1:]]
     assert lighter == ([WHOLE, MIXED] if name == "2-light" else [])
-    assert [entry.skip_mask(4) for entry in two.frontier] == [SkipMask.of(4, {0, 1}), SkipMask.of(4, {6})]
+    assert [entry.sub_layer_plan(4) for entry in two.frontier] == [SubLayerPlan.of(4, {0, 1}), SubLayerPlan.of(4, {6})]
     assert one.oracle_speedup == 1.4
     assert one.validation is not None
     assert one.validation.speedup == 1.2

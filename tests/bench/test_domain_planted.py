@@ -8,7 +8,7 @@ import torch
 
 from bench.fixtures.domain_planted import gate, truth
 from bench.fixtures.planted import plant_at
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
@@ -33,7 +33,7 @@ def test_skipping_foreign_layers_changes_less_than_skipping_own_ones() -> None:
     assert set(masks["mix"]) < set(masks["zero"])
     assert set(masks["zero"]) | set(masks["one"]) == set(weak)
 
-    def change(domain: int, mask: SkipMask) -> float:
+    def change(domain: int, mask: SubLayerPlan) -> float:
         found = []
         for own, ids in texts(1):
             if own == domain:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bench.harness.contenders import Timed, ours
 from bench.harness.pricing import PricedPlanner, priced, read_latency
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime import Engine, SamplingParams
 from ssd_runtime.engine.loop import decoding
 from ssd_runtime.engine.output.output import Limits
@@ -63,7 +63,7 @@ def test_searches_are_priced_and_outputs_are_plain_decodings(
         assert timed.seconds == pytest.approx(sum(timed.cycles[part] for part in parts))
 
 
-def watched(engine: Engine, mask: SkipMask) -> PricedPlanner:
+def watched(engine: Engine, mask: SubLayerPlan) -> PricedPlanner:
     """A planner that has drafted with a mask."""
     planner = PricedPlanner(ConstantPlanner(Plan.masked("x", mask, 3)), engine.latency)
     session = Session(engine.decoder)
@@ -73,7 +73,7 @@ def watched(engine: Engine, mask: SkipMask) -> PricedPlanner:
 
 
 def test_drafts_and_verifications_cost_what_the_table_says(engine: Engine) -> None:
-    mask = SkipMask.of(engine.decoder.shape.num_layers, {2, 3, 5})
+    mask = SubLayerPlan.of(engine.decoder.shape.num_layers, {2, 3, 5})
     planner = watched(engine, mask)
     assert len(planner.cycles) > 5
     for cycle in planner.cycles:
@@ -83,9 +83,9 @@ def test_drafts_and_verifications_cost_what_the_table_says(engine: Engine) -> No
 
 
 def test_sub_layers_on_lighter_copies_have_no_price(engine: Engine) -> None:
-    bits = SkipMask.of(engine.decoder.shape.num_layers, {2, 3, 5}).bits
+    skipped = SubLayerPlan.of(engine.decoder.shape.num_layers, {2, 3, 5}).skipped
     with pytest.raises(UserError, match="--draft-bits none"):
-        watched(engine, SkipMask(bits, (8,) * (len(bits) + 1)))
+        watched(engine, SubLayerPlan(skipped, (8,) * (len(skipped) + 1)))
 
 
 def test_a_table_in_a_file_serves_models_of_other_depths(tmp_path: Path) -> None:

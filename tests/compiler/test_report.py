@@ -16,7 +16,7 @@ from ssd_compiler.report.html import html_report
 from ssd_compiler.report.pictures import origin_colour
 from ssd_compiler.report.summary import domain_summary, load_text, self_sd_text
 from ssd_compiler.report.terminal import show
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from tests.bundles import LAYERS, bundle, fingerprint, light_record, record
 from tests.tables import latency_table, with_light_costs
 
@@ -69,7 +69,7 @@ def test_a_search_by_the_clock_says_what_the_papers_whole_one_would_take() -> No
 
 def test_the_report_shows_the_precision_of_each_sublayer() -> None:
     """A cell per sub-layer and one of the head: strong where it is skipped, paler in 4 bits and palest in 8."""
-    mask = SkipMask.of(LAYERS, {2}).lightened({0: 8, 1: 4, 3: 4, 2 * LAYERS: 8})
+    mask = SubLayerPlan.of(LAYERS, {2}).lightened({0: 8, 1: 4, 3: 4, 2 * LAYERS: 8})
     searched = light_record("one", {mask: 0.9})
     assert searched.choice is not None
     chosen = searched.model_copy(update={"choice": searched.choice.model_copy(update={"entry": 1})})
@@ -82,8 +82,8 @@ def test_the_report_shows_the_precision_of_each_sublayer() -> None:
     assert "1 attention, 0 MLP; 2 in 8 bits; 2 in 4 bits" in page
     assert "MLP, 8 bits" in page
     assert domain_summary(chosen, LAYERS)["lighter"] == {8: 2, 4: 2}
-    unlit = html_report(bundle(one=record("one", {(2, 3): 0.9})))
-    assert "in 4 bits" not in unlit
+    in_full = html_report(bundle(one=record("one", {(2, 3): 0.9})))
+    assert "in 4 bits" not in in_full
 
 
 def test_the_report_begins_with_the_verdict() -> None:
@@ -97,14 +97,14 @@ def test_the_report_begins_with_the_verdict() -> None:
 
 
 def test_lighter_weights_alone_are_not_called_skipping(capsys: pytest.CaptureFixture[str]) -> None:
-    lighter = light_record("one", {SkipMask.of(LAYERS, set()).lightened({1: 8, 3: 4}): 0.9})
+    lighter = light_record("one", {SubLayerPlan.of(LAYERS, set()).lightened({1: 8, 3: 4}): 0.9})
     assert lighter.choice is not None
     chosen = lighter.model_copy(update={"choice": lighter.choice.model_copy(update={"entry": 1}), "pays": True})
     measured = record("one", {(2, 3): 0.9}, measured=1.3)
     timed = chosen.model_copy(update={"validation": measured.validation})
     for config, skips in ((timed, False), (measured, True)):
         page = html_report(bundle(one=config))
-        assert ("No layer is skipped: drafting on lighter weights pays in" in page) is not skips
+        assert ("No layer is skipped: drafting on light weights pays in" in page) is not skips
         assert ("Skipping layers pays in" in page) is skips
         show(bundle(one=config), Path("out"))
         printed = capsys.readouterr().out

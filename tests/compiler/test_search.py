@@ -19,7 +19,7 @@ from ssd_compiler.search.search import SearchBounds, SearchResult, _perfect_runs
 from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.search.replay import ReferenceStates
@@ -50,7 +50,7 @@ def run(reference: ReferenceStates, evaluations: int = 40, seed: int = 0) -> tup
 
 def test_the_planted_layers_are_found(reference: ReferenceStates) -> None:
     result, said = run(reference)
-    best = result.frontier[result.finalists[0]].skip_mask(8)
+    best = result.frontier[result.finalists[0]].sub_layer_plan(8)
     assert best.jaccard(WEAK) >= 0.75
     assert said == [True]
     assert result.oracle_speedup >= 1.2
@@ -65,7 +65,7 @@ def test_progress_rises_to_what_was_found(reference: ReferenceStates) -> None:
     assert 0 <= seconds[0] <= seconds[-1] <= result.cost.seconds
     assert all(later > earlier for earlier, later in pairwise(speedups))
     entry = result.frontier[result.finalists[0]]
-    found = CostModel(TABLE).best_option([Entry(entry.mask, entry.skip_mask(8), entry.profile())], 60)
+    found = CostModel(TABLE).best_option([Entry(entry.mask, entry.sub_layer_plan(8), entry.profile())], 60)
     assert found is not None
     assert speedups[-1] == pytest.approx(found.speedup, rel=2e-3)
 
@@ -76,7 +76,9 @@ def test_equal_seeds_give_equal_frontiers(reference: ReferenceStates) -> None:
 
 def test_no_entry_of_a_frontier_beats_another_in_everything(reference: ReferenceStates) -> None:
     entries = run(reference)[0].frontier
-    points = [(e.skip_mask(8).attention_skipped, e.skip_mask(8).mlp_skipped, e.token_agreement) for e in entries]
+    points = [
+        (e.sub_layer_plan(8).attention_skipped, e.sub_layer_plan(8).mlp_skipped, e.token_agreement) for e in entries
+    ]
     for one in points:
         assert not any(other != one and all(a >= b for a, b in zip(other, one, strict=True)) for other in points)
 
@@ -105,8 +107,8 @@ def test_bayesian_search_improves_on_where_it_starts(reference: ReferenceStates)
     some = evaluator(reference, 60)
     spoiled = set(WEAK)
     for wrong in sorted(spoiled)[:3]:
-        some.rate(SkipMask.of(8, spoiled - {wrong}), "start")
-    some.rate(SkipMask.of(8, spoiled ^ {0}), "start")
+        some.rate(SubLayerPlan.of(8, spoiled - {wrong}), "start")
+    some.rate(SubLayerPlan.of(8, spoiled ^ {0}), "start")
     before = some.best().speedup
     optimise(some, seed=0)
     assert some.best().speedup > before
@@ -115,14 +117,14 @@ def test_bayesian_search_improves_on_where_it_starts(reference: ReferenceStates)
 
 def test_undecided_are_those_that_good_masks_disagree_on(reference: ReferenceStates) -> None:
     some = evaluator(reference, 9)
-    masks = [SkipMask.of(8, {4, 5, 6}), SkipMask.of(8, {4, 5}), SkipMask.of(8, {4, 5, 6, 7})]
+    masks = [SubLayerPlan.of(8, {4, 5, 6}), SubLayerPlan.of(8, {4, 5}), SubLayerPlan.of(8, {4, 5, 6, 7})]
     rated = [some.rate(mask, "x") for mask in masks]
     assert set(undecided_sublayers(rated + rated)) <= {6, 7}
 
 
 def test_bounds_hold(reference: ReferenceStates) -> None:
     some = evaluator(reference, 3)
-    some.rate_all((SkipMask.of(8, {i}) for i in range(16)), "x")
+    some.rate_all((SubLayerPlan.of(8, {i}) for i in range(16)), "x")
     assert len(some.rated) == 3
     late = Evaluator(DECODER, reference, TABLE, 60, 8, 99, 0.0, lambda: None)
     assert late.rate_all([WEAK], "x") == []
@@ -134,13 +136,17 @@ def test_a_mask_is_held_against_the_best_on_the_same_sequences(
     """The first sequence is hard for all masks: one that is as good there and better elsewhere is not given up."""
     tokens = 32
 
-    def replay_mask(_: object, states: ReferenceStates, mask: SkipMask, __: object) -> list[Trace]:
+    def replay_mask(_: object, states: ReferenceStates, mask: SubLayerPlan, __: object) -> list[Trace]:
         right = [0.6, *[0.99 if mask == better else 0.93 if mask == good else 0.5] * 3] if mask != bad else [0.2] * 4
         held = [np.arange(tokens) < share * tokens for share in right[: len(states.groups)]]
         return [Trace(matches, np.full(tokens, 0.9)) for matches in held]
 
     monkeypatch.setattr("ssd_compiler.search.evaluate.replay_mask", replay_mask)
-    good, better, bad = SkipMask.of(8, range(2, 12)), SkipMask.of(8, range(3, 13)), SkipMask.of(8, range(1, 11))
+    good, better, bad = (
+        SubLayerPlan.of(8, range(2, 12)),
+        SubLayerPlan.of(8, range(3, 13)),
+        SubLayerPlan.of(8, range(1, 11)),
+    )
     some = evaluator(reference, 9)
     for mask in (good, better, bad):
         some.rate(mask, "x")
@@ -153,13 +159,13 @@ def test_a_mask_that_was_given_up_is_not_rated_above_the_best_because_the_first_
 ) -> None:
     tokens = 32
 
-    def replay_mask(_: object, states: ReferenceStates, mask: SkipMask, __: object) -> list[Trace]:
+    def replay_mask(_: object, states: ReferenceStates, mask: SubLayerPlan, __: object) -> list[Trace]:
         right = [0.99 if mask == good else 0.7, *[0.3] * 3]
         held = [np.arange(tokens) < share * tokens for share in right[: len(states.groups)]]
         return [Trace(matches, np.full(tokens, 0.9)) for matches in held]
 
     monkeypatch.setattr("ssd_compiler.search.evaluate.replay_mask", replay_mask)
-    good, given_up = SkipMask.of(8, range(2, 12)), SkipMask.of(8, range(1, 11))
+    good, given_up = SubLayerPlan.of(8, range(2, 12)), SubLayerPlan.of(8, range(1, 11))
     some = evaluator(reference, 9)
     best, rated = some.rate(good, "x"), some.rate(given_up, "x")
     assert not rated.complete
@@ -187,7 +193,7 @@ def test_the_knapsack_leaves_the_others_their_share_of_the_time(
 
 
 def noting(rate: Callable[..., Rated], found: list[str]) -> Callable[..., Rated]:
-    def noted(self: Evaluator, mask: SkipMask, origin: str) -> Rated:
+    def noted(self: Evaluator, mask: SubLayerPlan, origin: str) -> Rated:
         found.extend([] if mask in self.rated else [origin])
         return rate(self, mask, origin)
 
@@ -197,12 +203,12 @@ def noting(rate: Callable[..., Rated], found: list[str]) -> Callable[..., Rated]
 def test_a_frontier_is_chosen_for_contexts_that_the_model_has(reference: ReferenceStates) -> None:
     """Longer ones have no say."""
     some = evaluator(reference, 99)
-    some.rate_all((SkipMask.of(8, range(0, 2 * n, 2)) for n in range(1, 9)), "attention")
-    some.rate_all((SkipMask.of(8, range(1, 2 * n, 2)) for n in range(1, 9)), "mlp")
+    some.rate_all((SubLayerPlan.of(8, range(0, 2 * n, 2)) for n in range(1, 9)), "attention")
+    some.rate_all((SubLayerPlan.of(8, range(1, 2 * n, 2)) for n in range(1, 9)), "mlp")
     asked = set[int]()
 
     class Table(LatencyTable):
-        def step_seconds(self, context: float, queries: float = 1, mask: SkipMask | None = None) -> float:
+        def step_seconds(self, context: float, queries: float = 1, mask: SubLayerPlan | None = None) -> float:
             asked.add(int(context))
             return super().step_seconds(context, queries, mask)
 
@@ -241,7 +247,7 @@ def test_uniform_masks_keep_first_and_last_layer() -> None:
 
 
 @pytest.fixture(scope="module")
-def pairs() -> tuple[Decoder, ReferenceStates, SkipMask]:
+def pairs() -> tuple[Decoder, ReferenceStates, SubLayerPlan]:
     """A model with four pairs of layers whose MLPs cancel."""
     model, weak = plant_pairs(tiny_model("llama-biases", seed=6, max_position_embeddings=256), 4, 1.0)
     decoder = Decoder(model)
@@ -251,7 +257,7 @@ def pairs() -> tuple[Decoder, ReferenceStates, SkipMask]:
 
 
 def searched(
-    pairs: tuple[Decoder, ReferenceStates, SkipMask], method: SearchMethod, evaluations: int
+    pairs: tuple[Decoder, ReferenceStates, SubLayerPlan], method: SearchMethod, evaluations: int
 ) -> dict[str, list[float]]:
     """Predicted speed-ups of all rated masks by origin."""
     decoder, reference, _ = pairs
@@ -268,7 +274,7 @@ def searched(
 
 
 def test_pairs_that_cancel_are_found_by_bayesian_optimisation_alone(
-    pairs: tuple[Decoder, ReferenceStates, SkipMask],
+    pairs: tuple[Decoder, ReferenceStates, SubLayerPlan],
 ) -> None:
     """A dynamic programme compares states after every sub-layer, so it never skips the first of a pair."""
     both = searched(pairs, "both", 48)
@@ -280,18 +286,18 @@ def test_pairs_that_cancel_are_found_by_bayesian_optimisation_alone(
     assert max(alone["knapsack"]) < max(both["bayesian"])
 
 
-def test_methods_rate_masks_of_their_own_origin_only(pairs: tuple[Decoder, ReferenceStates, SkipMask]) -> None:
+def test_methods_rate_masks_of_their_own_origin_only(pairs: tuple[Decoder, ReferenceStates, SubLayerPlan]) -> None:
     assert set(searched(pairs, "bayesian", 16)) == {"uniform", "random", "bayesian"}
     assert set(searched(pairs, "self-sd", 3)) == {"self-sd"}
 
 
 def test_a_search_by_the_clock_ends_at_its_deadline(
-    pairs: tuple[Decoder, ReferenceStates, SkipMask], monkeypatch: pytest.MonkeyPatch
+    pairs: tuple[Decoder, ReferenceStates, SubLayerPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mask takes a minute of four and a half."""
     now = [0.0]
 
-    def timed(decoder: Decoder, prompts: Sequence[list[int]], mask: SkipMask) -> float:
+    def timed(decoder: Decoder, prompts: Sequence[list[int]], mask: SubLayerPlan) -> float:
         now[0] += 60.0
         return float(len(list(mask)))
 
@@ -306,12 +312,12 @@ def test_a_search_by_the_clock_ends_at_its_deadline(
     assert found.cost.seconds == 300.0
 
 
-def test_spans_that_undo_each_other_come_first(pairs: tuple[Decoder, ReferenceStates, SkipMask]) -> None:
+def test_spans_that_undo_each_other_come_first(pairs: tuple[Decoder, ReferenceStates, SubLayerPlan]) -> None:
     """They need not be skipped by any mask before."""
     decoder, reference, weak = pairs
     layers = decoder.shape.num_layers
     some = Evaluator(decoder, reference, latency_table(layers), 60, 8, 9, float("inf"), lambda: None)
-    some.rate(SkipMask.of(layers, {1}), "start")
+    some.rate(SubLayerPlan.of(layers, {1}), "start")
     first = skippable_spans(some)[:4]
     assert all(group <= set(weak) for group in first)
     # One span holds both MLPs of a pair, and so never one alone.
@@ -325,9 +331,9 @@ def test_a_quarter_of_the_evaluations_is_reserved_and_64_where_that_is_half_at_m
 
 
 def test_points_of_a_subspace_are_masks_around_its_incumbent() -> None:
-    incumbent = SkipMask.of(8, {1, 2, 3, 9})
+    incumbent = SubLayerPlan.of(8, {1, 2, 3, 9})
     groups = (frozenset({2}), frozenset({3, 4, 5}), frozenset({12, 13}))
-    space = Subspace(incumbent, tuple(map(Variable, groups)), usual=SkipMask.of(8))
+    space = Subspace(incumbent, tuple(map(Variable, groups)), usual=SubLayerPlan.of(8))
     assert space.start == (1, 0, 0)
     assert space.mask(space.start) == incumbent
     assert set(space.mask((0, 0, 0))) == {1, 3, 9}
@@ -336,25 +342,25 @@ def test_points_of_a_subspace_are_masks_around_its_incumbent() -> None:
 
 
 def test_points_of_a_subspace_change_precisions_too() -> None:
-    usual = SkipMask.of(8).lightened(8)
-    incumbent = SkipMask.of(8, {1, 9}).lightened(usual.light[0]).lightened({4: 4, 5: 0})
+    usual = SubLayerPlan.of(8).lightened(8)
+    incumbent = SubLayerPlan.of(8, {1, 9}).lightened(usual.light[0]).lightened({4: 4, 5: 0})
     variables = (Variable(frozenset({2, 3}), 4), Variable(frozenset({4}), 4), Variable(frozenset({1})))
     space = Subspace(incumbent, (*variables, Variable(frozenset({16}), 0)), usual)
     assert space.start == (0, 1, 1, 0)
     assert space.mask(space.start) == incumbent
     assert space.mask((1, 1, 1, 1)) == incumbent.lightened({2: 4, 3: 4, 16: 0})
-    unskipped = SkipMask.of(8, {9}).lightened(8).lightened({4: 4, 5: 0})
+    unskipped = SubLayerPlan.of(8, {9}).lightened(8).lightened({4: 4, 5: 0})
     assert space.mask((0, 1, 0, 0)) == unskipped
     assert space.mask((0, 0, 1, 0)) == incumbent.lightened({4: 8})
 
 
-# With lighter copies of the weights
+# With light copies of the weights
 
 
 @pytest.fixture(scope="module")
 def lit() -> tuple[Decoder, ReferenceStates]:
     decoder = Decoder(MODEL)
-    decoder.lighten("auto", [SkipMask.of(8).lightened(4)])
+    decoder.lighten("auto", [SubLayerPlan.of(8).lightened(4)])
     prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
     found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
     return decoder, reference_states(decoder, samples_of(found, "test"))
@@ -378,28 +384,28 @@ def test_light_and_skip_together_beat_either_alone(
 ) -> None:
     """On planted layers: the best mask skips weak layers and runs others lighter."""
     speedups = {text: speedup for text, _, speedup in found_lit.cost.rated}
-    best = SkipMask.from_hex(max(speedups, key=lambda text: speedups[text]), 8)
+    best = SubLayerPlan.from_hex(max(speedups, key=lambda text: speedups[text]), 8)
     assert len(list(best)) >= 4
     assert set(best) <= set(WEAK)
     assert best.light
     alone = [speedups[mask.hex()] for mask in light_masks(lit[0])]
-    unlit = [speedup for text, speedup in speedups.items() if "." not in text]
-    assert speedups[best.hex()] > 1.1 * max(*alone, *unlit)
+    in_full = [speedup for text, speedup in speedups.items() if "." not in text]
+    assert speedups[best.hex()] > 1.1 * max(*alone, *in_full)
 
 
 def test_every_method_searches_all_precisions(lit: tuple[Decoder, ReferenceStates]) -> None:
     for method, own in (("knapsack", "knapsack"), ("bayesian", "bayesian")):
         result = search_lit(lit, method)  # type: ignore[arg-type]
-        masks = [SkipMask.from_hex(text, 8) for text, origin, _ in result.cost.rated if origin == own]
-        used = {-1 if skip else mask.width(i) for mask in masks for i, skip in enumerate(mask.bits)}
+        masks = [SubLayerPlan.from_hex(text, 8) for text, origin, _ in result.cost.rated if origin == own]
+        used = {-1 if skip else mask.bits_of(i) for mask in masks for i, skip in enumerate(mask.skipped)}
         assert used == {-1, 0, 8, 4}, method
 
 
 def test_a_frontier_keeps_masks_for_devices_without_copies(found_lit: SearchResult) -> None:
-    masks = [entry.skip_mask(8) for entry in found_lit.frontier]
+    masks = [entry.sub_layer_plan(8) for entry in found_lit.frontier]
     assert any(mask.light for mask in masks)
-    unlit = [entry for entry, mask in zip(found_lit.frontier, masks, strict=True) if not mask.light]
-    found = CostModel(TABLE).best_option([Entry(e.mask, e.skip_mask(8), e.profile()) for e in unlit], 60)
+    in_full = [entry for entry, mask in zip(found_lit.frontier, masks, strict=True) if not mask.light]
+    found = CostModel(TABLE).best_option([Entry(e.mask, e.sub_layer_plan(8), e.profile()) for e in in_full], 60)
     assert found is not None
     assert found.speedup > 1.1
 
@@ -409,15 +415,15 @@ def test_no_entry_is_lighter_and_more_right_than_another(found_lit: SearchResult
     for one in entries:
         for other in entries:
             if one is not other and other.token_agreement >= one.token_agreement:
-                mine, theirs = (_ranks(each.skip_mask(8)) for each in (one, other))
+                mine, theirs = (_ranks(each.sub_layer_plan(8)) for each in (one, other))
                 assert any(a < b for a, b in zip(mine, theirs, strict=True)) or mine == theirs
 
 
-def _ranks(mask: SkipMask) -> list[int]:
+def _ranks(mask: SubLayerPlan) -> list[int]:
     """For attention, MLP and head, the lightest precision first, the number of each block's rank, sorted."""
     order = {-1: 0, 4: 1, 8: 2, 0: 3}
-    of = [order[-1 if skip else mask.width(i)] for i, skip in enumerate(mask.bits)]
-    return [*sorted(of[0::2]), *sorted(of[1::2]), order[mask.head_width]]
+    of = [order[-1 if skip else mask.bits_of(i)] for i, skip in enumerate(mask.skipped)]
+    return [*sorted(of[0::2]), *sorted(of[1::2]), order[mask.head_bits]]
 
 
 def test_diffuse_layers_are_weak_by_different_factors() -> None:
@@ -439,7 +445,7 @@ def test_what_is_reserved_costs_nothing_under_diffuse_redundancy() -> None:
     decoder = Decoder(model)
     prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
     found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
-    diffuse = decoder, reference_states(decoder, samples_of(found, "test")), SkipMask.of(decoder.shape.num_layers)
+    diffuse = decoder, reference_states(decoder, samples_of(found, "test")), SubLayerPlan.of(decoder.shape.num_layers)
     best = {method: max(map(max, searched(diffuse, method, 24).values())) for method in ("both", "knapsack")}
     assert best["knapsack"] > 1.0
     assert best["both"] > 0.99 * best["knapsack"]

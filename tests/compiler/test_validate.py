@@ -10,7 +10,7 @@ from bench.fixtures.planted import plant
 from ssd_compiler.load_validation import validate_under_load
 from ssd_compiler.validate import validate
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.offline.interleaved import Contenders
@@ -31,7 +31,7 @@ PROMPTS = [[1, 2, 3 + i] for i in range(4)]
 
 
 def test_figures_are_those_of_prompts_that_have_not_chosen() -> None:
-    finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SkipMask.of(8, {3}), profile(0.9)))]
+    finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SubLayerPlan.of(8, {3}), profile(0.9)))]
     ticks: list[int] = []
     found = validate(DECODER, PROMPTS, finalists, latency_table(8), 50, Limits(20), lambda: ticks.append(1))
     assert found.choice.entry in (5, 2)
@@ -43,7 +43,7 @@ def test_figures_are_those_of_prompts_that_have_not_chosen() -> None:
 
 
 def test_few_prompts_measure_the_first_finalist() -> None:
-    finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SkipMask.of(8, {3}), profile(0.9)))]
+    finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SubLayerPlan.of(8, {3}), profile(0.9)))]
     found = validate(DECODER, PROMPTS[:2], finalists, latency_table(8), 50, Limits(20), lambda: None)
     assert found.choice.entry == 5
     assert found.validation.prompts == 2
@@ -133,7 +133,7 @@ def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
         "ssd_runtime.engine.loop.accept",
         accept_everything,
     )
-    bad = Entry("all", SkipMask.of(8, range(16)), profile(0.9))
+    bad = Entry("all", SubLayerPlan.of(8, range(16)), profile(0.9))
     with pytest.raises(UserError, match="no rounding in"):
         validate(DECODER, PROMPTS, [(0, bad)], latency_table(8), 50, Limits(20), lambda: None)
 
@@ -177,7 +177,7 @@ def test_masks_are_timed_against_plain_decoding_of_as_many(monkeypatch: pytest.M
 
 
 def test_a_wrong_output_under_load_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = [(0, Entry("all", SkipMask.of(8, range(16)), profile(0.9)))]
+    bad = [(0, Entry("all", SubLayerPlan.of(8, range(16)), profile(0.9)))]
     alone = validate(DECODER, PROMPTS, bad, latency_table(8), 50, Limits(20), lambda: None)
     monkeypatch.setattr(
         "ssd_runtime.engine.loop.accept",

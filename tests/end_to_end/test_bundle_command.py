@@ -104,8 +104,8 @@ def test_inspect_tells_what_is_in_a_bundle(room: Path, call: Call) -> None:
     shown = call(bundle_main, "inspect", "bundle").stdout
     config = Bundle.load(room / "bundle").domains["rivers"]
     assert config.choice is not None
-    mask = config.frontier[config.choice.entry].skip_mask(8)
-    picture = "".join("█" if skipped else "·" for skipped in mask.bits[1::2])
+    mask = config.frontier[config.choice.entry].sub_layer_plan(8)
+    picture = "".join("█" if skipped else "·" for skipped in mask.skipped[1::2])
     assert f"  MLP       {picture}" in shown
     assert "made on this machine" in shown
     assert f"manifest.yaml: the model's path, {room / 'model'}" in shown

@@ -338,7 +338,7 @@ BAD_RUNS = {
     ),
     "no copies": (
         ["--model", "model", "hi", "--strategy", "light", "--draft-bits", "none"],
-        "--strategy light: there is no lighter copy",
+        "--strategy light: there is no light copy",
     ),
     "no new tokens": (["--artifact", "bundle", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),
     "not a number": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "budget=nan"], "number from 0"),

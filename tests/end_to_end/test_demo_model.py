@@ -14,7 +14,7 @@ from torch import Tensor
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.domain import load_domain, starter_set
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import NEAR_TIE, Kind, compare
@@ -70,7 +70,7 @@ def test_logits_equal_transformers(demo: LoadedModel, decoder: Decoder) -> None:
 def test_tokens_equal_generate(demo: LoadedModel, decoder: Decoder, share: float) -> None:
     """Plain decoding and drafts with a tenth and four tenths of the sub-layers skipped."""
     layers = decoder.shape.num_layers
-    mask = SkipMask.of(layers, random.Random(1).sample(range(2 * layers), round(share * 2 * layers)))
+    mask = SubLayerPlan.of(layers, random.Random(1).sample(range(2 * layers), round(share * 2 * layers)))
     limits = Limits(NEW_TOKENS, demo.eos_ids)
     for text in texts():
         ids = demo.encode([("user", text)])
@@ -144,7 +144,7 @@ def test_speculation_on_the_packed_file_equals_plain_decoding(packed: LoadedMode
     own = library() is not None
     assert decoder.kernels == f"module {kernel_name(4, own)} {kernel_name(8, own)}"
     assert packed.notes == (() if own else (requantised,))
-    mask = SkipMask.of(decoder.shape.num_layers, random.Random(1).sample(range(2 * decoder.shape.num_layers), 6))
+    mask = SubLayerPlan.of(decoder.shape.num_layers, random.Random(1).sample(range(2 * decoder.shape.num_layers), 6))
     for text in texts()[:3]:
         ids = packed.encode([("user", text)])
         limits = Limits(NEW_TOKENS, packed.eos_ids)

@@ -19,7 +19,7 @@ from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.light_costs import LightCosts
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.model.decoder import Decoder
@@ -44,8 +44,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("SSD_CACHE", str(folder / "cache"))
         for module in ("ssd_compiler.decoder", "ssd_runtime.engine.latency_tables"):
             patch.setattr(f"{module}.SMALL_BYTES", 0)
-        # Steps of tiny models take the same time at every width, and most of it outside their blocks, so that what the
-        # search finds would be chance.
+        # Steps of tiny models take the same time in every precision, and most of it outside their blocks, so that what
+        # the search finds would be chance.
         patch.setattr("ssd_compiler.stages.measure_latency", latencies)
         patch.setattr("ssd_compiler.patience.others_during", lambda _: 0.0)
         patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder: (costs(decoder), True))
@@ -60,11 +60,11 @@ def latencies(decoder: Decoder) -> LatencyTable:
 def costs(decoder: Decoder) -> dict[int, LightCosts]:
     """Made-up costs of the decoder's copies.
 
-    8 bits save a fifth of the time and 4 bits three fifths, so that the frontier has masks of both widths whatever the
+    8 bits save a fifth of the time and 4 bits three fifths, so that the frontier has masks of both whatever the
     processor's rounding makes of their agreement.
     """
     table = with_light_costs(latency_table(LAYERS), 0.2, (8, 4))
-    return {width: table.light[width] for width in decoder.light.widths}
+    return {bits: table.light[bits] for bits in decoder.light.bits}
 
 
 def compiled(room: Path, bits: DraftBits, memory: int | None = None) -> tuple[Path, str]:
@@ -82,7 +82,7 @@ def compiled(room: Path, bits: DraftBits, memory: int | None = None) -> tuple[Pa
         max_new_tokens=24,
     )
     out = room / f"bundle-{bits}-{memory}"
-    compile_bundle(settings, out, False, Reporter(Console(file=said, width=200)))
+    compile_bundle(settings, out, False, Reporter(Console(file=said, bits=200)))
     return out, said.getvalue()
 
 
@@ -97,8 +97,8 @@ def test_the_bundle_says_what_runs_at_which_precision(mixed: tuple[Path, str]) -
     assert read_manifest(out).format_version == 2
     bundle = Bundle.load(out)
     [config] = bundle.domains.values()
-    masks = [entry.skip_mask(LAYERS) for entry in config.frontier]
-    assert {width for mask in masks for width in mask.light} >= {8, 4}
+    masks = [entry.sub_layer_plan(LAYERS) for entry in config.frontier]
+    assert {bits for mask in masks for bits in mask.light} >= {8, 4}
     assert any(not mask.light for mask in masks), "for devices without copies"
     assert {"light", "knapsack"} <= {origin for _, origin, _ in config.search.rated}
     [table] = bundle.latency.values()
@@ -108,7 +108,7 @@ def test_the_bundle_says_what_runs_at_which_precision(mixed: tuple[Path, str]) -
     page = (out / "report.html").read_text()
     assert "MLP, 8 bits" in page
     assert "attention, 4 bits" in page.replace("full attention", "attention")
-    chosen = config.frontier[config.choice.entry].skip_mask(LAYERS) if config.choice else SkipMask.of(LAYERS)
+    chosen = config.frontier[config.choice.entry].sub_layer_plan(LAYERS) if config.choice else SubLayerPlan.of(LAYERS)
     assert ("fill-opacity" in page) == bool(chosen.light or list(chosen))
     assert ("lighter" in summary_text(bundle, out)) == bool(chosen.light)
 
@@ -121,7 +121,7 @@ def test_decoding_with_it_is_plain_decoding(room: Path, mixed: tuple[Path, str],
     parameters = read_settings(strategy, ["light=0.5", "window=8"]) if strategy == "swift" else None
     got = engine.generate(prompts, RunSettings(strategy, max_new_tokens=40, parameters=parameters))
     assert [each.generation.token_ids for each in got] == [each.generation.token_ids for each in plain]
-    assert engine.decoder.light.widths == (8, 4), "the copies that the bundle's masks ask for"
+    assert engine.decoder.light.bits == (8, 4), "the copies that the bundle's masks ask for"
 
 
 @pytest.mark.parametrize(("bits", "memory"), [("none", None), ("auto", 0)])
@@ -133,11 +133,11 @@ def test_without_copies_a_bundle_is_what_it_was(room: Path, bits: DraftBits, mem
     assert "light" not in json.loads(table.to_json())
 
 
-def test_one_width_is_searched_alone(room: Path) -> None:
+def test_one_precision_is_searched_alone(room: Path) -> None:
     out, _ = compiled(room, "4")
     [config] = Bundle.load(out).domains.values()
-    widths = {width for entry in config.frontier for width in entry.skip_mask(LAYERS).light}
-    assert 4 in widths
+    precisions = {bits for entry in config.frontier for bits in entry.sub_layer_plan(LAYERS).light}
+    assert 4 in precisions
 
 
 def test_a_user_without_copies_decodes_with_it_all_the_same(mixed: tuple[Path, str]) -> None:

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from tests.tables import latency_table, with_curve, with_light_costs
 
 
 @given(st.floats(0, 5000), st.floats(1, 64), st.sets(st.integers(0, 7)))
 def test_a_step_is_the_sum_of_what_it_keeps(context: float, queries: float, skipped: set[int]) -> None:
-    table, mask = latency_table(4), SkipMask.of(4, skipped)
+    table, mask = latency_table(4), SubLayerPlan.of(4, skipped)
     expected = (
         (4 - mask.attention_skipped) * table.attention_seconds(context, queries, "full")
         + (4 - mask.mlp_skipped) * table.mlp_seconds(queries)
@@ -31,22 +31,26 @@ LIT = with_light_costs(latency_table(4), 0.5, (8, 4))
     st.floats(0, 5000), st.floats(1, 32), st.sets(st.integers(0, 7)), st.lists(st.sampled_from([0, 4, 8]), min_size=9)
 )
 def test_a_step_has_each_sublayers_own_precision(
-    context: float, queries: float, skipped: set[int], widths: list[int]
+    context: float, queries: float, skipped: set[int], precisions: list[int]
 ) -> None:
-    """Changing one sub-layer's width changes the step by what the blocks differ, and by its part of the overhead."""
-    mask = SkipMask.of(4, skipped).lightened(dict(enumerate(widths[:9])))
+    """Changing one sub-layer's bits changes the step by what the blocks differ, and by its part of the overhead."""
+    mask = SubLayerPlan.of(4, skipped).lightened(dict(enumerate(precisions[:9])))
     kept = [index for index in range(8) if index not in skipped]
-    blocks = sum(LIT.sublayer_seconds(context, queries, mask.width(index))[index] for index in kept)
-    overheads = [LIT.overhead_seconds(queries, mask.width(index)) for index in kept] or [LIT.overhead_seconds(queries)]
-    expected = blocks + LIT.head_seconds(queries, mask.head_width) + np.mean(overheads)
+    blocks = sum(LIT.sublayer_seconds(context, queries, mask.bits_of(index))[index] for index in kept)
+    overheads = [LIT.overhead_seconds(queries, mask.bits_of(index)) for index in kept] or [
+        LIT.overhead_seconds(queries)
+    ]
+    expected = blocks + LIT.head_seconds(queries, mask.head_bits) + np.mean(overheads)
     assert LIT.step_seconds(context, queries, mask) == pytest.approx(expected)
-    assert LIT.step_seconds(context, queries, mask.unlit) == latency_table(4).step_seconds(context, queries, mask.unlit)
+    assert LIT.step_seconds(context, queries, mask.in_full) == latency_table(4).step_seconds(
+        context, queries, mask.in_full
+    )
 
 
 def test_lighter_weights_save_the_same_seconds_at_every_context() -> None:
     plain = latency_table(4)
-    for width, saved in ((8, 0.5), (4, 0.75)):
-        whole = SkipMask.of(4).lightened(width)
+    for bits, saved in ((8, 0.5), (4, 0.75)):
+        whole = SubLayerPlan.of(4).lightened(bits)
         assert LIT.draft_cost(whole, 100) == pytest.approx(1.0 - saved)
         costs = [LIT.draft_cost(whole, context) for context in (100, 1000, 2000)]
         assert costs == sorted(costs)
@@ -55,10 +59,10 @@ def test_lighter_weights_save_the_same_seconds_at_every_context() -> None:
             assert gain == pytest.approx(saved * plain.step_seconds(100))
 
 
-def test_widths_that_were_not_measured_cost_what_the_model_does() -> None:
+def test_precisions_that_were_not_measured_cost_what_the_model_does() -> None:
     table = with_light_costs(latency_table(4), 0.5)
-    assert table.draft_cost(SkipMask.of(4).lightened(4), 300) == 1.0
-    assert latency_table(4).draft_cost(SkipMask.of(4, {2}).lightened(8), 300) < 1.0
+    assert table.draft_cost(SubLayerPlan.of(4).lightened(4), 300) == 1.0
+    assert latency_table(4).draft_cost(SubLayerPlan.of(4, {2}).lightened(8), 300) < 1.0
 
 
 def test_costs_of_lighter_copies_travel_and_are_checked() -> None:
@@ -97,7 +101,7 @@ def test_linear_between_and_beyond_the_grid() -> None:
 def test_more_rows_or_sequences_never_take_less(
     context: float, rows: list[float], sequences: list[float], skipped: set[int], row: float
 ) -> None:
-    table, mask = with_curve(latency_table(4), row), SkipMask.of(4, skipped)
+    table, mask = with_curve(latency_table(4), row), SubLayerPlan.of(4, skipped)
     few, many = sorted(rows)
     alone, together = sorted(sequences)
     less = table.step_seconds(context, few, mask, alone)
@@ -107,7 +111,7 @@ def test_more_rows_or_sequences_never_take_less(
 
 
 def test_beyond_the_grid_a_step_grows_as_it_was_measured_to() -> None:
-    table, mask = with_curve(latency_table(4)), SkipMask.of(4, {2, 5})
+    table, mask = with_curve(latency_table(4)), SubLayerPlan.of(4, {2, 5})
     for context, skipped in ((16.0, None), (1000.0, None), (300.0, mask)):
         last = table.step_seconds(context, 32, skipped)
         for rows in (32, 48, 56, 256, 400):
@@ -120,7 +124,7 @@ def test_sequences_add_what_they_were_measured_to_in_the_attention_that_is_kept(
     table = with_curve(latency_table(4))
     for sequences in (1, 2, 3, 8, 20, 40):
         for skipped, share in (((), 1.0), ({0, 1, 5}, 0.75), (range(8), 0.0)):
-            mask = SkipMask.of(4, skipped)
+            mask = SubLayerPlan.of(4, skipped)
             extra = table.step_seconds(50, 8, mask, sequences) - table.step_seconds(50, 8, mask)
             assert extra == pytest.approx(share * 1e-4 * (sequences - 1), abs=1e-12)
 
@@ -219,12 +223,12 @@ def test_a_step_takes_time_however_negative_its_overhead() -> None:
     for overhead in (-1e4, -float(table.step_seconds(300) - table.overhead_seconds(1))):
         table.overhead[:] = overhead
         known = LatencyTable.from_json(table.to_json())
-        for mask in (None, SkipMask.of(4, range(8))):
+        for mask in (None, SubLayerPlan.of(4, range(8))):
             assert all(known.step_seconds(context, n, mask) > 0 for context in (0, 300, 1e6) for n in (1, 32, 1000))
 
 
 def test_draft_cost_is_a_share() -> None:
     table = latency_table(4)
-    costs = [table.draft_cost(SkipMask.of(4, range(n)), 100) for n in range(9)]
+    costs = [table.draft_cost(SubLayerPlan.of(4, range(n)), 100) for n in range(9)]
     assert costs[0] == pytest.approx(1.0)
     assert np.all(np.diff(costs) < 0)

@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Drafter
@@ -117,7 +117,7 @@ def test_packed_weights_are_too(kind: Type, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "drafter",
-    [Masked(SkipMask.of(LAYERS, {5})), Masked(SkipMask.of(LAYERS, {5}), 0.0, ((0.9, 3),)), "exit", "light"],
+    [Masked(SubLayerPlan.of(LAYERS, {5})), Masked(SubLayerPlan.of(LAYERS, {5}), 0.0, ((0.9, 3),)), "exit", "light"],
     ids=["chain", "tree", "exit", "light"],
 )
 def test_drafts_of_any_kind_leave_no_trace(drafter: Drafter | str) -> None:
@@ -160,7 +160,7 @@ def test_strategies_that_search_leave_no_trace_either(strategy: str) -> None:
 
 def test_no_verification_is_longer_than_what_holds() -> None:
     decoder = Decoder(tiny_model("llama", seed=3), bitwise=True)
-    plan = Plan("test", Masked(SkipMask.of(LAYERS, set())), 90)
+    plan = Plan("test", Masked(SubLayerPlan.of(LAYERS, set())), 90)
     got = generate(Session(decoder), tokens(9), ConstantPlanner(plan), Limits(80))
     assert max(cycle.verified for cycle in got.cycles) == MOST_BY_ROW
 

@@ -98,5 +98,5 @@ def test_a_request_makes_no_lighter_copies_of_the_weights() -> None:
     body: dict[str, Any] = {"prompt": "x", "ssd": {"strategy": "auto"}}
     assert _strategy(CompletionRequest.model_validate(body), settings)[1].light == 0
     body["ssd"]["parameters"] = {"light": 1}
-    with pytest.raises(ApiError, match=r"^ssd.parameters: light: this server has no lighter copies"):
+    with pytest.raises(ApiError, match=r"^ssd.parameters: light: this server has no light copies"):
         _strategy(CompletionRequest.model_validate(body), settings)

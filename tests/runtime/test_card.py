@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
 from bench.fixtures.planted import plant
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime import CustomGenerate, Engine, RunSettings, SamplingParams
 from ssd_runtime.devices.clock import Stopwatch, WaitedLock
 from ssd_runtime.devices.transfer import take_rows, to_device
@@ -77,7 +77,7 @@ ONE_READ = ("plain", "lookup", "auto", "masked")
 
 
 @cache
-def planted() -> tuple[Decoder, Decoder, SkipMask]:
+def planted() -> tuple[Decoder, Decoder, SubLayerPlan]:
     """A planted model on the CPU and on the card, and the mask of its weak layers."""
     model, weak = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.02, 4)
     return Decoder(model), Decoder(deepcopy(model).to(stand_in().device)), weak
@@ -280,7 +280,7 @@ def test_an_adapter_put_in_later_runs_on_the_card() -> None:
         before = generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
         layer = model.model.layers[1]
         layer.mlp.down_proj = Adapter(layer.mlp.down_proj)
-        plan = Plan.masked("test", SkipMask.of(4, {3, 5}), 3)
+        plan = Plan.masked("test", SubLayerPlan.of(4, {3, 5}), 3)
         outputs.append(generate(Session(decoder), IDS, ConstantPlanner(plan), LIMITS).token_ids)
         assert outputs[-1] != before
     assert outputs[0] == outputs[1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
@@ -40,7 +40,7 @@ BOUND = 5.4
 
 def masks(name: str, skipped: range, agreement: float) -> Frontier:
     """A frontier of one mask."""
-    return Frontier((Entry(name, SkipMask.of(LAYERS, skipped), profile(agreement)),))
+    return Frontier((Entry(name, SubLayerPlan.of(LAYERS, skipped), profile(agreement)),))
 
 
 HALF = {DOMAIN: masks("half", range(2, 10), 0.95)}
@@ -295,7 +295,7 @@ def test_cycles_that_something_held_up_do_not_silence_a_stream() -> None:
     """One in fifty takes three times as long, whatever it does; all vary by a twelfth."""
 
     class Noisy(LatencyTable):
-        def step_seconds(self, context: float, queries: float = 0, mask: SkipMask | None = None) -> float:
+        def step_seconds(self, context: float, queries: float = 0, mask: SubLayerPlan | None = None) -> float:
             true = super().step_seconds(context, queries or 1, mask)
             return true * math.exp(draws.gauss(0.0, 0.08)) * (3.0 if draws.random() < 0.02 else 1.0)
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ssd_artifacts.fingerprint import COMPUTATION
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
@@ -77,7 +77,7 @@ def test_longrope_across_its_switch(length: int, skipped: set[int]) -> None:
     decoder, ids, limits = Decoder(model), list(range(1, length + 1)), Limits(40)
     out = model.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, length:].tolist()
     session = Session(decoder)
-    plan = Plan.masked("test", SkipMask.of(4, skipped), 6)
+    plan = Plan.masked("test", SubLayerPlan.of(4, skipped), 6)
     for _ in range(2):  # the second time, the prompt's angles are those of a short sequence again
         prompt = session.prefill(ids)
         got = decode(session, prompt, ConstantPlanner(plan), limits)
@@ -121,7 +121,7 @@ def test_decoding_crosses_the_original_context_of_yarn() -> None:
     decoder, ids = Decoder(model), list(range(1, 81))
     expected = model.generate(torch.tensor([ids]), max_new_tokens=90, do_sample=False)[0]
     assert len(expected) > model.config.max_position_embeddings
-    session, plan = Session(decoder), Plan.masked("test", SkipMask.of(4, {1, 4}), 6)
+    session, plan = Session(decoder), Plan.masked("test", SubLayerPlan.of(4, {1, 4}), 6)
     for planner in (PlainPlanner(), ConstantPlanner(plan)):
         got = decode(session, session.prefill(ids), planner, Limits(90))
         assert compare(Session(decoder), ids, expected[80:].tolist(), got.token_ids).kind is not Kind.ERROR

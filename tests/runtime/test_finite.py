@@ -23,7 +23,7 @@ from transformers import (
 
 from bench.fixtures.planted import plant
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime import CustomGenerate
 from ssd_runtime.commands.run import main as run_main
 from ssd_runtime.drafting.tree import Draft
@@ -115,7 +115,7 @@ def test_a_dtype_that_overflows_is_named(dtype: torch.dtype) -> None:
 
 
 def test_others_in_a_shared_step_and_in_its_memory_go_on() -> None:
-    plan = Plan.masked("chain", SkipMask.of(8, {9, 12}), 4)
+    plan = Plan.masked("chain", SubLayerPlan.of(8, {9, 12}), 4)
     prompts = [[*PROMPT, BAD], PROMPT, [9, 8, 7], [BAD, 3, 4], PROMPT[::-1]]
     alone = {
         tuple(ids): generate(Session(DECODER), ids, PlainPlanner(), Limits(30)).token_ids

@@ -5,7 +5,7 @@ import torch
 
 from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch import Batch
@@ -39,7 +39,7 @@ def test_candidates_skip_what_they_say(reference: ReferenceStates, weights: tupl
         assert skipped == candidate.skipped_weight
         assert candidate.skipped_weight <= whole / 2
     assert len({candidate.skipped_weight for candidate in found}) == len(found)
-    assert found[0].mask == SkipMask.of(8)
+    assert found[0].mask == SubLayerPlan.of(8)
     assert found[0].cosine == pytest.approx(1.0, abs=1e-5)
     assert found[0].token_agreement == 1.0
 
@@ -70,17 +70,17 @@ def test_a_states_cosine_is_that_of_running_its_mask(reference: ReferenceStates)
 @pytest.fixture(scope="module")
 def lit() -> Decoder:
     decoder = Decoder(MODEL)
-    decoder.lighten("auto", [SkipMask.of(8).lightened(4)])
+    decoder.lighten("auto", [SubLayerPlan.of(8).lightened(4)])
     return decoder
 
 
 FINE = Weights.fine(with_light_costs(latency_table(8), 0.4, (8, 4)), 100, [(8, 4)] * 17)
 
 
-def saved(mask: SkipMask) -> int:
+def saved(mask: SubLayerPlan) -> int:
     """The weight that a mask saves."""
-    widths = [dict(FINE.options(index)) for index in range(16)]
-    return sum(FINE.items[i] if skip else widths[i][mask.width(i)] for i, skip in enumerate(mask.bits))
+    precisions = [dict(FINE.options(index)) for index in range(16)]
+    return sum(FINE.items[i] if skip else precisions[i][mask.bits_of(i)] for i, skip in enumerate(mask.skipped))
 
 
 @torch.inference_mode()
@@ -96,9 +96,9 @@ def test_precisions_are_a_multiple_choice(reference: ReferenceStates, lit: Decod
         assert candidate.skipped_weight <= 0.9 * sum(FINE.items)
         final, target = lit.norm(lit.run(rows.states[0], batch, mask)), lit.norm(rows.states[-1])
         assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
-        used |= {-1 if skip else mask.width(i) for i, skip in enumerate(mask.bits)}
+        used |= {-1 if skip else mask.bits_of(i) for i, skip in enumerate(mask.skipped)}
     assert used == {-1, 0, 8, 4}
-    assert {candidate.mask.head_width for candidate in found} == {8}
+    assert {candidate.mask.head_bits for candidate in found} == {8}
 
 
 def test_the_planted_layers_are_skipped_and_the_others_lighter(reference: ReferenceStates, lit: Decoder) -> None:
@@ -114,8 +114,8 @@ def test_units_are_fine_enough_for_a_few_percent() -> None:
     weights = Weights.fine(table, 100, [(8,)] * 9)
     assert Weights.of(table, 100).items == (1, 2) * 4
     for item, weight in enumerate(weights.items):
-        [(width, gain)] = weights.options(item)[1:]
-        assert width == 8
+        [(bits, gain)] = weights.options(item)[1:]
+        assert bits == 8
         assert gain == pytest.approx(0.1 * weight, abs=0.5)
         assert gain >= 1
 

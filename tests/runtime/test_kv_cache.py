@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import decode, generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
@@ -200,7 +200,7 @@ def long_context(variant: str, **overrides: int) -> Decoder:
 def test_decoding_with_sliding_caches_equals_decoding_with_whole_ones(variant: str) -> None:
     decoder, limits = long_context(variant), Limits(200)
     whole = generate(Session(decoder), PROMPT, PlainPlanner(), limits).token_ids
-    mask = SkipMask.of(4, {1, 4})
+    mask = SubLayerPlan.of(4, {1, 4})
     with small_memory():
         for plan in (Plan("plain"), Plan.masked("test", mask, 4, branching=((1.0, 3),))):
             session = Session(decoder)
@@ -246,7 +246,7 @@ def test_what_was_never_written_is_never_read(variant: str) -> None:
         for storage in pool.storage:
             storage.fill_(float("nan"))
         prefixes = PrefixCache(pool)
-        for plan in (Plan("plain"), Plan.masked("test", SkipMask.of(4, {2, 5}), 5, branching=((1.0, 4),))):
+        for plan in (Plan("plain"), Plan.masked("test", SubLayerPlan.of(4, {2, 5}), 5, branching=((1.0, 4),))):
             session = Session(decoder, prefixes=prefixes)
             assert generate(session, PROMPT[:20], ConstantPlanner(plan), Limits(40)).token_ids == expected
             session.close()

@@ -1,4 +1,4 @@
-"""Drafts on lighter copies of the weights: the output of plain decoding, and copies that follow the model."""
+"""Drafts on light copies of the weights: the output of plain decoding, and copies that follow the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import FULL, SkipMask
+from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.drafting.masked import Branching, Masked
 from ssd_runtime.engine.engine import Engine
@@ -48,9 +48,9 @@ from tests.tables import latency_table, with_light_costs
 
 LAYERS = 4
 TABLE = latency_table(LAYERS)
-WHOLE = SkipMask.of(LAYERS).lightened(8)
-MIXED = SkipMask.of(LAYERS, {5}).lightened({0: 8, 1: 4, 2: 4, 4: 8, 7: 4, 2 * LAYERS: 8})
-"""A draft that skips, runs in 8 bits, in 4 and in full, with lighter sub-layers before and after full ones."""
+WHOLE = SubLayerPlan.of(LAYERS).lightened(8)
+MIXED = SubLayerPlan.of(LAYERS, {5}).lightened({0: 8, 1: 4, 2: 4, 4: 8, 7: 4, 2 * LAYERS: 8})
+"""A draft that skips, runs in 8 bits, in 4 and in full, with light sub-layers before and after full ones."""
 IDS, LIMITS = list(range(3, 13)), Limits(60)
 
 
@@ -109,16 +109,16 @@ def test_every_family_with_a_precision_for_each_sublayer(variant: str) -> None:
 
 
 def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
-    """One sub-layer or the head changed alone: what it runs on is its copy of that width, and nothing else's."""
+    """One sub-layer or the head changed alone: what it runs on is its copy in those bits, and nothing else's."""
     sizes = {"intermediate_size": 64, "vocab_size": 96}
     decoder = Decoder(tiny_model("llama", seed=3, **sizes))
-    whole = SkipMask.of(LAYERS)
+    whole = SubLayerPlan.of(LAYERS)
     decoder.lighten("auto", [whole.lightened(4)])
-    assert decoder.light.widths == (8, 4)
+    assert decoder.light.bits == (8, 4)
     assert decoder.light.mask == whole.lightened(8)
     full = logits_of(decoder)
     for index in range(2 * LAYERS + 1):
-        moved = [float((logits_of(decoder, whole.lightened({index: width})) - full).norm()) for width in (8, 4)]
+        moved = [float((logits_of(decoder, whole.lightened({index: bits})) - full).norm()) for bits in (8, 4)]
         assert 0 < moved[0] < moved[1]
     session, runner = Session(decoder), ModelRunner(decoder)
     [states] = runner.answer([session.request(IDS, mask=whole.lightened({3: 4}), keep_states=True)])
@@ -128,15 +128,15 @@ def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
 
 
 def test_a_mask_runs_on_what_copies_there_are() -> None:
-    """Sub-layers without a copy run at another width or in full: a copy that is left out costs speed alone."""
+    """Sub-layers without a copy run at another bits or in full: a copy that is left out costs speed alone."""
     decoder = Decoder(tiny_model("qwen3", seed=3))
     full = logits_of(decoder)
     assert torch.equal(logits_of(decoder, MIXED.lightened(0)), logits_of(decoder, MIXED))
     assert not torch.equal(logits_of(decoder, MIXED), full)
     for bits in ("8", "4"):
         decoder.lighten(bits)  # type: ignore[arg-type]
-        only = SkipMask.of(LAYERS).lightened(int(bits))
-        other = SkipMask.of(LAYERS).lightened(12 - int(bits))
+        only = SubLayerPlan.of(LAYERS).lightened(int(bits))
+        other = SubLayerPlan.of(LAYERS).lightened(12 - int(bits))
         assert torch.equal(logits_of(decoder, only), logits_of(decoder, other))
         got = drafted(decoder, Masked(MIXED))
         assert got.token_ids == generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
@@ -156,7 +156,7 @@ def test_copies_in_4_bits_are_made_beside_others_only_where_a_mask_has_them() ->
         assert sum(int(part.split()[0]) for part in fours) >= counted
     tight = Decoder(model, packed + decoder.light.most_bytes("auto"))
     tight.lighten("auto", [WHOLE.lightened(4)])
-    assert tight.light.widths[0] == 8
+    assert tight.light.bits[0] == 8
     assert tight.packed.used <= tight.packed.limit < limit
 
 
@@ -178,9 +178,9 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
 @pytest.mark.parametrize("branching", [(), ((0.6, 3),)])
-@pytest.mark.parametrize("mask", [None, SkipMask.of(LAYERS, {2, 5}).lightened(4), MIXED])
+@pytest.mark.parametrize("mask", [None, SubLayerPlan.of(LAYERS, {2, 5}).lightened(4), MIXED])
 def test_light_drafts_with_masks_trees_and_sampling(
-    mask: SkipMask | None, branching: Branching, sampling: SamplingParams
+    mask: SubLayerPlan | None, branching: Branching, sampling: SamplingParams
 ) -> None:
     decoder = lightened(bits="4")
     got = drafted(decoder, Masked(decoder.light.mask if mask is None else mask, 0.05, branching), sampling)
@@ -206,11 +206,11 @@ def test_a_light_draft_is_the_model_with_rounded_weights(bits: DraftBits, own: b
     assert (light - expected).norm() < (0.7 if bits == "8" or own else 0.2) * (light - full).norm()
 
 
-def logits_of(decoder: Decoder, mask: SkipMask | None = None) -> torch.Tensor:
+def logits_of(decoder: Decoder, mask: SubLayerPlan | None = None) -> torch.Tensor:
     session = Session(decoder)
     runner = ModelRunner(decoder)
     [x] = runner.answer([session.request(IDS, mask=mask)])
-    [logits] = runner.answer([Head(x, width=mask.head_width if mask else FULL)])
+    [logits] = runner.answer([Head(x, bits=mask.head_bits if mask else FULL)])
     return logits
 
 
@@ -223,7 +223,7 @@ def test_plain_forwards_never_use_the_lighter_copies() -> None:
     request = Session(decoder).request(IDS, mask=decoder.light.mask)
     assert not request.is_full
     assert request.key != Session(decoder).request(IDS).key, "shared forwards keep them apart"
-    assert Head(before, width=4).key != Head(before).key
+    assert Head(before, bits=4).key != Head(before).key
 
 
 def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool) -> None:
@@ -329,14 +329,14 @@ def test_the_condition_of_copies_that_does_not_hold_is_said() -> None:
         (hooked, "no copy can stand in for its Linear modules; load it unquantised and without hooks$"),
     ):
         for name, settings in (("light", []), ("swift", ["light=0.5"])):
-            with pytest.raises(UserError, match=f"there is no lighter copy of this model's weights: {says}"):
+            with pytest.raises(UserError, match=f"there is no light copy of this model's weights: {says}"):
                 make_strategy(name, read_settings(name, settings), decoder, None, None)
 
 
 def test_the_strategy_needs_copies() -> None:
     decoder = Decoder(tiny_model("qwen3", seed=3))
     settings = read_settings("light", ["max_draft=3"])
-    with pytest.raises(UserError, match="--strategy light: there is no lighter copy"):
+    with pytest.raises(UserError, match="--strategy light: there is no light copy"):
         make_strategy("light", settings, decoder, None, None)
     decoder.lighten("8")
     make = make_strategy("light", settings, decoder, None, None)
@@ -472,7 +472,7 @@ def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
     assert text == "drafts may run on copies of the weights with fewer bits, which take up to 0.0 GiB"
     assert light == "", "before the copies exist"
     assert engine.decoder.light.kernels
-    with pytest.raises(UserError, match="--strategy light: there is no lighter copy"):
+    with pytest.raises(UserError, match="--strategy light: there is no light copy"):
         Engine(loaded, draft_bits="none").runner(RunSettings("light"))
 
 
@@ -487,7 +487,7 @@ def test_auto_copies_no_weights_that_fit_the_processors_cache(
     priced = larger.light_latency
     assert priced is not None
     assert larger.decoder.light.kernels
-    assert set(priced.light) == set(larger.decoder.light.widths)
+    assert set(priced.light) == set(larger.decoder.light.bits)
     without = Engine(loaded, draft_bits="none")
     assert without.light_latency is None
     engine = Engine(loaded)
@@ -514,7 +514,7 @@ def test_every_forward_of_a_light_draft_is_light() -> None:
         [answer] = runner.answer([request])
     assert len(seen) == 6
     assert [request.mask for request in seen if isinstance(request, Forward)] == [decoder.light.mask] * 3
-    assert [request.width for request in seen if isinstance(request, Head)] == [8] * 3
+    assert [request.bits for request in seen if isinstance(request, Head)] == [8] * 3
 
 
 def test_the_device_is_measured_before_copies_take_memory(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

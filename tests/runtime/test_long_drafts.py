@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.job import Job, is_full
 from ssd_runtime.engine.loop import generate, generating
@@ -42,9 +42,9 @@ SAMPLINGS = [GREEDY, SamplingParams(0.8, top_p=0.9, seed=5), SamplingParams(1.0,
 
 def planner(name: str, decoder: Decoder) -> Planner:
     if name == "mask":
-        return ConstantPlanner(Plan.masked("long", SkipMask.of(4, {2, 5}), 24))
+        return ConstantPlanner(Plan.masked("long", SubLayerPlan.of(4, {2, 5}), 24))
     if name == "tree":
-        return ConstantPlanner(Plan.masked("tree", SkipMask.of(4, {1, 4}), 20, branching=((1.0, 3),)))
+        return ConstantPlanner(Plan.masked("tree", SubLayerPlan.of(4, {1, 4}), 20, branching=((1.0, 3),)))
     if name == "stops":
         return ConstantPlanner(Plan("stops", EarlyExit(ExitHeads(decoder), (1, 2, 3), 0.1), 24))
     table = latency_table(decoder.shape.num_layers, per_token=1e-6)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.loop import generate
@@ -56,13 +56,13 @@ def assert_same(decoder: Decoder, ids: list[int], expected: list[int], got: list
 
 
 prompts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=60)
-masks = st.sets(st.integers(0, ALL - 1), max_size=ALL).map(lambda skipped: SkipMask.of(LAYERS, skipped))
+masks = st.sets(st.integers(0, ALL - 1), max_size=ALL).map(lambda skipped: SubLayerPlan.of(LAYERS, skipped))
 
 
 @settings(max_examples=60, deadline=None)
 @given(prompts, masks, st.integers(1, 16), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.data())
 def test_any_draft_gives_plain_decoding_and_generate(
-    ids: list[int], mask: SkipMask, length: int, new: int, threshold: float, data: st.DataObject
+    ids: list[int], mask: SubLayerPlan, length: int, new: int, threshold: float, data: st.DataObject
 ) -> None:
     limits = Limits(new)
     plain = plainly(DECODER, ids, limits)
@@ -88,7 +88,7 @@ def test_first_last_all_and_no_sublayers(variant: str, skipped: set[int]) -> Non
     model = tiny_model(variant, seed=7)
     decoder = Decoder(model)
     ids, limits = [5, 9, 23, 40], Limits(30)
-    got = speculate(decoder, ids, Plan.masked("test", SkipMask.of(LAYERS, skipped), 5), limits)
+    got = speculate(decoder, ids, Plan.masked("test", SubLayerPlan.of(LAYERS, skipped), 5), limits)
     assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
     if not skipped:
         # A draft by the whole model is always right: 29 tokens behind the first, 6 a cycle.
@@ -103,7 +103,7 @@ def test_every_family_under_masks(variant: str, skipped: set[int], dtype: torch.
     model = tiny_model(variant, seed=3).to(dtype)
     decoder = Decoder(model)
     ids, limits = list(range(3, 13)), Limits(60)
-    got = speculate(decoder, ids, Plan.masked("test", SkipMask.of(LAYERS, skipped), 5), limits)
+    got = speculate(decoder, ids, Plan.masked("test", SubLayerPlan.of(LAYERS, skipped), 5), limits)
     assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
     assert got.num_draft_tokens > 0
 
@@ -116,7 +116,7 @@ class Scripted(BasePlanner):
 
     def plan(self, context: int) -> Plan:
         skipped = {i for i in range(ALL) if self.random.random() < self.random.choice([0.1, 0.5])}
-        return Plan.masked("scripted", SkipMask.of(LAYERS, skipped), self.random.randint(0, 16))
+        return Plan.masked("scripted", SubLayerPlan.of(LAYERS, skipped), self.random.randint(0, 16))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -176,7 +176,7 @@ def test_a_right_sibling_saves_a_draft(variant: str, position: int, dtype: torch
 @settings(max_examples=25, deadline=None)
 @given(prompts, masks, st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.0, 0.3]), st.integers(2, 6))
 def test_any_tree_gives_plain_decoding(
-    ids: list[int], mask: SkipMask, length: int, new: int, threshold: float, width: int
+    ids: list[int], mask: SubLayerPlan, length: int, new: int, threshold: float, width: int
 ) -> None:
     branching = ((0.4, width), (0.9, 2), (1.0, 1))
     got = speculate(DECODER, ids, Plan.masked("test", mask, length, threshold, branching=branching), Limits(new))
@@ -252,7 +252,7 @@ def test_what_an_early_exit_has_begun_is_the_full_models_own() -> None:
 @pytest.mark.parametrize("length", [1, 2, 63, 126, 127])
 def test_prompts_up_to_the_context_limit(length: int) -> None:
     ids = [1 + i % (VOCABULARY - 1) for i in range(length)]
-    got = speculate(DECODER, ids, Plan.masked("test", SkipMask.of(LAYERS, {2, 5}), 6), Limits(500))
+    got = speculate(DECODER, ids, Plan.masked("test", SubLayerPlan.of(LAYERS, {2, 5}), 6), Limits(500))
     room = 128 - length
     assert len(got.token_ids) == room
     assert_same(DECODER, ids, reference(MODEL, ids, Limits(room)), got.token_ids)
@@ -267,7 +267,7 @@ def test_prompts_that_leave_no_room_are_refused(ids: list[int]) -> None:
 def test_stop_conditions_cut_at_the_same_token() -> None:
     ids, wanted = [11, 12], plainly(DECODER, [11, 12], Limits(30))[:7]
     limits = Limits(30, stop=lambda tokens: list(tokens) == wanted)
-    assert speculate(DECODER, ids, Plan.masked("test", SkipMask.of(LAYERS, {3}), 9), limits).token_ids == wanted
+    assert speculate(DECODER, ids, Plan.masked("test", SubLayerPlan.of(LAYERS, {3}), 9), limits).token_ids == wanted
 
 
 def test_plain_and_speculative_decoding_finish_for_the_same_reason() -> None:
@@ -284,7 +284,7 @@ def test_plain_and_speculative_decoding_finish_for_the_same_reason() -> None:
         (Limits(last, eos), "length"),
         (Limits(126, stop=lambda tokens: len(tokens) == 126), "stop"),
     ]
-    draft = Plan.masked("test", SkipMask.of(LAYERS, {3}), 9)
+    draft = Plan.masked("test", SubLayerPlan.of(LAYERS, {3}), 9)
     for limits, reason in cases:
         for planner in (PlainPlanner(), ConstantPlanner(draft)):
             assert generate(Session(DECODER), ids, planner, limits).finish_reason == reason, limits
@@ -292,7 +292,7 @@ def test_plain_and_speculative_decoding_finish_for_the_same_reason() -> None:
 
 def test_a_session_can_be_used_again_and_streams_what_it_returns() -> None:
     session, seen = Session(DECODER), list[int]()
-    plan = ConstantPlanner(Plan.masked("test", SkipMask.of(LAYERS, {4}), 4))
+    plan = ConstantPlanner(Plan.masked("test", SubLayerPlan.of(LAYERS, {4}), 4))
     generate(session, list(range(1, 50)), plan, Limits(20))
     again = generate(session, [2, 3], plan, Limits(20), on_tokens=seen.extend)
     assert seen == again.token_ids

@@ -13,7 +13,7 @@ from gguf.quants import dequantize
 
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
@@ -205,7 +205,7 @@ def test_speculation_on_packed_weights_equals_plain_decoding(variant: str, kind:
         ids = [(3 + 7 * seed + 5 * i) % 90 + 1 for i in range(8 + 9 * seed)]
         plain = generate(Session(decoder), ids, PlainPlanner(), LIMITS).token_ids
         for skipped in ((), (1, 2), (3, 4, 5, 6)):
-            plan = Plan.masked("test", SkipMask.of(4, set(skipped)), 6)
+            plan = Plan.masked("test", SubLayerPlan.of(4, set(skipped)), 6)
             got = generate(Session(decoder), ids, ConstantPlanner(plan), LIMITS).token_ids
             assert compare(Session(decoder), ids, plain, got).kind is not Kind.ERROR
 

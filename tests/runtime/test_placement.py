@@ -10,7 +10,7 @@ import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 from transformers import PreTrainedModel
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
@@ -48,7 +48,7 @@ def test_an_offloaded_model_decodes_as_it_does_in_one_piece(way: str, family: st
     assert any(parameter.is_meta for parameter in model.parameters()), "weights are away"
     decoder = Decoder(model)
     assert decoder.device.type == "cpu"
-    mask = SkipMask.of(decoder.shape.num_layers, {2, 5})
+    mask = SubLayerPlan.of(decoder.shape.num_layers, {2, 5})
     for planner in (PlainPlanner(), ConstantPlanner(Plan.masked("test", mask, 4))):
         assert generate(Session(decoder), IDS, planner, LIMITS).token_ids == expected
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Node
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
@@ -40,7 +40,7 @@ from tests.bundles import LAYERS, bundle, record
 from tests.models import tiny_model
 from tests.tables import latency_table, profile, with_curve
 
-HALF = SkipMask.of(LAYERS, {2, 3, 4, 5})
+HALF = SubLayerPlan.of(LAYERS, {2, 3, 4, 5})
 
 
 def frontiers(given: Bundle) -> dict[str, Frontier]:
@@ -85,7 +85,7 @@ def test_costlier_verification_shortens_drafts() -> None:
 
 def test_masks_shift_to_attention_as_the_context_grows() -> None:
     """KnapSpec's Figure 3 on a made-up device: attention grows with the context, the MLP does not."""
-    attention, mlp = (SkipMask.of(LAYERS, skipped) for skipped in ({2, 4, 6}, {3, 5, 7}))
+    attention, mlp = (SubLayerPlan.of(LAYERS, skipped) for skipped in ({2, 4, 6}, {3, 5, 7}))
     entries = [Entry("attention", attention, profile(0.9)), Entry("mlp", mlp, profile(0.9))]
     table = latency_table(LAYERS, mlp=4e-4, per_context=1e-6)
     names = [CostModel(table).best_option(entries, context).entry.name for context in (16, 4000)]  # type: ignore[union-attr]
@@ -112,7 +112,7 @@ def test_prompts_out_of_domain_go_where_they_are_sent(
     planner = NearestAnchorPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS), settings)
     for axis, expected in ((0, {2, 3}), (7, mask)):
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
-        assert planner.plan(100).mask == (None if expected is None else SkipMask.of(LAYERS, expected))
+        assert planner.plan(100).mask == (None if expected is None else SubLayerPlan.of(LAYERS, expected))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
@@ -164,7 +164,7 @@ def test_steps_in_vain_cost_what_the_table_says() -> None:
         return Frontier.of_all(given, LAYERS, table)["one"].correction
 
     def seconds(steps: float) -> float:
-        return steps * table.step_seconds(300, 1, SkipMask.of(LAYERS, {2, 3})) + table.step_seconds(300, steps + 1)
+        return steps * table.step_seconds(300, 1, SubLayerPlan.of(LAYERS, {2, 3})) + table.step_seconds(300, steps + 1)
 
     twice = correction((tokens, (tokens - 1) / (2 * steps)))
     assert twice == pytest.approx(seconds(steps) / seconds(2 * steps), rel=2e-3)

@@ -8,7 +8,7 @@ import torch
 
 from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
@@ -28,14 +28,14 @@ def references(decoder: Decoder = DECODER) -> tuple[list[list[int]], ReferenceSt
     return [sample.prompt + sample.continuation for sample in samples], reference_states(decoder, samples)
 
 
-@pytest.mark.parametrize("mask", [WEAK, SkipMask.of(8, {5, 9}), SkipMask.of(8), SkipMask.of(8, range(16))])
-def test_the_parallel_pass_equals_drafting_from_every_block(mask: SkipMask) -> None:
+@pytest.mark.parametrize("mask", [WEAK, SubLayerPlan.of(8, {5, 9}), SubLayerPlan.of(8), SubLayerPlan.of(8, range(16))])
+def test_the_parallel_pass_equals_drafting_from_every_block(mask: SubLayerPlan) -> None:
     assert_drafted_as(DECODER, mask)
 
 
 @pytest.mark.parametrize("variant", ["mistral-sliding", "gemma2", "gemma3", "olmo2", "granite", "smollm3-sliding"])
 def test_it_does_in_every_kind_of_layer(variant: str) -> None:
-    assert_drafted_as(Decoder(tiny_model(variant, seed=6)), SkipMask.of(4, {3, 4}))
+    assert_drafted_as(Decoder(tiny_model(variant, seed=6)), SubLayerPlan.of(4, {3, 4}))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -56,7 +56,7 @@ def test_a_variant_sees_what_its_row_would_see(variant: str) -> None:
 
 
 @torch.inference_mode()
-def assert_drafted_as(decoder: Decoder, mask: SkipMask) -> None:
+def assert_drafted_as(decoder: Decoder, mask: SubLayerPlan) -> None:
     texts, reference = references(decoder)
     for text, group, trace in zip(texts, reference.groups, replay_mask(decoder, reference, mask, BLOCK), strict=True):
         session = Session(decoder)
@@ -76,7 +76,7 @@ def assert_drafted_as(decoder: Decoder, mask: SkipMask) -> None:
 @torch.inference_mode()
 def test_skipping_nothing_is_always_right() -> None:
     _, reference = references()
-    assert all(trace.matches.all() for trace in replay_mask(DECODER, reference, SkipMask.of(8), BLOCK))
+    assert all(trace.matches.all() for trace in replay_mask(DECODER, reference, SubLayerPlan.of(8), BLOCK))
 
 
 def test_head_and_every_keep_rows_with_their_positions() -> None:
@@ -95,6 +95,6 @@ def test_head_and_every_keep_rows_with_their_positions() -> None:
 def test_evaluating_leaves_committed_keys_alone() -> None:
     _, reference = references()
     before = [g.cache.read(3, 0, g.start + len(g))[0].clone() for g in reference.groups]
-    replay_mask(DECODER, reference, SkipMask.of(8, {0, 1}), BLOCK)
+    replay_mask(DECODER, reference, SubLayerPlan.of(8, {0, 1}), BLOCK)
     after = [g.cache.read(3, 0, g.start + len(g))[0] for g in reference.groups]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import ssd_runtime.engine.loop
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
@@ -47,7 +47,7 @@ from tests.tables import latency_table
 
 LAYERS = 4
 DECODER = Decoder(tiny_model("qwen3", seed=5))
-MASK = SkipMask.of(LAYERS, {2, 4, 5})
+MASK = SubLayerPlan.of(LAYERS, {2, 4, 5})
 HEADS = ExitHeads(DECODER)
 PLANS = {
     "chain": Plan.masked("test", MASK, 4),
@@ -338,7 +338,7 @@ def test_what_logits_nearby_choose_is_a_near_tie_and_nothing_else_is(sampling: S
 SMALL = 4
 """Words of the model that whole outputs are enumerated of."""
 TINY = Decoder(tiny_model("llama", seed=9, vocab_size=SMALL, num_hidden_layers=2), weight_memory=0)
-TINY_MASK = SkipMask.of(2, {1, 2})
+TINY_MASK = SubLayerPlan.of(2, {1, 2})
 TINY_PLANS: dict[str, Plan] = {
     "plain": Plan("plain"),
     "chain": Plan.masked("test", TINY_MASK, 2),

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from bench.fixtures.planted import plant
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.job import Job, rows_of
 from ssd_runtime.engine.loop import generate, generating
@@ -46,13 +46,13 @@ FLAT, STEEP = latency_table(4, per_token=1e-7), latency_table(4, per_token=1e-3)
 
 
 def planners(decoder: Decoder, stream: Stream | None = None) -> list[Planner]:
-    mask = SkipMask.of(4, {2, 5})
+    mask = SubLayerPlan.of(4, {2, 5})
     masks = {"mix": Frontier((Entry("mask", mask, profile(0.95)),))}
     stream = stream or stream_by_the_table()
     return [
         PlainPlanner(),
         ConstantPlanner(Plan.masked("chain", mask, 4)),
-        ConstantPlanner(Plan.masked("tree", SkipMask.of(4, {1, 4}), 3, branching=((1.0, 3),))),
+        ConstantPlanner(Plan.masked("tree", SubLayerPlan.of(4, {1, 4}), 3, branching=((1.0, 3),))),
         ConstantPlanner(Plan("exit", EarlyExit(ExitHeads(decoder), (1, 2, 3), 0.1), 4)),
         ConstantPlanner(Plan.masked("same chain", mask, 2)),
         AutoPlanner(masks, {}, ExitHeads(decoder), None, FLAT, stream),
@@ -102,12 +102,12 @@ def test_sequences_of_one_mask_draft_together() -> None:
     decoder, forwards = Decoder(tiny_model("qwen3", seed=5)), list[tuple[bool, int]]()
     run = decoder.run
 
-    def counted(x: torch.Tensor, batch: Batch, mask: SkipMask | None = None, **named: Any) -> torch.Tensor:
+    def counted(x: torch.Tensor, batch: Batch, mask: SubLayerPlan | None = None, **named: Any) -> torch.Tensor:
         forwards.append((mask is None, len(batch.segments)))
         return run(x, batch, mask, **named)
 
     decoder.run = counted  # type: ignore[method-assign]
-    scheduler, mask = Scheduler(decoder, 3), SkipMask.of(4, {2, 5})
+    scheduler, mask = Scheduler(decoder, 3), SubLayerPlan.of(4, {2, 5})
     for ids in ([1, 2, 3], [4, 5, 6], [7, 8, 9]):
         planner = ConstantPlanner(Plan.masked("test", mask, 2))
         scheduler.add(session := Session(decoder), generating(session, ids, planner, Limits(10)), ids)
@@ -218,7 +218,7 @@ def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str
 def test_a_paused_job_resumes_wherever_there_is_room_for_it() -> None:
     """The room is that of its rows too, which are more here than those that a new sequence gets."""
     decoder, ids = Decoder(tiny_model("llama")), [5, 6, 7, 8] * 4
-    plan = Plan.masked("perfect", SkipMask.of(4, set()), 14)
+    plan = Plan.masked("perfect", SubLayerPlan.of(4, set()), 14)
     resumed = 0
     with small_memory():
         for taken in range(20, 90):
@@ -458,7 +458,7 @@ def drafts() -> Iterator[list[int]]:
     """The numbers of sequences that shared each draft step."""
     run, seen = DECODER.run, list[int]()
 
-    def counted(x: torch.Tensor, batch: Batch, mask: SkipMask | None = None, **named: Any) -> torch.Tensor:
+    def counted(x: torch.Tensor, batch: Batch, mask: SubLayerPlan | None = None, **named: Any) -> torch.Tensor:
         if mask is not None:
             seen.append(len(batch.segments))
         return run(x, batch, mask, **named)

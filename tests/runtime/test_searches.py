@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.output.generation import Generation
@@ -231,7 +231,7 @@ def test_a_score_that_comes_after_its_search_has_ended_is_dropped(again: bool) -
     """Sequences that decode at once share a search: another one ends it, or begins the next, while a candidate runs."""
     decoder, search = Decoder(tiny_model("qwen3", seed=3)), SwiftSearch(4, SwiftSettings(window=6, enough=0.9))
     planner, context = with_window(decoder, search)
-    work, found, replays = planner.searching(context), SkipMask.of(4, {2, 3, 4, 5}), 0
+    work, found, replays = planner.searching(context), SubLayerPlan.of(4, {2, 3, 4, 5}), 0
     runner, request = ModelRunner(decoder), next(work)
     with pytest.raises(StopIteration):
         while True:

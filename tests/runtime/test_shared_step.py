@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from ssd_artifacts.domain_config import LoadValidation
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.planning.auto.shared_step import ChainYield, Member, SharedSteps, shares
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.frontier import Frontier
 from tests.tables import latency_table
 
 LAYERS, CONTEXT = 8, 100
-CHEAP, OTHER = SkipMask.of(LAYERS, range(2, 15)), SkipMask.of(LAYERS, range(1, 14))
+CHEAP, OTHER = SubLayerPlan.of(LAYERS, range(2, 15)), SubLayerPlan.of(LAYERS, range(1, 14))
 FLAT = latency_table(LAYERS, per_token=1e-7)
 """Rows that cost nothing."""
 STEEP = latency_table(LAYERS, per_token=1e-3)
@@ -32,7 +32,7 @@ def chains(agreement: float) -> tuple[ChainYield, ...]:
     )
 
 
-def crowd(count: int, **masks: tuple[SkipMask, float]) -> dict[int, Member]:
+def crowd(count: int, **masks: tuple[SubLayerPlan, float]) -> dict[int, Member]:
     offered = {mask: chains(agreement) for mask, agreement in masks.values()}
     return {number: Member(most_cost=9.0, masks=offered) for number in range(count)}
 

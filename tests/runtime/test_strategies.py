@@ -16,7 +16,7 @@ from bench.fixtures.planted import plant
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
@@ -143,7 +143,7 @@ def test_guesses_go_on_where_a_masked_chain_ends() -> None:
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1.0, 0, 1.0, 0.0, 1.0, 5)])
 def test_second_candidates_stand_where_the_chain_is_wrong(sampling: SamplingParams) -> None:
     """A mask that is often wrong, rows that cost nothing: cycles yield more, and the same tokens."""
-    ids, poor = [1, 2, 3, 4], SkipMask.of(WEAK.num_layers, range(2, 12))
+    ids, poor = [1, 2, 3, 4], SubLayerPlan.of(WEAK.num_layers, range(2, 12))
     plain = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(60)).token_ids
 
     def cycles(branching: Branching, row: float, most_cost: float = 9.0) -> Generation:
@@ -188,7 +188,7 @@ def test_of_guesses_and_second_candidates_the_likelier_is_verified(agreement: fl
 
 def test_auto_verifies_second_candidates_of_unsure_drafts() -> None:
     """Plans for a device on which rows cost nothing, whatever they cost on this machine."""
-    masks = Frontier((Entry("poor", SkipMask.of(WEAK.num_layers, range(2, 12)), profile(0.9)),))
+    masks = Frontier((Entry("poor", SubLayerPlan.of(WEAK.num_layers, range(2, 12)), profile(0.9)),))
     source = MaskedDrafts(masks, latency_table(WEAK.num_layers), DraftStats(), Lookup(LookupStats()))
     offer = source.offer(100, [1.0] * 32, 9.0)
     assert offer is not None
@@ -349,7 +349,7 @@ def cosine_of(reference: ReferenceStates, layers: set[int]) -> float:
     group = reference.groups[0]
     x, session = reference.states[0], Session(DECODER)
     session.cache = group.cache
-    mask = SkipMask.of(8, {index for layer in layers for index in (2 * layer, 2 * layer + 1)})
+    mask = SubLayerPlan.of(8, {index for layer in layers for index in (2 * layer, 2 * layer + 1)})
     batch = Batch.of([DECODER.batches.consecutive(group.cache, group.start, 1)])
     kept = [slots.clone() for slots in group.cache.pool.storage]
     x = DECODER.run(x, batch, mask)
@@ -364,7 +364,7 @@ def test_clasps_programme_comes_close_to_brute_force(count: int) -> None:
     assert len(found) == 1
     chosen = {index // 2 for index in found[0].mask}
     assert len(chosen) == count
-    assert found[0].mask == SkipMask.of(8, {i for layer in chosen for i in (2 * layer, 2 * layer + 1)})
+    assert found[0].mask == SubLayerPlan.of(8, {i for layer in chosen for i in (2 * layer, 2 * layer + 1)})
     assert cosine_of(reference, chosen) == pytest.approx(found[0].cosine, abs=1e-4)
     every = [cosine_of(reference, set(some)) for some in itertools.combinations(range(8), count)]
     assert found[0].cosine >= np.quantile(every, 0.9)
@@ -437,7 +437,7 @@ def test_swift_does_not_search_again_because_of_chance(share: float) -> None:
 def test_swift_looks_at_a_found_mask_once_in_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, matching = [], SwiftPlanner._matching
 
-    def counted(planner: SwiftPlanner, window: ReferenceStates, mask: SkipMask) -> Work[float]:
+    def counted(planner: SwiftPlanner, window: ReferenceStates, mask: SubLayerPlan) -> Work[float]:
         looks.append(mask)
         return matching(planner, window, mask)
 
@@ -465,7 +465,7 @@ def test_swift_keeps_what_it_has_learned_when_a_request_ends() -> None:
     assert np.mean(found) <= 0.12
 
 
-def _wrong(mask: SkipMask) -> float:
+def _wrong(mask: SubLayerPlan) -> float:
     """Share of the skipped sub-layers that are even."""
     return sum(index % 2 == 0 for index in mask) / len(list(mask))
 
@@ -474,15 +474,15 @@ def _wrong(mask: SkipMask) -> float:
 def test_swift_searches_precisions_too(share: float) -> None:
     """Every candidate runs the share lighter of what it keeps; it learns which sub-layers bear that."""
     settings = SwiftSettings(steps=200, idle=200, enough=1.0, bayes_interval=5, skip=0.4, light=share)
-    search = SwiftSearch(30, settings, SkipMask.of(30).lightened(8))
+    search = SwiftSearch(30, settings, SubLayerPlan.of(30).lightened(8))
     seen = set[tuple[int, ...]]()
-    masks = list[SkipMask]()
+    masks = list[SubLayerPlan]()
     while search.running:
         mask = search.suggest()
         masks.append(mask)
         kept = len(mask) - len(list(mask))
-        assert sum(width == 8 for width in mask.light[:-1]) == round(share * kept)
-        assert mask.head_width == 8
+        assert sum(bits == 8 for bits in mask.light[:-1]) == round(share * kept)
+        assert mask.head_bits == 8
         seen.add(mask.light)
         search.update(mask, 1.0 - _lighter_of_the_first_half(mask))
     assert len(seen) > 100
@@ -491,9 +491,9 @@ def test_swift_searches_precisions_too(share: float) -> None:
         assert _lighter_of_the_first_half(search.best) == min(_lighter_of_the_first_half(mask) for mask in masks)
 
 
-def _lighter_of_the_first_half(mask: SkipMask) -> float:
-    """Share of the lighter sub-layers that are in the first half of the layers."""
-    lit = [index for index in range(len(mask)) if mask.width(index)]
+def _lighter_of_the_first_half(mask: SubLayerPlan) -> float:
+    """Share of the light sub-layers that are in the first half of the layers."""
+    lit = [index for index in range(len(mask)) if mask.bits_of(index)]
     return sum(index < len(mask) // 2 for index in lit) / len(lit)
 
 

@@ -149,10 +149,10 @@ def _measured(config: DomainConfig, samples: Sequence[Sample], decoder: Decoder)
     entries: list[FrontierEntry] = []
     chosen: AdoptedMask | None = None
     for index, entry in enumerate(config.frontier):
-        traces = replay_mask(decoder, reference, entry.skip_mask(layers), DRAFT_BLOCK)
+        traces = replay_mask(decoder, reference, entry.sub_layer_plan(layers), DRAFT_BLOCK)
         measured, positions, kept = _compared(entry, traces)
         profile = entry.profile() if kept else AcceptanceProfile.of_traces(traces)
-        entries.append(FrontierEntry.of(entry.skip_mask(layers), entry.origin, profile, entry.draft_cost))
+        entries.append(FrontierEntry.of(entry.sub_layer_plan(layers), entry.origin, profile, entry.draft_cost))
         if index == config.choice.entry:
             chosen = AdoptedMask(config.name, entry.token_agreement, measured, positions, kept)
     assert chosen is not None

@@ -46,7 +46,7 @@ def _domains(one: Bundle, other: Bundle) -> Iterator[str]:
 def _domain(before: DomainConfig, after: DomainConfig, layers: int, other_layers: int) -> Iterator[str]:
     if before.choice != after.choice or before.frontier != after.frontier:
         masks = [
-            config.frontier[config.choice.entry].skip_mask(of) if config.choice is not None else None
+            config.frontier[config.choice.entry].sub_layer_plan(of) if config.choice is not None else None
             for config, of in ((before, layers), (after, other_layers))
         ]
         first, second = masks

@@ -15,7 +15,7 @@ from ssd_artifacts.sharing.receiving import Origin
 from ssd_artifacts.texts import read_yaml, validated
 from ssd_compiler.report.summary import domain_summary, load_text
 from ssd_profiles.latency import DeviceKey
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 
 SKIPPED, KEPT = "█", "·"
 LIGHTER = {8: "░", 4: "▒"}
@@ -58,7 +58,7 @@ def origin_text(folder: Path) -> str:
     return f"{origin.source}, {origin.revision}, received {origin.received}"
 
 
-def mask_picture(mask: SkipMask) -> list[str]:
+def mask_picture(mask: SubLayerPlan) -> list[str]:
     """Lines that show which attention and MLP blocks a mask skips or runs lighter, layer 0 on the left."""
     lines = []
     for begin in range(0, mask.num_layers, ROW):
@@ -69,8 +69,8 @@ def mask_picture(mask: SkipMask) -> list[str]:
     return lines
 
 
-def _cell(mask: SkipMask, index: int) -> str:
-    return SKIPPED if mask.bits[index] else LIGHTER.get(mask.width(index), KEPT)
+def _cell(mask: SubLayerPlan, index: int) -> str:
+    return SKIPPED if mask.skipped[index] else LIGHTER.get(mask.bits_of(index), KEPT)
 
 
 def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
@@ -78,11 +78,11 @@ def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
     yield f"{config.name}: {len(config.frontier)} masks, verdict: {summary['verdict']}"
     if config.choice is None:
         return
-    mask = config.frontier[config.choice.entry].skip_mask(layers)
+    mask = config.frontier[config.choice.entry].sub_layer_plan(layers)
     yield from mask_picture(mask)
     yield f"  skips     {mask.attention_skipped} attention and {mask.mlp_skipped} MLP blocks of {layers} layers"
     if summary["lighter"]:
-        counts = " and ".join(f"{count} parts in {width} bits" for width, count in summary["lighter"].items())
+        counts = " and ".join(f"{count} parts in {bits} bits" for bits, count in summary["lighter"].items())
         yield f"  lighter   {counts} (░ 8, ▒ 4), of {len(mask) + 1} with the head"
     yield f"  predicted {config.choice.predicted_speedup:.2f}x at {config.context} tokens of context"
     if config.validation is not None:

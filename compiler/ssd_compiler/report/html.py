@@ -56,7 +56,7 @@ def html_report(bundle: Bundle) -> str:
         ),
         *(f"<p>{escape(name)} with several at once: {escape(told)}</p>" for name, told in _told_loads(domains)),
         "<h2>Masks by domain</h2><p>A column for each layer, the first on the left: attention above, MLP below. "
-        "Strong colours are skipped, pale ones run on lighter copies of their weights.</p>",
+        "Strong colours are skipped, pale ones run on light copies of their weights.</p>",
         pictures.masks(domains, model.num_layers),
         "<h2>Validation</h2><p>Timed decoding of prompts that the search never saw.</p>",
         pictures.validation(domains),
@@ -95,7 +95,7 @@ def _headline(domains: dict[str, DomainConfig], summaries: dict[str, dict[str, A
     told = f"{timed[best].speedup:.2f}x ({low:.2f}–{high:.2f})"
     if paying:
         skips = any(skips_layers(summaries[name]) for name in paying)
-        what = "Skipping layers" if skips else "No layer is skipped: drafting on lighter weights"
+        what = "Skipping layers" if skips else "No layer is skipped: drafting on light weights"
         alone = "" if skips else " <b>auto</b> does this without a bundle too."
         return (
             f'<p class="headline pays">{what} pays in <b>{len(paying)} of {len(timed)}</b> domains, most in '
@@ -103,7 +103,7 @@ def _headline(domains: dict[str, DomainConfig], summaries: dict[str, dict[str, A
         )
     return (
         f'<p class="headline">Skipping layers pays in <b>none of {len(timed)}</b> domains (best: {escape(best)}, '
-        f"{told} of plain decoding). <b>auto</b> drafts otherwise, by guesses or on lighter weights.</p>"
+        f"{told} of plain decoding). <b>auto</b> drafts otherwise, by guesses or on light weights.</p>"
     )
 
 
@@ -143,8 +143,8 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _lighter(summary: dict[str, Any]) -> str:
-    """Numbers of sub-layers that the chosen mask runs on lighter copies, as text; empty if there are none."""
-    return "".join(f"; {count} in {width} bits" for width, count in summary["lighter"].items())
+    """Numbers of sub-layers that the chosen mask runs on light copies, as text; empty if there are none."""
+    return "".join(f"; {count} in {bits} bits" for bits, count in summary["lighter"].items())
 
 
 def _advice_table(domains: dict[str, DomainConfig], table: LatencyTable, num_layers: int) -> str:
@@ -164,21 +164,21 @@ def _latency_table(latency: LatencyTable) -> str:
         for kind in latency.attention
         for context in latency.contexts
     ]
-    for width in (FULL, *latency.light):
-        named = f", {width} bits" if width else ""
-        if width:
+    for bits in (FULL, *latency.light):
+        named = f", {bits} bits" if bits else ""
+        if bits:
             rows += [
                 (
-                    f"{kind} attention{named}, {latency.light[width].context} cached",
+                    f"{kind} attention{named}, {latency.light[bits].context} cached",
                     *(
-                        f"{latency.attention_seconds(latency.light[width].context, n, kind, width) * 1e3:.3f}"
+                        f"{latency.attention_seconds(latency.light[bits].context, n, kind, bits) * 1e3:.3f}"
                         for n in queries
                     ),
                 )
                 for kind in latency.attention
             ]
-        rows.append((f"MLP{named}", *(f"{latency.mlp_seconds(n, width) * 1e3:.3f}" for n in queries)))
-        rows.append((f"head{named}", *(f"{latency.head_seconds(n, width) * 1e3:.3f}" for n in queries)))
+        rows.append((f"MLP{named}", *(f"{latency.mlp_seconds(n, bits) * 1e3:.3f}" for n in queries)))
+        rows.append((f"head{named}", *(f"{latency.head_seconds(n, bits) * 1e3:.3f}" for n in queries)))
     context = float(latency.contexts[latency.base])
     rows.append(
         (f"whole step, {int(context)} cached", *(f"{latency.step_seconds(context, n) * 1e3:.2f}" for n in queries))

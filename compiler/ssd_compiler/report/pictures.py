@@ -23,13 +23,13 @@ MAX_DRAWN = 600
 """Most anchors, and most steps of one search, that are drawn."""
 ATTENTION, MLP, HEAD = COLOURS[1], COLOURS[0], COLOURS[2]
 OPACITY = {4: 0.5, 8: 0.25}
-"""Opacity of the cells of lighter sub-layers, by width."""
+"""Opacity of the cells of light sub-layers, by width."""
 
 
 def masks(domains: dict[str, DomainConfig], num_layers: int) -> str:
     """The chosen masks of all domains, one below the other: a column per layer, attention above MLP.
 
-    Sub-layers on lighter copies are paler than skipped ones, and the head's cell follows the last layer's.
+    Sub-layers on light copies are paler than skipped ones, and the head's cell follows the last layer's.
     """
     chosen = [(config.name, config.frontier[config.choice.entry]) for config in domains.values() if config.choice]
     if not chosen:
@@ -42,29 +42,29 @@ def masks(domains: dict[str, DomainConfig], num_layers: int) -> str:
     ]
     top = 20
     for name, entry in chosen:
-        mask = entry.skip_mask(num_layers)
+        mask = entry.sub_layer_plan(num_layers)
         parts.append(f'<text x="{left - 8}" y="{top + 17}" text-anchor="end">{escape(name[:16])}</text>')
-        for index, skipped in enumerate(mask.bits):
-            fill = _fill((ATTENTION, MLP)[index % 2], skipped, mask.width(index))
+        for index, skipped in enumerate(mask.skipped):
+            fill = _fill((ATTENTION, MLP)[index % 2], skipped, mask.bits_of(index))
             x, y = left + index // 2 * cell, top + index % 2 * 12
             parts.append(f'<rect x="{x}" y="{y}" width="{cell - 1}" height="11" {fill}/>')
         if mask.light:
-            fill = _fill(HEAD, False, mask.head_width)
+            fill = _fill(HEAD, False, mask.head_bits)
             parts.append(f'<rect x="{left + num_layers * cell + 6}" y="{top}" width="{cell - 1}" height="23" {fill}/>')
         top += 32
     width = left + (num_layers + 1) * cell + 16
     svg = f'<svg viewBox="0 0 {width} {top}" width="{width}" height="{top}" role="img" aria-label="Masks by domain">'
     names = [("attention skipped", ATTENTION), ("MLP skipped", MLP)]
-    if any(entry.skip_mask(num_layers).light for _, entry in chosen):
+    if any(entry.sub_layer_plan(num_layers).light for _, entry in chosen):
         names += [("head", HEAD), ("darker: in 4 bits; pale: in 8 bits; grey: in full", "none")]
     return f"{legend(names)}<figure>{svg}{''.join(parts)}</svg></figure>"
 
 
-def _fill(colour_of_part: str, skipped: bool, width: int) -> str:
+def _fill(colour_of_part: str, skipped: bool, bits: int) -> str:
     """Attributes of a sub-layer's cell."""
-    if not skipped and not width:
+    if not skipped and not bits:
         return 'class="kept"'
-    return f'fill="{colour_of_part}" fill-opacity="{1 if skipped else OPACITY[width]:g}"'
+    return f'fill="{colour_of_part}" fill-opacity="{1 if skipped else OPACITY[bits]:g}"'
 
 
 def frontier(config: DomainConfig) -> str:

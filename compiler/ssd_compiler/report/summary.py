@@ -11,7 +11,7 @@ from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.settings import SELF_SD, SELF_SD_EVALUATIONS, CompileSettings
 from ssd_profiles.formulas import expected_speedup
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import WIDTHS
+from ssd_profiles.mask import BITS
 
 
 def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
@@ -19,14 +19,14 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
     choice = config.choice
     validation = config.validation
     entry = config.frontier[choice.entry] if choice else None
-    mask = entry.skip_mask(num_layers) if entry else None
+    mask = entry.sub_layer_plan(num_layers) if entry else None
     return {
         "domain": config.name,
         "context": config.context,
         "mask": entry.mask if entry else None,
         "attention_skipped": mask.attention_skipped if mask else 0,
         "mlp_skipped": mask.mlp_skipped if mask else 0,
-        "lighter": {width: count for width in WIDTHS if (count := mask.light.count(width))} if mask else {},
+        "lighter": {bits: count for bits in BITS if (count := mask.light.count(bits))} if mask else {},
         "draft_length": choice.draft_length if choice else 0,
         "threshold": choice.threshold if choice else 0.0,
         "token_agreement": entry.token_agreement if entry else None,
@@ -58,7 +58,7 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
 
 
 def skips_layers(summary: dict[str, Any]) -> bool:
-    """Whether the chosen mask of a `domain_summary` skips any sub-layer; else it only runs some on lighter weights."""
+    """Whether the chosen mask of a `domain_summary` skips any sub-layer; else it only runs some on light weights."""
     return bool(summary["attention_skipped"] or summary["mlp_skipped"])
 
 

@@ -28,7 +28,7 @@ def show(bundle: Bundle, out: Path) -> None:
     console.print(table)
     for config in bundle.domains.values():
         if config.choice is not None:
-            mask = config.frontier[config.choice.entry].skip_mask(layers)
+            mask = config.frontier[config.choice.entry].sub_layer_plan(layers)
             console.print(f"{config.name} skips {mask}", soft_wrap=True)
         if told := load_text(config):
             console.print(f"{config.name} with several at once: {told}", soft_wrap=True)
@@ -37,7 +37,7 @@ def show(bundle: Bundle, out: Path) -> None:
     paying = [summary for summary in summaries if summary["verdict"] == "speculate"]
     if paying and not any(map(skips_layers, paying)):
         console.print(
-            "no layer is skipped: what pays here are lighter weights, on which `auto` drafts without a bundle too",
+            "no layer is skipped: what pays here are light weights, on which `auto` drafts without a bundle too",
             soft_wrap=True,
         )
     console.print(f"bundle: {out} · report: {out / 'report.html'}", soft_wrap=True)
@@ -50,7 +50,7 @@ def show(bundle: Bundle, out: Path) -> None:
 def _row(summary: dict[str, Any], sublayers: int) -> tuple[str, ...]:
     measured = summary["measured_speedup"]
     low, high = summary["measured_interval"] or (0.0, 0.0)
-    lighter = (f"{count} in {width} bits" for width, count in summary["lighter"].items())
+    lighter = (f"{count} in {bits} bits" for bits, count in summary["lighter"].items())
     skipped = f"{summary['attention_skipped']}+{summary['mlp_skipped']} of {sublayers}"
     return (
         summary["domain"],

@@ -13,7 +13,7 @@ from bayes_opt import BayesianOptimization
 
 from ssd_compiler.search.evaluate import Evaluator, Rated
 from ssd_compiler.search.vertices import VertexImprovement
-from ssd_profiles.mask import FULL, SkipMask
+from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.search.gaussian import coded
 
 DIMENSIONS = 16
@@ -37,40 +37,40 @@ class Variable(NamedTuple):
 
     group: Group
     precision: int | None = SKIPPED
-    """A width, or None to skip them."""
+    """Bits, or None to skip them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subspace:
     """The masks that differ from an incumbent in some groups of sub-layers, which are disjoint."""
 
-    incumbent: SkipMask
+    incumbent: SubLayerPlan
     variables: tuple[Variable, ...]
-    usual: SkipMask
-    """The widths of sub-layers that no variable changes any more: the model's own, or those of its lighter copies."""
+    usual: SubLayerPlan
+    """The bits of sub-layers that no variable changes any more: the model's own, or those of its light copies."""
 
     @property
     def start(self) -> Point:
         """The incumbent's own point. A group that it has changed in part counts as unchanged."""
         return tuple(int(all(self._at(i) == each.precision for i in each.group)) for each in self.variables)
 
-    def mask(self, point: Point) -> SkipMask:
+    def mask(self, point: Point) -> SubLayerPlan:
         """The mask of a point. A group that is changed back becomes usual as a whole, others stay as they are."""
         skipped = set(self.incumbent)
-        widths = dict[int, int]()
+        bits = dict[int, int]()
         for (group, precision), before, now in zip(self.variables, self.start, point, strict=True):
             if not (now or before):
                 continue
             skipped = skipped | group if now and precision is SKIPPED else skipped - group
             for index in group:
-                widths[index] = (precision or FULL) if now else self.usual.width(index)
-        known = SkipMask.of(self.incumbent.num_layers, skipped).lightened(dict(enumerate(self.incumbent.light)))
-        return known.lightened(widths)
+                bits[index] = (precision or FULL) if now else self.usual.bits_of(index)
+        known = SubLayerPlan.of(self.incumbent.num_layers, skipped).lightened(dict(enumerate(self.incumbent.light)))
+        return known.lightened(bits)
 
     def _at(self, index: int) -> int | None:
         """The incumbent's precision of a sub-layer or the head."""
         is_head = index == len(self.incumbent)
-        return SKIPPED if not is_head and self.incumbent.bits[index] else self.incumbent.width(index)
+        return SKIPPED if not is_head and self.incumbent.skipped[index] else self.incumbent.bits_of(index)
 
 
 def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[Rated]:
@@ -146,7 +146,7 @@ def _flipped(point: Point, places: Sequence[int]) -> Point:
 def _variables(evaluator: Evaluator, tried: set[Variable]) -> tuple[Variable, ...]:
     """Variables that were none yet, of disjoint groups.
 
-    They are the most skippable spans, then undecided sub-layers, then spans. Where there are lighter copies, variables
+    They are the most skippable spans, then undecided sub-layers, then spans. Where there are light copies, variables
     skip their groups and change their precision in turn.
     """
     chosen = list[Variable]()
@@ -157,7 +157,7 @@ def _variables(evaluator: Evaluator, tried: set[Variable]) -> tuple[Variable, ..
     for groups, most in ((spans, DIMENSIONS // 2), ([*undecided, head], DIMENSIONS), (spans, DIMENSIONS)):
         for group in groups:
             skipping = [] if group == head else [Variable(group)]
-            ways = skipping + [Variable(group, width) for width in evaluator.precisions(group)]
+            ways = skipping + [Variable(group, bits) for bits in evaluator.precisions(group)]
             turn = len(chosen) % max(1, len(ways))
             variable = next((each for each in ways[turn:] + ways[:turn] if each not in tried), None)
             if len(chosen) < most and variable is not None and not group & taken:

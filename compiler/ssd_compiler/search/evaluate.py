@@ -9,7 +9,7 @@ from time import perf_counter
 from ssd_compiler.progress import Tick
 from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import FULL, WIDTHS, SkipMask
+from ssd_profiles.mask import BITS, FULL, SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
@@ -22,7 +22,7 @@ FAR_BEHIND = 0.9
 class Rated:
     """A mask, what its drafts yield, and the best way to draft with it."""
 
-    mask: SkipMask
+    mask: SubLayerPlan
     origin: str
     profile: AcceptanceProfile
     option: Option
@@ -51,32 +51,32 @@ class Evaluator:
     deadline: float
     tick: Tick
     began: float = field(default_factory=perf_counter)
-    rated: dict[SkipMask, Rated] = field(default_factory=dict)
+    rated: dict[SubLayerPlan, Rated] = field(default_factory=dict)
     forwards: float = 0.0
     progress: list[tuple[float, float]] = field(default_factory=list)
 
     @property
-    def usual(self) -> SkipMask:
-        """The draft that skips nothing, on the model's lighter copies if it has any."""
+    def usual(self) -> SubLayerPlan:
+        """The draft that skips nothing, on the model's light copies if it has any."""
         return self.decoder.light.mask
 
     def precisions(self, sublayers: Collection[int]) -> list[int]:
-        """The widths that all of these sub-layers may have besides the usual ones; 2L is the head."""
-        copies = self.decoder.light.widths_of_each
-        usual = {self.usual.width(index) for index in sublayers}
-        common = [width for width in WIDTHS if all(width in copies[index] for index in sublayers)]
-        return [width for width in (*common, FULL) if usual != {width}]
+        """The bits that all of these sub-layers may have besides the usual ones; 2L is the head."""
+        copies = self.decoder.light.bits_of_each
+        usual = {self.usual.bits_of(index) for index in sublayers}
+        common = [bits for bits in BITS if all(bits in copies[index] for index in sublayers)]
+        return [bits for bits in (*common, FULL) if usual != {bits}]
 
     @property
     def exhausted(self) -> bool:
         """Whether no more masks may be evaluated."""
         return len(self.rated) >= self.most or perf_counter() > self.deadline
 
-    def rate(self, mask: SkipMask, origin: str) -> Rated:
+    def rate(self, mask: SubLayerPlan, origin: str) -> Rated:
         """Evaluate a mask, or recall it.
 
         A mask that is much slower than the best one on the first sequences is not evaluated on the others. Masks
-        without lighter sub-layers are compared with their like, since other devices may have no lighter copies.
+        without light sub-layers are compared with their like, since other devices may have no light copies.
         """
         known = self.rated.get(mask)
         if known is not None:
@@ -88,7 +88,7 @@ class Evaluator:
         self.tick()
         return rated
 
-    def _look(self, mask: SkipMask, origin: str) -> Rated | None:
+    def _look(self, mask: SubLayerPlan, origin: str) -> Rated | None:
         """Rate the mask on the first sequences only; None if it is not much slower there than the best one.
 
         These may be easier to draft than the others. So its speed-up is the best one's on all sequences, lowered by as
@@ -103,21 +103,21 @@ class Evaluator:
         share = rated.speedup / self._option(best.mask, best.traces[:first]).speedup
         return replace(rated, speedup=share * best.speedup, complete=False) if share < FAR_BEHIND else None
 
-    def _rate(self, mask: SkipMask, origin: str, reference: ReferenceStates) -> Rated:
+    def _rate(self, mask: SubLayerPlan, origin: str, reference: ReferenceStates) -> Rated:
         traces = tuple(replay_mask(self.decoder, reference, mask, self.block))
         kept = len(mask) - mask.first_changed - (len(list(mask)))
         self.forwards += kept / len(mask) * len(reference) / len(self.reference)
         option = self._option(mask, traces)
         return Rated(mask, origin, option.entry.profile, option, traces, option.speedup)
 
-    def _option(self, mask: SkipMask, traces: Sequence[Trace]) -> Option:
+    def _option(self, mask: SubLayerPlan, traces: Sequence[Trace]) -> Option:
         """The best way to draft with a mask, by what it drafted."""
         entry = Entry(mask.hex(), mask, AcceptanceProfile.of_traces(traces))
         option = CostModel(self.latency).best_option([entry], self.context)
         assert option is not None
         return option
 
-    def rate_all(self, masks: Iterable[SkipMask], origin: str, until: float = float("inf")) -> list[Rated]:
+    def rate_all(self, masks: Iterable[SubLayerPlan], origin: str, until: float = float("inf")) -> list[Rated]:
         """Evaluate masks until nothing is left of the bounds, or `until` a moment of `perf_counter`."""
         found = []
         for mask in masks:

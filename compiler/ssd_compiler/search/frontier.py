@@ -7,15 +7,15 @@ from itertools import chain
 
 from ssd_compiler.search.evaluate import Rated
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.planning.cost import CostModel, Entry
 
 FRONTIER_ENTRIES = 24
-"""Most masks of a frontier. Some are chosen as for a device without lighter copies, if there are lighter masks."""
+"""Most masks of a frontier. Some are chosen as for a device without light copies, if there are light masks."""
 FRONTIER_CONTEXTS = (128, 512, 2048, 8192, 32768)
 FINALISTS = 3
 FULL_BITS = 32
-"""Bits of weights that are in full, for comparison with lighter ones."""
+"""Bits of weights that are in full, for comparison with light ones."""
 NEARLY_SAME = 0.85
 """Jaccard similarity from which timing could hardly tell two masks apart."""
 
@@ -32,8 +32,8 @@ def select_frontier(rated: list[Rated], latency: LatencyTable, context: int, max
     lengths = (context, *(length for length in FRONTIER_CONTEXTS if length <= max_context))
     orders = [sorted(undominated, key=lambda one: -_speed_at(one, latency, length)) for length in lengths]
     if any(one.mask.light for one in undominated):
-        unlit = replace(latency, light={})
-        orders.insert(2, sorted(undominated, key=lambda one: -_speed_at(one, unlit, context)))
+        in_full = replace(latency, light={})
+        orders.insert(2, sorted(undominated, key=lambda one: -_speed_at(one, in_full, context)))
     chosen: list[Rated] = []
     for one in chain.from_iterable(zip(*orders, strict=True)):
         if one not in chosen and len(chosen) < FRONTIER_ENTRIES:
@@ -62,8 +62,8 @@ def _dominates(one: Rated, other: Rated) -> bool:
     return all(a >= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
 
 
-def _lightness(mask: SkipMask) -> list[int]:
+def _lightness(mask: SubLayerPlan) -> list[int]:
     """Numbers of attention blocks, of MLP blocks and of heads that are skipped, in 4 bits or less, and in 8 or less."""
-    bits_of = [0 if skip else mask.width(i) or FULL_BITS for i, skip in enumerate(mask.bits)]
-    head = [mask.head_width or FULL_BITS]
+    bits_of = [0 if skip else mask.bits_of(i) or FULL_BITS for i, skip in enumerate(mask.skipped)]
+    head = [mask.head_bits or FULL_BITS]
     return [sum(bits <= most for bits in part) for most in (0, 4, 8) for part in (bits_of[0::2], bits_of[1::2], head)]

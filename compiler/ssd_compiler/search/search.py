@@ -19,7 +19,7 @@ from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.formulas import expected_tokens
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
@@ -35,7 +35,7 @@ RESERVED = 0.25
 RESERVED_EVALUATIONS = 64
 """Evaluations that are reserved for it where they are no more than half of all."""
 KNAPSACK_STATES = 24
-"""Budgets that a dynamic programme carries along where sub-layers may be lighter, and each is run at every width."""
+"""Budgets that a dynamic programme carries along where sub-layers may be lighter, and each is run in all bits."""
 LIGHT_BUDGET = 0.9
 """Largest share of the latency that lighter and skipped sub-layers may save together."""
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -183,7 +183,7 @@ def _rate_simple(evaluator: Evaluator, seed: int) -> None:
 
 
 def _rate_knapsack(evaluator: Evaluator, evaluations: float, seconds: float) -> float:
-    """Evaluate knapsack candidates: of skipping alone, and where there are lighter copies, of all precisions as well.
+    """Evaluate knapsack candidates: of skipping alone, and where there are light copies, of all precisions as well.
 
     Each kind has half of the evaluations and the time then. Returns the cost of the dynamic programmes in forwards of
     all rows.
@@ -192,15 +192,15 @@ def _rate_knapsack(evaluator: Evaluator, evaluations: float, seconds: float) -> 
     decoder = evaluator.decoder
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
     plain = Weights.of(evaluator.latency, evaluator.context)
-    if not decoder.light.widths:
+    if not decoder.light.bits:
         found = search_knapsack(decoder, sampled, plain)
         return _rate_candidates(evaluator, found, len(sampled), evaluations, seconds)
-    fine = Weights.fine(evaluator.latency, evaluator.context, decoder.light.widths_of_each)
+    fine = Weights.fine(evaluator.latency, evaluator.context, decoder.light.bits_of_each)
     mixed = search_knapsack(decoder, sampled, fine, budget=LIGHT_BUDGET, most=KNAPSACK_STATES)
     forwards = _rate_candidates(evaluator, mixed, len(sampled), evaluations / 2, seconds / 2)
     found = search_knapsack(decoder, sampled, plain, most=KNAPSACK_STATES)
-    # Every width carries the states through its own weights.
-    return forwards * (1 + len(decoder.light.widths)) + _rate_candidates(
+    # Each precision carries the states through its own weights.
+    return forwards * (1 + len(decoder.light.bits)) + _rate_candidates(
         evaluator, found, len(sampled), evaluations / 2, seconds
     )
 
@@ -268,35 +268,35 @@ def _perfect_runs(trace: Trace, length: int) -> Iterator[int]:
         position += run + 1
 
 
-def uniform_masks(num_layers: int) -> Iterator[SkipMask]:
+def uniform_masks(num_layers: int) -> Iterator[SubLayerPlan]:
     """Masks that skip several shares of the layers evenly, the first and last layer kept."""
     for share in UNIFORM_SHARES:
-        yield SkipMask.uniform(num_layers, max(1, round(share * (num_layers - 2))))
+        yield SubLayerPlan.uniform(num_layers, max(1, round(share * (num_layers - 2))))
 
 
-def light_masks(decoder: Decoder) -> Iterator[SkipMask]:
-    """The drafts that skip nothing and run everything at one width, as far as there are lighter copies of it."""
+def light_masks(decoder: Decoder) -> Iterator[SubLayerPlan]:
+    """The drafts that skip nothing and run everything in the same bits, as far as there are light copies."""
     nearest = decoder.light.mask
-    copies = list(enumerate(decoder.light.widths_of_each))
-    masks = [nearest.lightened({i: width for i, has in copies if width in has}) for width in decoder.light.widths]
+    copies = list(enumerate(decoder.light.bits_of_each))
+    masks = [nearest.lightened({i: bits for i, has in copies if bits in has}) for bits in decoder.light.bits]
     yield from dict.fromkeys(masks)
 
 
-def _with_light(evaluator: Evaluator, masks: Iterator[SkipMask]) -> Iterator[SkipMask]:
-    """Each mask, and where there are lighter copies the same with all that it runs on these."""
+def _with_light(evaluator: Evaluator, masks: Iterator[SubLayerPlan]) -> Iterator[SubLayerPlan]:
+    """Each mask, and where there are light copies the same with all that it runs on these."""
     usual = evaluator.usual
     for mask in masks:
         yield mask
         if usual.light:
-            yield SkipMask(mask.bits, usual.light)
+            yield SubLayerPlan(mask.skipped, usual.light)
 
 
-def random_masks(num_layers: int, like: SkipMask, seed: int) -> Iterator[SkipMask]:
-    """Masks of random sub-layers, as many as the mask `like` skips and with the widths of those that it runs."""
+def random_masks(num_layers: int, like: SubLayerPlan, seed: int) -> Iterator[SubLayerPlan]:
+    """Masks of random sub-layers, as many as the mask `like` skips and with the bits of those that it runs."""
     count = len(list(like))
     picker = random.Random(seed)
     for _ in range(RANDOM_MASKS):
-        yield SkipMask(SkipMask.of(num_layers, picker.sample(range(2 * num_layers), count)).bits, like.light)
+        yield SubLayerPlan(SubLayerPlan.of(num_layers, picker.sample(range(2 * num_layers), count)).skipped, like.light)
 
 
 def _spread(candidates: list[Candidate], count: int) -> list[Candidate]:

@@ -9,7 +9,7 @@ from bayes_opt import BayesianOptimization
 
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.vertices import VertexImprovement
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
@@ -41,12 +41,12 @@ def search_by_clock(evaluator: Evaluator, prompts: Sequence[list[int]], seed: in
         random_state=seed,
         verbose=0,
     )
-    timed = dict[SkipMask, float]()
+    timed = dict[SubLayerPlan, float]()
     for number in range(evaluator.most):
         if number and perf_counter() > evaluator.deadline:
             break
         point = process.suggest()
-        mask = SkipMask.of(layers, (int(index) for index, value in point.items() if value >= 0.5))
+        mask = SubLayerPlan.of(layers, (int(index) for index, value in point.items() if value >= 0.5))
         if mask not in timed:
             timed[mask] = tokens_per_second(evaluator.decoder, prompts[:PROMPTS], mask)
         process.register(point, timed[mask])
@@ -56,7 +56,7 @@ def search_by_clock(evaluator: Evaluator, prompts: Sequence[list[int]], seed: in
     return len(timed)
 
 
-def tokens_per_second(decoder: Decoder, prompts: Sequence[list[int]], mask: SkipMask) -> float:
+def tokens_per_second(decoder: Decoder, prompts: Sequence[list[int]], mask: SubLayerPlan) -> float:
     """Tokens per second of decoding the prompts with drafts of one mask, prefill excluded."""
     plan = Plan.masked("Self-SD", mask, DRAFT_LENGTH, STOP)
     done = [generate(Session(decoder), prompt, ConstantPlanner(plan), Limits(NEW_TOKENS)) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Drafts by the model itself with some sub-layers skipped or on lighter copies of their weights."""
+"""Drafts by the model itself with some sub-layers skipped or on light copies of their weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.on_device import DeviceChain
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.model.runner import Head, Work
@@ -30,7 +30,7 @@ class Masked:
     That token is part of the draft, since it costs only its row in the verification.
     """
 
-    mask: SkipMask
+    mask: SubLayerPlan
     threshold: float = 0.0
     branching: Branching = CHAIN
 
@@ -47,7 +47,7 @@ class Masked:
         while len(tokens) < length:
             rows = [tokens[-1] if tokens else session.pending]
             x = yield session.request(rows, len(tokens), self.mask)
-            [logits] = yield Head(x, width=self.mask.head_width)
+            [logits] = yield Head(x, bits=self.mask.head_bits)
             proposal = session.propose(logits, lambda: [session.pending, *tokens], temperature)
             tokens.append(proposal.token)
             if proposal.probs is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.runner import Head, Read, Work
 from ssd_runtime.sampling.argmax import argmax, argmax_with_logit
 from ssd_runtime.sequence.session import Session
@@ -36,7 +36,7 @@ class DeviceChain:
     """A chain of greedy draft steps, the first of which the host may have read."""
 
     session: Session
-    mask: SkipMask
+    mask: SubLayerPlan
     judges: bool
     """Whether the confidence in tokens is computed."""
     candidates: int
@@ -55,7 +55,7 @@ class DeviceChain:
         while len(self.steps) < length:
             last = self.steps[-1][:1] if self.steps else [pending]
             x = yield self.session.request(last, len(self.steps), self.mask)
-            logits = yield Head(x, width=self.mask.head_width)
+            logits = yield Head(x, bits=self.mask.head_bits)
             self.steps.append(_numbers(logits, self.candidates) if self.judges else argmax(logits))
             if math.isfinite(most_nll) and len(self.steps) % STEPS_PER_READ == 0 and len(self.steps) < length:
                 yield from self.reading(most_nll)

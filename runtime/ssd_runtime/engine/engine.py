@@ -147,7 +147,7 @@ class Engine:
 
     @property
     def light_latency(self) -> LatencyTable | None:
-        """The latency table with the costs of lighter copies of the weights; None without copies."""
+        """The latency table with the costs of light copies of the weights; None without copies."""
         return self._tables.light_table
 
     def require_fitting(self, bundle: Bundle, where: str) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.memory import guard_memory
 from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.model.decoder import Decoder
@@ -55,8 +55,8 @@ class LatencyTables:
         self._before_measuring = before_measuring
         self._before_copying = before_copying
         self._when_busy = when_busy
-        self._copied_for: list[SkipMask] | None = None
-        """The masks that lighter copies were made for; None before there are any."""
+        self._copied_for: list[SubLayerPlan] | None = None
+        """The masks that light copies were made for; None before there are any."""
 
     @cached_property
     def table(self) -> LatencyTable:
@@ -77,7 +77,7 @@ class LatencyTables:
 
     @cached_property
     def light_table(self) -> LatencyTable | None:
-        """The table with the costs of lighter copies, measured now or on an earlier run; None without copies.
+        """The table with the costs of light copies, measured now or on an earlier run; None without copies.
 
         Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
         """
@@ -103,7 +103,7 @@ class LatencyTables:
             )
 
     def lighten(self) -> bool:
-        """Make lighter copies of the weights, unless they exist; returns whether there are any."""
+        """Make light copies of the weights, unless they exist; returns whether there are any."""
         masks = self._light_masks
         if self._copied_for != masks:
             self._copied_for = masks
@@ -111,13 +111,13 @@ class LatencyTables:
         return bool(self._decoder.light.kernels)
 
     def dense_table(self) -> LatencyTable:
-        """The table without lighter copies: without their costs no mask is expected to gain by lighter sub-layers."""
+        """The table without light copies: without their costs no mask is expected to gain by light sub-layers."""
         return replace(self.table, light={})
 
     def table_for_masks(self, light: bool | None) -> LatencyTable:
-        """The table of a strategy that drafts with masks, with the costs of lighter copies if its drafts may use them.
+        """The table of a strategy that drafts with masks, with the costs of light copies if its drafts may use them.
 
-        `light` says whether they may; with None they may where the bundle has masks with lighter sub-layers.
+        `light` says whether they may; with None they may where the bundle has masks with light sub-layers.
         """
         # The device is measured before copies take memory.
         dense = self.dense_table()
@@ -133,11 +133,11 @@ class LatencyTables:
             self.use(bundled_latency(self._decoder, bundle.latency) or known)
 
     def use(self, table: LatencyTable) -> None:
-        """Use a table in place of this device's; the costs of lighter copies follow from it anew."""
+        """Use a table in place of this device's; the costs of light copies follow from it anew."""
         self.table = table
         self.__dict__.pop("light_table", None)
 
     @property
-    def _light_masks(self) -> list[SkipMask]:
-        """The bundle's masks that have lighter sub-layers."""
+    def _light_masks(self) -> list[SubLayerPlan]:
+        """The bundle's masks that have light sub-layers."""
         return self._bundle.light_masks if self._bundle is not None else []

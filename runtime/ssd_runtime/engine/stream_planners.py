@@ -44,7 +44,7 @@ class StreamPlanners:
     def new(self, strategy: str, parameters: Any) -> MakePlanner:
         """A maker for a stream of its own; `parameters` are by default the strategy's defaults.
 
-        Makes lighter copies of the weights and measures this device, where the strategy needs that. Raises UserError if
+        Makes light copies of the weights and measures this device, where the strategy needs that. Raises UserError if
         the strategy is unknown or needs a bundle.
         """
         check_strategy(strategy, self._bundle is not None)

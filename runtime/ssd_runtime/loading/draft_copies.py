@@ -1,17 +1,17 @@
-"""Makes the lighter copies of a model's weights that drafts run on, and says before what memory they take."""
+"""Makes the light copies of a model's weights that drafts run on, and says before what memory they take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.memory import gib, guard_memory, return_freed
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.weights.draft_bits import DraftBits
 
 
 def make_copies(
-    decoder: Decoder, bits: DraftBits, masks: Sequence[SkipMask], say: Callable[[str], object] | None = None
+    decoder: Decoder, bits: DraftBits, masks: Sequence[SubLayerPlan], say: Callable[[str], object] | None = None
 ) -> None:
     """Make the copies that `bits` and `masks` ask for (`Decoder.lighten`), as far as the memory budget holds them.
 

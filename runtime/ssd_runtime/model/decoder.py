@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import FULL, SkipMask
+from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.devices.clock import WaitedLock, queues_work, synchronize
 from ssd_runtime.devices.memory import gib
 from ssd_runtime.devices.placement import device_of
@@ -186,11 +186,11 @@ class Decoder:
         """Within it, work between steps leaves the processors to our own threads, if steps run on these."""
         return nullcontext() if self._own_threads is None else self._own_threads.torch_alone()
 
-    def lighten(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> None:
-        """Make lighter copies of the weights for drafts, or drop them (`LightCopies.make`)."""
+    def lighten(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> None:
+        """Make light copies of the weights for drafts, or drop them (`LightCopies.make`)."""
         with self.lock, torch.inference_mode():
             self.light.make(bits, masks)
-            self.sublayers.follow(self.light.widths)
+            self.sublayers.follow(self.light.bits)
 
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
@@ -204,7 +204,7 @@ class Decoder:
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
         if any(changed):
-            self.sublayers.follow(self.light.widths)
+            self.sublayers.follow(self.light.bits)
             self._choose_threads()
             self._changed = True
         if any(changed) or embedding != self._embedding_stamp:
@@ -244,7 +244,7 @@ class Decoder:
         self,
         x: Tensor,
         batch: Batch,
-        mask: SkipMask | None = None,
+        mask: SubLayerPlan | None = None,
         first: int = 0,
         last: int | None = None,
         states: list[Tensor] | None = None,
@@ -256,10 +256,10 @@ class Decoder:
             x = x.repeat(2, 1)  # rows of stride 0 would be summed in another order
         with self.lock:
             for index in range(first, 2 * self.shape.num_layers if last is None else last):
-                if mask is None or not mask.bits[index]:
+                if mask is None or not mask.skipped[index]:
                     layer, is_mlp = divmod(index, 2)
-                    width = FULL if mask is None else mask.width(index)
-                    x = blocks.mlp(layer, x, width) if is_mlp else blocks.attention(layer, x, batch, width)
+                    bits = FULL if mask is None else mask.bits_of(index)
+                    x = blocks.mlp(layer, x, bits) if is_mlp else blocks.attention(layer, x, batch, bits)
                 if states is not None:
                     states.append(self._handed(x[:1] if paired else x))
         return self._handed(x[:1] if paired else x)
@@ -269,9 +269,9 @@ class Decoder:
         with self.lock:
             return self._handed(self._on_two_rows(self._norm, x))
 
-    def head(self, normed: Tensor, width: int = FULL) -> Tensor:
-        """Logits [n, vocabulary] of normed states, by a copy of the head of this `width` if there is one."""
-        head = self._head if width == FULL else self._head.lighter(width)
+    def head(self, normed: Tensor, bits: int = FULL) -> Tensor:
+        """Logits [n, vocabulary] of normed states, by a copy of the head in `bits` if there is one."""
+        head = self._head if bits == FULL else self._head.lighter(bits)
         with self.lock:
             return self.finished(self._handed(self._on_two_rows(head, normed)))
 
@@ -289,9 +289,9 @@ class Decoder:
             logits = logits / self._logit_divisor
         return capped(logits, self._logit_cap)
 
-    def logits(self, x: Tensor, width: int = FULL) -> Tensor:
-        """Logits [n, vocabulary] of states after the last sub-layer; `width` is that of `head`."""
-        return self.head(self.norm(x), width)
+    def logits(self, x: Tensor, bits: int = FULL) -> Tensor:
+        """Logits [n, vocabulary] of states after the last sub-layer; `bits` are those of `head`."""
+        return self.head(self.norm(x), bits)
 
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import nn
 
-from ssd_profiles.mask import WIDTHS, SkipMask
+from ssd_profiles.mask import BITS, SubLayerPlan
 from ssd_runtime.model.layer import Layer
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.linear import ALWAYS, Linear, named
@@ -80,25 +80,25 @@ class Projections:
 
 
 class LightCopies:
-    """The lighter copies of the projections' weights, on which drafts run; none are made until `make`."""
+    """The light copies of the projections' weights, on which drafts run; none are made until `make`."""
 
     def __init__(self, projections: Projections, num_layers: int) -> None:
         self._projections = projections
         self._num_layers = num_layers
 
-    def make(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> None:
+    def make(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> None:
         """Make copies as far as the memory budget holds them, or drop them.
 
         With `auto`, what runs in 4 bits in one of `masks` has a copy in 4 bits beside that in 8.
         """
-        both = _of_width(masks, 4)
+        both = _of_bits(masks, 4)
         for index, linears in self._projections.by_sublayer():
             for linear in linears:
                 linear.lighten(bits, index in both)
 
-    def most_bytes(self, bits: DraftBits, masks: Iterable[SkipMask] = ()) -> int:
+    def most_bytes(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> int:
         """Bytes that all copies for drafts with `masks` would take at most; 0 if there can be none."""
-        both = _of_width(masks, 4)
+        both = _of_bits(masks, 4)
         return sum(
             linear.light_bytes(bits, index in both)
             for index, linears in self._projections.by_sublayer()
@@ -117,29 +117,29 @@ class LightCopies:
         return next(linear.obstacle for linear in self._projections)
 
     @property
-    def widths_of_each(self) -> list[tuple[int, ...]]:
-        """The copies' widths for each sub-layer and, last, for the head; the nearest to the model first."""
+    def bits_of_each(self) -> list[tuple[int, ...]]:
+        """The copies' bits for each sub-layer and, last, for the head; the nearest to the model first."""
         found = [
-            {width for linear in linears for width in linear.copies} for _, linears in self._projections.by_sublayer()
+            {bits for linear in linears for bits in linear.copies} for _, linears in self._projections.by_sublayer()
         ]
-        return [tuple(width for width in WIDTHS if width in widths) for widths in found]
+        return [tuple(bits for bits in BITS if bits in copies) for copies in found]
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """The widths of all copies, the nearest to the model first."""
-        found = {width for widths in self.widths_of_each for width in widths}
-        return tuple(width for width in WIDTHS if width in found)
+    def bits(self) -> tuple[int, ...]:
+        """The bits of all copies, the nearest to the model first."""
+        found = {bits for copies in self.bits_of_each for bits in copies}
+        return tuple(bits for bits in BITS if bits in found)
 
     @property
-    def mask(self) -> SkipMask:
+    def mask(self) -> SubLayerPlan:
         """The draft that skips nothing and runs everything on the copies that are nearest to the model."""
-        nearest = {index: widths[0] for index, widths in enumerate(self.widths_of_each) if widths}
-        return SkipMask.of(self._num_layers).lightened(nearest)
+        nearest = {index: copies[0] for index, copies in enumerate(self.bits_of_each) if copies}
+        return SubLayerPlan.of(self._num_layers).lightened(nearest)
 
 
-def _of_width(masks: Iterable[SkipMask], width: int) -> set[int]:
-    """Indices of all sub-layers, and 2L of the head, that run at this width in one of the masks."""
-    return {index for mask in masks for index, each in enumerate(mask.light) if each == width}
+def _of_bits(masks: Iterable[SubLayerPlan], bits: int) -> set[int]:
+    """Indices of all sub-layers, and 2L of the head, that run in these bits in one of the masks."""
+    return {index for mask in masks for index, each in enumerate(mask.light) if each == bits}
 
 
 def _ranges(rows: Sequence[bool]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ssd_profiles.mask import FULL, SkipMask
+from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.model.batch import Batch, Segment, Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sampling.argmax import argmax_with_logit
@@ -32,7 +32,7 @@ class Forward:
     segments: Sequence[Segment | Variants]
     rows: Sequence[int] | Tensor
     """Tokens to embed, on the host or on the device [rows], or states [rows, hidden] before sub-layer `first`."""
-    mask: SkipMask | None = None
+    mask: SubLayerPlan | None = None
     first: int = 0
     last: int | None = None
     keep_states: bool = False
@@ -63,13 +63,13 @@ class Head:
     """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], `normed` or not.
 
     With `best` the answer is a pair: the most probable tokens [rows] and their probabilities [rows]. Searches have more
-    rows than the memory has room for logits. `width` is that of the head's weights (`SkipMask.head_width`).
+    rows than the memory has room for logits. `bits` are those of the head's weights (`SubLayerPlan.head_bits`).
     """
 
     x: Tensor
     normed: bool = False
     best: bool = False
-    width: int = FULL
+    bits: int = FULL
     is_full = False
 
     @property
@@ -80,7 +80,7 @@ class Head:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one."""
-        return Head, self.normed, self.best, self.width
+        return Head, self.normed, self.best, self.bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ class ModelRunner:
         sizes = [request.size for request in requests]
         logits = self.decoder.head if one.normed else self.decoder.logits
         if not one.best:
-            return _split(logits(x, one.width), sizes)
-        parts = [_best(logits(rows, one.width)) for rows in x.split(HEAD_ROWS)]
+            return _split(logits(x, one.bits), sizes)
+        parts = [_best(logits(rows, one.bits)) for rows in x.split(HEAD_ROWS)]
         tokens, probabilities = (_split(torch.cat(each), sizes) for each in zip(*parts, strict=True))
         return list(zip(tokens, probabilities, strict=True))
 

@@ -1,4 +1,4 @@
-"""The attention and MLP blocks of a model, on its own weights or on lighter copies."""
+"""The attention and MLP blocks of a model, on its own weights or on light copies."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class SubLayers:
         self.key_multiple = self._key_multiple(rounded)
         """Numbers of keys are rounded up to a multiple of this."""
 
-    def follow(self, widths: Sequence[int]) -> None:
+    def follow(self, precisions: Sequence[int]) -> None:
         """Rebuild what depends on the projections.
 
-        That is a list of layers per copy precision of `widths`, and a `NativeAttention` per layer where it applies.
+        That is a list of layers per copy precision of `precisions`, and a `NativeAttention` per layer where it applies.
         """
         self._forms = {FULL: self.layers}
-        self._forms |= {width: [layer.lighter(width) for layer in self.layers] for width in widths}
-        self._native = {width: [self._native_attention(each) for each in form] for width, form in self._forms.items()}
+        self._forms |= {bits: [layer.lighter(bits) for layer in self.layers] for bits in precisions}
+        self._native = {bits: [self._native_attention(each) for each in form] for bits, form in self._forms.items()}
 
     @property
     def are_native(self) -> bool:
@@ -109,25 +109,25 @@ class SubLayers:
             return KEY_BLOCK
         return KEY_MULTIPLE if rounded and not self.are_native else 1
 
-    def _form(self, width: int) -> int:
-        """The precision to use for `width`: its copies, else the widest copies, else the model's own weights."""
-        return width if width in self._forms else max(self._forms)
+    def _form(self, bits: int) -> int:
+        """The precision to use for `bits`: its copies, else the widest copies, else the model's own weights."""
+        return bits if bits in self._forms else max(self._forms)
 
-    def attention(self, layer: int, x: Tensor, batch: Batch, width: int = FULL) -> Tensor:
+    def attention(self, layer: int, x: Tensor, batch: Batch, bits: int = FULL) -> Tensor:
         """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches.
 
-        It runs on copies of its weights of this `width`, if there are any.
+        It runs on copies of its weights of this `bits`, if there are any.
         """
         with self._lock.inner:
-            width = self._form(width)
-            parts = self._forms[width][layer]
-            native = self._native[width][layer]
+            bits = self._form(bits)
+            parts = self._forms[bits][layer]
+            native = self._native[bits][layer]
             if native is not None and batch.sequences is not None:
                 return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
             if self._spread:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)
-            queries, new = self.project(layer, x, batch.rotations[parts.kind], width)
+            queries, new = self.project(layer, x, batch.rotations[parts.kind], bits)
             if self.by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
                 mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
             elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
@@ -186,9 +186,9 @@ class SubLayers:
         )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)
 
-    def project(self, layer: int, x: Tensor, rotation: Rotation | None, width: int = FULL) -> tuple[Tensor, Tensor]:
+    def project(self, layer: int, x: Tensor, rotation: Rotation | None, bits: int = FULL) -> tuple[Tensor, Tensor]:
         """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim]."""
-        parts = self._forms[self._form(width)][layer]
+        parts = self._forms[self._form(bits)][layer]
         shape = self._shape
         qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if parts.q_norm is not None and parts.k_norm is not None:
@@ -197,10 +197,10 @@ class SubLayers:
             qkv = rotate(qkv, rotation)
         return qkv[:, : shape.heads], qkv[:, shape.heads :]
 
-    def mlp(self, layer: int, x: Tensor, width: int = FULL) -> Tensor:
-        """The MLP block of `layer` on `x` [n, hidden], on copies of its weights of this `width` if there are any."""
+    def mlp(self, layer: int, x: Tensor, bits: int = FULL) -> Tensor:
+        """The MLP block of `layer` on `x` [n, hidden], on copies of its weights of this `bits` if there are any."""
         with self._lock.inner:
-            parts = self._forms[self._form(width)][layer]
+            parts = self._forms[self._form(bits)][layer]
             return parts.add_mlp(x.to(parts.device) if self._spread else x)
 
     def _native_attention(self, layer: Layer) -> NativeAttention | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.planning.by_context import ByContext
 
 PRICED_ROWS = 32
@@ -24,7 +24,7 @@ class Entry:
     """A mask of a frontier with its acceptance profile."""
 
     name: str
-    mask: SkipMask
+    mask: SubLayerPlan
     profile: AcceptanceProfile
 
 
@@ -93,7 +93,7 @@ class CostModel:
         """Seconds of full forwards of a lone sequence, at any context length."""
         return self._at(context, PRICED_ROWS)
 
-    def tokens_per_second(self, context: float, tokens: float, steps: float, mask: SkipMask | None = None) -> float:
+    def tokens_per_second(self, context: float, tokens: float, steps: float, mask: SubLayerPlan | None = None) -> float:
         """Tokens/s of a cycle of `tokens` tokens that takes `steps` draft steps with `mask` and a verification.
 
         This is KnapSpec's TPT (eq. 4), except that a verification takes the time measured for its rows, not that of
@@ -157,7 +157,7 @@ class CostModel:
             return cost_of(self._alone.at(context), rows)
         return cost_of(self._shared.at(context), rows) + self._extra(context, sequences)
 
-    def draft_step(self, context: int, mask: SkipMask, sequences: int) -> float:
+    def draft_step(self, context: int, mask: SubLayerPlan, sequences: int) -> float:
         """Cost of one step of the masked model with a row of each of `sequences` sequences."""
         seconds = self.latency.step_seconds(context, queries=sequences, mask=mask, sequences=sequences)
         return seconds / self._plain.at(context)

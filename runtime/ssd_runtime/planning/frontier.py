@@ -59,7 +59,7 @@ class Frontier:
 
 def _entries(domain: DomainConfig, num_layers: int) -> tuple[Entry, ...]:
     return tuple(
-        Entry(f"{domain.name}[{index}]", entry.skip_mask(num_layers), entry.profile())
+        Entry(f"{domain.name}[{index}]", entry.sub_layer_plan(num_layers), entry.profile())
         for index, entry in enumerate(domain.frontier)
     )
 
@@ -75,7 +75,7 @@ def _correction(domain: DomainConfig, num_layers: int, latency: LatencyTable) ->
         return None
     costs = CostModel(latency)
     entry = domain.frontier[choice.entry]
-    mask = entry.skip_mask(num_layers)
+    mask = entry.sub_layer_plan(num_layers)
     profile = entry.profile()
     row = profile.draft_lengths.index(choice.draft_length)
     column = profile.thresholds.index(choice.threshold)

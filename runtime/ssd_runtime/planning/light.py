@@ -1,4 +1,4 @@
-"""The strategy `light` drafts with the whole model on lighter copies of its weights."""
+"""The strategy `light` drafts with the whole model on light copies of its weights."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ LIGHT = "light drafts"
 
 
 def require_copies(decoder: Decoder, option: str) -> None:
-    """Raise UserError, which names the user's `option`, if the model has no lighter copies."""
+    """Raise UserError, which names the user's `option`, if the model has no light copies."""
     if not decoder.light.kernels:
-        raise UserError(f"{option}: there is no lighter copy of this model's weights: {decoder.light.obstacle}")
+        raise UserError(f"{option}: there is no light copy of this model's weights: {decoder.light.obstacle}")
 
 
 def make_light(inputs: StrategyInputs) -> MakePlanner:
     """Return a maker of planners that plan the same light draft in every cycle.
 
-    Raises UserError if the model has no lighter copies.
+    Raises UserError if the model has no light copies.
     """
     settings: LightSettings = inputs.settings
     decoder = inputs.decoder

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import Drafter
@@ -27,7 +27,7 @@ class Plan:
     draft_length: int = 0
     entry: str | None = None
     """The mask's entry of a frontier, as `domain[index]`."""
-    mask: SkipMask | None = None
+    mask: SubLayerPlan | None = None
     """Sub-layers that drafting skips; None if the drafter uses no mask."""
     detail: str = ""
     """Figures of this step, for `--explain-steps`."""
@@ -36,7 +36,7 @@ class Plan:
     def masked(
         cls,
         reason: str,
-        mask: SkipMask,
+        mask: SubLayerPlan,
         draft_length: int,
         threshold: float = 0.0,
         entry: str | None = None,

@@ -32,11 +32,11 @@ class Strategy:
     needs_bundle: bool = False
     needs_latency: bool = False
     needs_light: bool = False
-    """Whether it drafts on lighter copies of the weights."""
+    """Whether it drafts on light copies of the weights."""
     offered: bool = False
     """Whether a server offers it to requests without `--allow-strategies`."""
     uses_masks: bool = False
-    """Whether it drafts with a bundle's masks, which may run on lighter copies too."""
+    """Whether it drafts with a bundle's masks, which may run on light copies too."""
 
 
 FIXED = "fixed:"

@@ -21,7 +21,7 @@ class AutoSettings(Bounded):
     """Parameters of `auto`."""
 
     light: int = number(1, 0, 1)
-    """1 to draft on lighter copies of the weights where that is expected to pay, 0 to make and use none."""
+    """1 to draft on light copies of the weights where that is expected to pay, 0 to make and use none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class SwiftSettings(Bounded):
     tree: int = number(1, 0, 1)
     """1 to verify further candidates beside tokens of low confidence, 0 for chains."""
     light: float = number(0.0, 0.0, 1.0)
-    """Share of its sub-layers that a candidate runs on lighter copies of the weights; the paper has none."""
+    """Share of its sub-layers that a candidate runs on light copies of the weights; the paper has none."""
     seed: int = number(0, 0, MOST_SEED)
 
 
@@ -133,7 +133,7 @@ class LookupSettings(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class LightSettings(Bounded):
-    """Parameters of drafts on lighter copies of the weights."""
+    """Parameters of drafts on light copies of the weights."""
 
     max_draft: int = number(5, 1, MAX_DRAFT)
     """Longest draft."""

@@ -9,7 +9,7 @@ from typing import Any
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig, ExitChoice
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import LookupStats
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.decoder import Decoder
@@ -34,8 +34,8 @@ class StrategyInputs:
     latency: LatencyTable | None
     heads: ExitHeads | None
     """Exit heads that several streams share; None to make them here."""
-    light: SkipMask | None
-    """The draft that runs everything on lighter copies of the weights, which `latency` prices; None without copies."""
+    light: SubLayerPlan | None
+    """The draft that runs everything on light copies of the weights, which `latency` prices; None without copies."""
 
     @property
     def num_layers(self) -> int:

@@ -1,4 +1,4 @@
-"""Measures what blocks and steps cost on lighter copies of the weights."""
+"""Measures what blocks and steps cost on light copies of the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import TYPICAL_SPREAD, broken_light_law
 from ssd_profiles.light_costs import LightCosts, LightCostsFile
-from ssd_profiles.mask import FULL, SkipMask
+from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.devices.clock import seconds
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
@@ -48,44 +48,44 @@ _FILE = TypeAdapter(dict[int, LightCostsFile])
 
 
 def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> LatencyTable:
-    """The table with the costs of the decoder's lighter copies: its own, the user cache's, or newly measured ones.
+    """The table with the costs of the decoder's light copies: its own, the user cache's, or newly measured ones.
 
     New ones are kept in the cache. Raises BusyMachineError, whose coarse table has them, if the machine was not steady
     or the table breaks the law.
     """
-    widths = set(decoder.light.widths)
-    if widths <= set(table.light):
-        return replace(table, light={width: table.light[width] for width in widths})
+    precisions = set(decoder.light.bits)
+    if precisions <= set(table.light):
+        return replace(table, light={bits: table.light[bits] for bits in precisions})
     path = _path(decoder, model_key)
     try:
         known = _FILE.validate_json(path.read_text(encoding="utf-8"))
-        costs = {width: LightCosts.of_file(each) for width, each in known.items()}
+        costs = {bits: LightCosts.of_file(each) for bits, each in known.items()}
         priced = replace(table, light=costs)
         priced.check()
-        if set(costs) == widths and broken_light_law(priced) is None:
+        if set(costs) == precisions and broken_light_law(priced) is None:
             return priced
     except (OSError, ValidationError, ValueError):
         pass
     others = OtherWork()
     costs, steady = measure_light(decoder)
     priced = replace(table, light=costs)
-    breach = broken_light_law(priced) if steady else "the times of steps on lighter copies spread too far"
+    breach = broken_light_law(priced) if steady else "the times of steps on light copies spread too far"
     if breach is not None:
         # Without a spread, the whole table breaks the law.
         raise BusyMachineError(breach, others.processors(), replace(priced, spread={}))
-    remember(path, json.dumps({width: each.as_file().model_dump() for width, each in costs.items()}))
+    remember(path, json.dumps({bits: each.as_file().model_dump() for bits, each in costs.items()}))
     return priced
 
 
 @torch.inference_mode()
 def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
-    """Measure the costs of every width, in turn with the full blocks; returns them and whether to keep them.
+    """Measure the costs of every precision, in turn with the full blocks; returns them and whether to keep them.
 
     Each figure is a pass through all layers, as in the latency table. The costs are worth keeping if the machine was
     steady over `MIN_ROUNDS` rounds at least.
     """
     bench = _Bench(decoder)
-    widths = (FULL, *decoder.light.widths)
+    precisions = (FULL, *decoder.light.bits)
     taken: dict[tuple[str, int, int], list[float]] = {}
     began = perf_counter()
     rounds = 0
@@ -96,27 +96,27 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
         rounds = number
         for n in QUERIES:
             for name, work in bench.works(n).items():
-                for width in widths:
-                    elapsed = seconds(work(width), decoder.device)
+                for bits in precisions:
+                    elapsed = seconds(work(bits), decoder.device)
                     if number:  # the first round warms up
-                        taken.setdefault((name, n, width), []).append(elapsed)
+                        taken.setdefault((name, n, bits), []).append(elapsed)
 
-    def shares(name: str, width: int) -> np.ndarray:
-        pairs = [zip(taken[name, n, width], taken[name, n, FULL], strict=True) for n in QUERIES]
+    def shares(name: str, bits: int) -> np.ndarray:
+        pairs = [zip(taken[name, n, bits], taken[name, n, FULL], strict=True) for n in QUERIES]
         return np.asarray([median(light / full for light, full in each) for each in pairs])
 
     costs = {
-        width: LightCosts(
+        bits: LightCosts(
             context=bench.context,
             queries=np.asarray(QUERIES, float),
-            attention={kind: shares(kind, width) for kind in bench.kinds},
-            mlp=shares("mlp", width),
-            head=shares("head", width),
-            step=shares("step", width),
+            attention={kind: shares(kind, bits) for kind in bench.kinds},
+            mlp=shares("mlp", bits),
+            head=shares("head", bits),
+            step=shares("step", bits),
         )
-        for width in decoder.light.widths
+        for bits in decoder.light.bits
     }
-    steps = [taken["step", 1, width] for width in widths]
+    steps = [taken["step", 1, bits] for bits in precisions]
     return costs, rounds >= MIN_ROUNDS and all(spread_of(times) <= TYPICAL_SPREAD for times in steps)
 
 
@@ -133,35 +133,35 @@ class _Bench:
         }
 
     def works(self, n: int) -> dict[str, Callable[[int], Callable[[], object]]]:
-        """Makers of works on `n` rows, by name: each takes the width of the weights."""
+        """Makers of works on `n` rows, by name: each takes the bits of the weights."""
         decoder = self._decoder
         ids = decoder.probe_ids(n)
         x = decoder.embed(ids)
         cache = self._session.cache
         cache.reserve(self.context + n)
         batch = Batch.of([decoder.batches.consecutive(cache, self.context, n)])
-        whole = SkipMask.of(decoder.shape.num_layers)
+        whole = SubLayerPlan.of(decoder.shape.num_layers)
 
-        def attention(layers: list[int], width: int) -> Callable[[], object]:
-            return lambda: [decoder.sublayers.attention(layer, x, batch, width) for layer in layers]
+        def attention(layers: list[int], bits: int) -> Callable[[], object]:
+            return lambda: [decoder.sublayers.attention(layer, x, batch, bits) for layer in layers]
 
-        def mlp(width: int) -> Callable[[], object]:
-            return lambda: [decoder.sublayers.mlp(layer, x, width) for layer in range(decoder.shape.num_layers)]
+        def mlp(bits: int) -> Callable[[], object]:
+            return lambda: [decoder.sublayers.mlp(layer, x, bits) for layer in range(decoder.shape.num_layers)]
 
-        def head(width: int) -> Callable[[], object]:
-            return lambda: argmax(decoder.logits(x, width)).tolist()
+        def head(bits: int) -> Callable[[], object]:
+            return lambda: argmax(decoder.logits(x, bits)).tolist()
 
-        def step(width: int) -> Callable[[], object]:
-            mask = whole.lightened(width) if width else None
+        def step(bits: int) -> Callable[[], object]:
+            mask = whole.lightened(bits) if bits else None
             return lambda: ModelRunner(decoder).finish(self._step(ids, mask))
 
         kinds: dict[str, Callable[[int], Callable[[], object]]]
         kinds = {kind: partial(attention, layers) for kind, layers in self.kinds.items()}
         return {**kinds, "mlp": mlp, "head": head, "step": step}
 
-    def _step(self, ids: list[int], mask: SkipMask | None) -> Work[list[int]]:
+    def _step(self, ids: list[int], mask: SubLayerPlan | None) -> Work[list[int]]:
         x = yield self._session.request(ids, mask=mask)
-        logits = yield Head(x, width=FULL if mask is None else mask.head_width)
+        logits = yield Head(x, bits=FULL if mask is None else mask.head_bits)
         return argmax(logits).tolist()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 
 LENGTH_SCALE = 0.15
 """Length scale of the kernel, as a share of the sub-layers."""
@@ -37,10 +37,10 @@ def most_promising(tried: NDArray[np.int64], scores: Sequence[float], candidates
     return int(np.argmax(deviation * (gain * _cumulative(gain) + np.exp(-(gain**2) / 2) / math.sqrt(2 * math.pi))))
 
 
-def coded(masks: Sequence[SkipMask]) -> NDArray[np.int64]:
-    """Numbers [masks, sub-layers] for how each sub-layer drafts: -1 if it is skipped, else its width."""
+def coded(masks: Sequence[SubLayerPlan]) -> NDArray[np.int64]:
+    """Numbers [masks, sub-layers] for how each sub-layer drafts: -1 if it is skipped, else its bits."""
     return np.asarray(
-        [[-1 if skipped else mask.width(i) for i, skipped in enumerate(mask.bits)] for mask in masks], np.int64
+        [[-1 if skipped else mask.bits_of(i) for i, skipped in enumerate(mask.skipped)] for mask in masks], np.int64
     )
 
 

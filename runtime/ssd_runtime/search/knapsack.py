@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import FULL, WIDTHS, SkipMask
+from ssd_profiles.mask import BITS, FULL, SubLayerPlan
 from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
@@ -27,7 +27,7 @@ FINE = 16
 must not round away."""
 
 Lighter = tuple[tuple[int, int], ...]
-"""Pairs of a width and the weight that running an item at this width saves."""
+"""Pairs of bits and the weight that running an item in these bits saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Weights:
     lighter: tuple[Lighter, ...] = ()
     """Further choices for each sub-layer; empty if sub-layers are skipped or run in full, as in the paper."""
     head: int = FULL
-    """Width of the head's weights in all drafts."""
+    """Bits of the head's weights in all drafts."""
 
     @classmethod
     def of(cls, latency: LatencyTable, context: float) -> Weights:
@@ -50,24 +50,22 @@ class Weights:
 
     @classmethod
     def fine(cls, latency: LatencyTable, context: float, copies: Sequence[Sequence[int]]) -> Weights:
-        """Weights in finer units, with what each sub-layer saves on its copies (`LightCopies.widths_of_each`).
+        """Weights in finer units, with what each sub-layer saves on its copies (`LightCopies.bits_of_each`).
 
-        The head has the first of its widths.
+        The head uses the first precision of its list.
         """
         full = latency.sublayer_seconds(context, 1)
         unit = min(full) / FINE
-        at_width = {width: latency.sublayer_seconds(context, 1, width) for width in WIDTHS}
-        saved = [
-            {width: round((each - at_width[width][i]) / unit) for width in copies[i]} for i, each in enumerate(full)
-        ]
+        at_bits = {bits: latency.sublayer_seconds(context, 1, bits) for bits in BITS}
+        saved = [{bits: round((each - at_bits[bits][i]) / unit) for bits in copies[i]} for i, each in enumerate(full)]
         return cls(
             items=tuple(max(1, round(each / unit)) for each in full),
-            lighter=tuple(tuple((width, gain) for width, gain in each.items() if gain > 0) for each in saved),
+            lighter=tuple(tuple((bits, gain) for bits, gain in each.items() if gain > 0) for each in saved),
             head=next(iter(copies[-1]), FULL),
         )
 
     def options(self, item: int) -> Lighter:
-        """The widths at which an item may run, with what each saves; in full first, which saves nothing."""
+        """The bits in which an item may run, with what each saves; in full first, which saves nothing."""
         return ((FULL, 0), *(self.lighter[item] if self.lighter else ()))
 
 
@@ -75,7 +73,7 @@ class Weights:
 class Candidate:
     """The best mask found for one budget of skipped weight."""
 
-    mask: SkipMask
+    mask: SubLayerPlan
     skipped_weight: int
     """Weight that it saves, by skipping sub-layers or running them lighter."""
     cosine: float
@@ -121,10 +119,10 @@ def searching_knapsack(
     With `exactly`, find one candidate that skips that weight (CLaSp Algorithm 1, where every layer weighs 1).
 
     g[i, j] is the best state after item i with weight j skipped. Executing i keeps j, and skipping it adds i's weight.
-    Where sub-layers may be lighter, it is a multiple-choice knapsack: executing i at a width adds what that saves.
+    Where sub-layers may be lighter, it is a multiple-choice knapsack: executing i in fewer bits adds what that saves.
     Of states with the same j, the one closest in cosine to the full model's X(i) stays. States whose cosine is at
-    most `threshold` are dropped. All j of an item and a width run as one forward. The printed Algorithm 2 backtracks by
-    comparing states and stops at j = 0; here choices are kept as back-pointers.
+    most `threshold` are dropped. All j of an item in the same bits run as one forward. The printed Algorithm 2
+    backtracks by comparing states and stops at j = 0; here choices are kept as back-pointers.
 
     The paper keeps a state for every j, which a GPU runs in the time of one. With `most`, at most so many are kept
     after each item: those where skipping more begins to cost. A request has at most `piece` rows, or those of one j.
@@ -132,14 +130,14 @@ def searching_knapsack(
     heaviest = math.floor(budget * sum(weights.items)) if exactly is None else exactly
     least = exactly or 0
     rest = sum(weights.items)
-    width = 2 * decoder.shape.num_layers // len(weights.items)
+    per_item = 2 * decoder.shape.num_layers // len(weights.items)
     groups = [decoder.batches.variants(group.cache, group.start, len(group)) for group in reference.groups]
     level = _Level([0], reference.states[0][:, None])
     choices: list[dict[int, _Choice]] = []
     for item, weight in enumerate(weights.items):
         rest -= weight
-        first = item * width
-        last = first + width
+        first = item * per_item
+        last = first + per_item
         target = reference.states[last][:, None]
         ways = dict[_Choice, _Level]()
         for at, saved in weights.options(item):
@@ -149,7 +147,7 @@ def searching_knapsack(
                 full=target,
                 first=first,
                 last=last,
-                mask=SkipMask.of(decoder.shape.num_layers).lightened(at) if at else None,
+                mask=SubLayerPlan.of(decoder.shape.num_layers).lightened(at) if at else None,
                 piece=piece,
             )
         ways[_Choice(None, weight)] = level.between(least - rest - weight, heaviest - weight)
@@ -167,9 +165,9 @@ def searching_knapsack(
 
 
 class _Choice(NamedTuple):
-    """The choice of a state's latest item, a width or None for skipping, and the weight that it saves."""
+    """The choice of a state's latest item, its bits or None for skipping, and the weight that it saves."""
 
-    width: int | None
+    bits: int | None
     saved: int
 
 
@@ -236,10 +234,10 @@ def _executing(
     full: Tensor,
     first: int,
     last: int,
-    mask: SkipMask | None,
+    mask: SubLayerPlan | None,
     piece: int | None,
 ) -> Work[_Level]:
-    """Run an item's sub-layers on every state, all budgets together, in full or at the widths of `mask`.
+    """Run an item's sub-layers on every state, all budgets together, in full or in the bits of `mask`.
 
     In full, the state that skips nothing becomes `full`.
     """
@@ -268,7 +266,7 @@ def _rating(
     states = level.x.flatten(0, 1)
     parts = list[Tensor]()
     for part in states.split(piece or len(states)):
-        best, _ = yield Head(part, best=True, width=weights.head)
+        best, _ = yield Head(part, best=True, bits=weights.head)
         parts.append(best)
     tokens = torch.cat(parts)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
@@ -288,18 +286,18 @@ def _rating(
     ]
 
 
-def _mask(num_layers: int, weights: Weights, choices: list[dict[int, _Choice]], skipped_weight: int) -> SkipMask:
+def _mask(num_layers: int, weights: Weights, choices: list[dict[int, _Choice]], skipped_weight: int) -> SubLayerPlan:
     """Follow the choices back from the last item; returns the mask that skips `skipped_weight`."""
     skipped = list[int]()
-    widths = {2 * num_layers: weights.head}
+    bits_of = {2 * num_layers: weights.head}
     left = skipped_weight
     per_item = 2 * num_layers // len(choices)
     for item in range(len(choices) - 1, -1, -1):
-        width, saved = choices[item][left]
+        bits, saved = choices[item][left]
         sublayers = range(item * per_item, (item + 1) * per_item)
-        if width is None:
+        if bits is None:
             skipped += sublayers
         else:
-            widths |= dict.fromkeys(sublayers, width)
+            bits_of |= dict.fromkeys(sublayers, bits)
         left -= saved
-    return SkipMask.of(num_layers, skipped).lightened(widths)
+    return SubLayerPlan.of(num_layers, skipped).lightened(bits_of)

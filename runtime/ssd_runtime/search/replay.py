@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.acceptance import Trace
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.batch import BatchBuilder, Segment
 from ssd_runtime.model.cache.kv_cache import KVCache
@@ -72,13 +72,13 @@ class ReferenceStates:
         return ReferenceStates([x[rows] for x in self.states], self.targets[rows], groups)
 
 
-def replay_mask(decoder: Decoder, reference: ReferenceStates, mask: SkipMask, block: int) -> list[Trace]:
+def replay_mask(decoder: Decoder, reference: ReferenceStates, mask: SubLayerPlan, block: int) -> list[Trace]:
     """Run `replaying` at once."""
     work = replaying(batches=decoder.batches, reference=reference, mask=mask, block=block)
     return ModelRunner(decoder).finish(work)
 
 
-def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SkipMask, block: int) -> Work[list[Trace]]:
+def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SubLayerPlan, block: int) -> Work[list[Trace]]:
     """Predict each row's next token with the masked model; returns a trace of matches and confidences per group.
 
     It is one parallel pass with the keys that real drafting would see. A draft is assumed to begin every `block`
@@ -88,7 +88,7 @@ def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SkipMask,
     first = mask.first_changed
     segments = [_block_segment(batches, group, block) for group in reference.groups]
     x = yield Forward(segments, rows=reference.states[first], mask=mask, first=first)
-    tokens, probabilities = yield Head(x, best=True, width=mask.head_width)
+    tokens, probabilities = yield Head(x, best=True, bits=mask.head_bits)
     both = torch.stack([(tokens == reference.targets).float(), probabilities]).cpu()  # one wait for a device
     matches = both[0].bool()
     confidence = both[1].double()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.errors import UserError
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.clock import queues_work
 from ssd_runtime.devices.transfer import take_rows, to_device
 from ssd_runtime.model.batch import MOST_BY_ROW
@@ -247,7 +247,7 @@ class Session:
         self,
         rows: Sequence[int] | Tensor,
         ahead: int = 0,
-        mask: SkipMask | None = None,
+        mask: SubLayerPlan | None = None,
         first: int = 0,
         last: int | None = None,
         keep_states: bool = False,
@@ -298,7 +298,7 @@ class Session:
     def forward(
         self,
         rows: Sequence[int] | Tensor,
-        mask: SkipMask | None = None,
+        mask: SubLayerPlan | None = None,
         ahead: int = 0,
         first: int = 0,
         last: int | None = None,

@@ -1,4 +1,4 @@
-"""The bits of lighter copies of weights, as a user gives them; importing it does not load torch."""
+"""The bits of light copies of weights, as a user gives them; importing it does not load torch."""
 
 from __future__ import annotations
 

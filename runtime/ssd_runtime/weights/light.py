@@ -1,4 +1,4 @@
-"""Lighter copies of dense weights, which only drafts multiply by."""
+"""Light copies of dense weights, which only drafts multiply by."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS_AT_ONCE = 4096
 
 
 class LightLinear:
-    """Projections on a lighter copy of their weights, called like `Linear`."""
+    """Projections on a light copy of their weights, called like `Linear`."""
 
     __slots__ = ("fused", "kernel")
 
@@ -47,12 +47,12 @@ class LightLinear:
 
 
 def can_lighten(weight: Tensor) -> bool:
-    """Whether there is a kernel for a lighter copy of a weight [out, in] on its device."""
+    """Whether there is a kernel for a light copy of a weight [out, in] on its device."""
     return weight.device.type == "cpu" and weight.is_floating_point() and Int8.can_serve(weight.shape[1])
 
 
 def most_bytes(out: int, columns: int, bits: DraftBits, both: bool = False) -> int:
-    """Bytes that lighter copies of a weight [out, columns] take at most (`light_kernels`).
+    """Bytes that light copies of a weight [out, columns] take at most (`light_kernels`).
 
     Whether that of `auto` has 4 or 8 bits turns out once it is made.
     """
@@ -63,7 +63,7 @@ def most_bytes(out: int, columns: int, bits: DraftBits, both: bool = False) -> i
 
 
 def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bool = False) -> dict[int, Kernel]:
-    """Copies of a weight [out, in] by their width, 8 or 4 bits; 8 serve where no kernel of 4 can.
+    """Copies of a weight [out, in] by their bits, 8 or 4; 8 serve where no kernel of 4 can.
 
     `auto` makes one in 4 bits if the weight lies on such a grid. Otherwise it makes one in 8 bits, and with `both`
     one in 4 bits beside that.

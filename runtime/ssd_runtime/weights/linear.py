@@ -54,7 +54,7 @@ class Linear:
     modules without hooks, are checked against these when built, and are rebuilt when a weight, hook or module changes.
     Modules that hold a quantised file's weights (`PackedLinear`) share kernels, which are called directly.
 
-    Drafts may run on lighter copies instead (`lighten`), within the same budget and of exact modules alone. They are
+    Drafts may run on light copies instead (`lighten`), within the same budget and of exact modules alone. They are
     rebuilt with the packed one.
     """
 
@@ -92,12 +92,12 @@ class Linear:
 
     @property
     def copies(self) -> Mapping[int, LightLinear]:
-        """The lighter copies by their width in bits."""
+        """The light copies by their bits."""
         return self._light
 
-    def lighter(self, width: int) -> Linear | LightLinear:
-        """The copy of a width; the other one if there is none of that, and these projections themselves without any."""
-        return self._light.get(width) or next(iter(self._light.values()), self)
+    def lighter(self, bits: int) -> Linear | LightLinear:
+        """The copy in these bits, else the other copy, else these projections themselves."""
+        return self._light.get(bits) or next(iter(self._light.values()), self)
 
     @property
     def foreign(self) -> list[nn.Module]:
@@ -120,14 +120,14 @@ class Linear:
         self._last = len(rows) - 1
 
     def lighten(self, bits: DraftBits, both: bool = False) -> None:
-        """Make the lighter copies that `bits` asks for (`light_kernels`), or drop them."""
+        """Make the light copies that `bits` asks for (`light_kernels`), or drop them."""
         if (bits, both) != (self._bits, self._both):
             self._bits = bits
             self._both = both
             self._build_light()
 
     def light_bytes(self, bits: DraftBits, both: bool = False) -> int:
-        """Bytes that lighter copies would take at most; 0 if there can be none."""
+        """Bytes that light copies would take at most; 0 if there can be none."""
         linears = self._copied()
         if bits == "none" or not linears or not all(can_lighten(linear.weight) for linear in linears):
             return 0
@@ -135,7 +135,7 @@ class Linear:
 
     @property
     def obstacle(self) -> str:
-        """The condition that does not hold, and what to do; for projections without lighter copies."""
+        """The condition that does not hold, and what to do; for projections without light copies."""
         if self.formats:
             return "its weights stay packed; use --weights dense"
         if not (linears := self._copied()):
@@ -218,7 +218,7 @@ class Linear:
             if most and self._memory.claim(most):
                 weight, bias = _joined(self._copied())
                 kernels = light_kernels(weight, bias, self._bits, both)
-                self._light = {width: LightLinear(kernel, weight.dtype) for width, kernel in kernels.items()}
+                self._light = {bits: LightLinear(kernel, weight.dtype) for bits, kernel in kernels.items()}
                 self._memory.used -= most - sum(kernel.nbytes for kernel in kernels.values())
                 return
 

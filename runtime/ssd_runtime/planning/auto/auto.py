@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ssd_artifacts.domain_config import MIXTURE, ExitChoice
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.exit_heads import ExitHeads
@@ -35,7 +35,7 @@ def draft_sources(
     latency: LatencyTable,
     stream: Stream,
     lookup: Lookup,
-    light: SkipMask | None = None,
+    light: SubLayerPlan | None = None,
 ) -> tuple[list[Source], list[MaskedDrafts]]:
     """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
 
@@ -70,7 +70,7 @@ class AutoPlanner(BasePlanner):
         router: Router | None,
         latency: LatencyTable,
         stream: Stream,
-        light: SkipMask | None = None,
+        light: SubLayerPlan | None = None,
     ) -> None:
         self._light = light
         self._frontiers = frontiers

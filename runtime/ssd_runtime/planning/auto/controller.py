@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup, Ready
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.offer import Offer, Source
@@ -127,7 +127,7 @@ class Controller:
             self._update_member(guess, most_cost)
             return None
         found = [each for source in self._common if (each := source.yields(context, load.sequences)) is not None]
-        masks = dict[SkipMask, tuple[ChainYield, ...]]()
+        masks = dict[SubLayerPlan, tuple[ChainYield, ...]]()
         for mask, chains in found:
             masks.setdefault(mask, chains)
         steps.members[self._number] = Member(

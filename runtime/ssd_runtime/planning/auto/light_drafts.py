@@ -1,4 +1,4 @@
-"""Drafts on lighter copies of the weights, as one of `auto`'s ways to draft."""
+"""Drafts on light copies of the weights, as one of `auto`'s ways to draft."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
@@ -35,14 +35,14 @@ class _Chain:
 
 
 class LightDrafts:
-    """Chains of the whole model on lighter weights, with guesses after them and second candidates beside them.
+    """Chains of the whole model on light weights, with guesses after them and second candidates beside them.
 
     A chain's length follows from the token agreement in this stream, since that is about the same at every place, and
     from the measured cost of a draft step.
     """
 
-    def __init__(self, mask: SkipMask, latency: LatencyTable, stats: DraftStats, lookup: Lookup) -> None:
-        """`mask` skips nothing, and `latency` prices the lighter copies that it drafts on."""
+    def __init__(self, mask: SubLayerPlan, latency: LatencyTable, stats: DraftStats, lookup: Lookup) -> None:
+        """`mask` skips nothing, and `latency` prices the light copies that it drafts on."""
         self.stats = stats
         self._lookup = lookup
         self._mask = mask

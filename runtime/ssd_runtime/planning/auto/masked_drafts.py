@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Branching, Masked
@@ -80,7 +80,7 @@ class MaskedDrafts:
         plan = self._plan(option=option, chain=chain, costs=costs, most_cost=most_cost)
         return Offer(source=self, best=best, plan=plan, speedup=chain.speedup)
 
-    def yields(self, context: int, sequences: int) -> tuple[SkipMask, tuple[ChainYield, ...]] | None:
+    def yields(self, context: int, sequences: int) -> tuple[SubLayerPlan, tuple[ChainYield, ...]] | None:
         """The mask that is best by latency, with the yields of its chains in a step that `sequences` sequences share.
 
         None if the domain has no masks, or if validation measured that they do not pay under this load.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN
 from ssd_runtime.planning.cost import CostModel
 
@@ -34,7 +34,7 @@ class Member:
     """Rows of the verification without masked drafts."""
     most_cost: float = 1.0
     """Largest cost of a cycle that its budget covers, in plain steps."""
-    masks: Mapping[SkipMask, tuple[ChainYield, ...]] = field(default_factory=dict)
+    masks: Mapping[SubLayerPlan, tuple[ChainYield, ...]] = field(default_factory=dict)
     """The masks that it could draft with, and the yields of chains of every length."""
     asked: bool = False
     """Whether it has named its masks."""
@@ -44,7 +44,7 @@ class Member:
 class Share:
     """A sequence's part in a step: a chain by masked steps, drafted together with others."""
 
-    mask: SkipMask
+    mask: SubLayerPlan
     length: int
     step_cost: float
     """Plain steps charged for a draft step. All sequences wait for it, and those that draft pay for all."""
@@ -54,7 +54,7 @@ class Share:
 class _Group:
     """Sequences that draft chains of one length with one mask."""
 
-    mask: SkipMask
+    mask: SubLayerPlan
     length: int
     members: tuple[int, ...]
     """Numbers of the sequences."""
@@ -142,7 +142,7 @@ def _groups(
     return groups
 
 
-def _by_length(mask: SkipMask, members: Mapping[int, Member]) -> dict[int, dict[int, ChainYield]]:
+def _by_length(mask: SubLayerPlan, members: Mapping[int, Member]) -> dict[int, dict[int, ChainYield]]:
     """Yields of chains by this mask, by length and then by member."""
     found = dict[int, dict[int, ChainYield]]()
     for number, member in members.items():
@@ -152,7 +152,7 @@ def _by_length(mask: SkipMask, members: Mapping[int, Member]) -> dict[int, dict[
 
 
 def _group(
-    mask: SkipMask, length: int, chains: Mapping[int, ChainYield], members: Mapping[int, Member], draft_step: float
+    mask: SubLayerPlan, length: int, chains: Mapping[int, ChainYield], members: Mapping[int, Member], draft_step: float
 ) -> _Group:
     return _Group(
         mask=mask,

@@ -35,7 +35,7 @@ class Stream:
     exits: defaultdict[str, DraftStats] = field(default_factory=_by_domain)
     """Statistics of early exits by domain."""
     light: DraftStats = field(default_factory=DraftStats)
-    """Statistics of drafts on lighter copies of the weights, in all domains."""
+    """Statistics of drafts on light copies of the weights, in all domains."""
     priced: tuple[Load, list[float]] | None = None
     """The latest shared forward, and the costs of 1, 2, … rows of a request in the next one."""
     timed: Load | None = None

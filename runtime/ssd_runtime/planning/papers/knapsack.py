@@ -90,7 +90,7 @@ class KnapsackPlanner(RefreshedPlanner):
 
         `verify` are the measured seconds of verifying 1, 2, … drafted tokens.
         """
-        if not any(candidate.mask.bits):
+        if not any(candidate.mask.skipped):
             rate = 1.0 / self._latency.step_seconds(context)
             return rate, Plan(f"plain: no mask is predicted to beat {rate:.1f} tokens/s")
         draft = self._latency.step_seconds(context, 1, candidate.mask)

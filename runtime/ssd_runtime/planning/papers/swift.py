@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from ssd_profiles.mask import SkipMask
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import CHAIN, Branching
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.light import require_copies
@@ -48,9 +48,9 @@ class SwiftSearch:
 
     num_layers: int
     settings: SwiftSettings
-    light: SkipMask | None = None
-    """The widths at which sub-layers may run; None to run them in full."""
-    best: SkipMask = field(init=False)
+    light: SubLayerPlan | None = None
+    """The bits in which sub-layers may run; None to run them in full."""
+    best: SubLayerPlan = field(init=False)
     score: float = 0.0
     """The best mask's matchness on the current request."""
     skip: float = field(init=False)
@@ -64,7 +64,7 @@ class SwiftSearch:
     searches: int = 0
     """Searches begun so far, this one included."""
     _random: np.random.Generator = field(init=False)
-    _seen: list[tuple[SkipMask, float]] = field(default_factory=list)
+    _seen: list[tuple[SubLayerPlan, float]] = field(default_factory=list)
     """Masks with their matchness."""
     _drafted: int = 0
     _accepted: int = 0
@@ -92,7 +92,7 @@ class SwiftSearch:
         """Whether the best mask is to be scored on the next tokens."""
         return self.settings.steps > 0 and (self.running or self._unseen >= LOOK_EVERY)
 
-    def suggest(self) -> SkipMask:
+    def suggest(self) -> SubLayerPlan:
         """Choose the next mask to try: at intervals by the Gaussian process, otherwise at random (SWIFT eq. 2)."""
         if (self.tried + 1) % self.settings.bayes_interval == 0 and len(self._seen) > 1:
             pool = [self._near(self.best) for _ in range(POOL // 2)] + [self._any() for _ in range(POOL // 2)]
@@ -100,7 +100,7 @@ class SwiftSearch:
             return pool[most_promising(coded(tried), scores, coded(pool))]
         return self._any()
 
-    def update(self, mask: SkipMask, score: float) -> None:
+    def update(self, mask: SubLayerPlan, score: float) -> None:
         """Add a candidate's matchness; the best mask drafts from now on. Ends the search if a limit is reached."""
         settings = self.settings
         self._seen.append((mask, score))
@@ -143,7 +143,7 @@ class SwiftSearch:
             self.skip = lower
             self._begin(self._uniform())
 
-    def _begin(self, best: SkipMask, score: float = 0.0) -> None:
+    def _begin(self, best: SubLayerPlan, score: float = 0.0) -> None:
         """Begin a search from the mask `best`."""
         self.searches += 1
         self.best = best
@@ -166,39 +166,39 @@ class SwiftSearch:
         """Number of sub-layers that candidates skip."""
         return min(round(self.skip * 2 * self.num_layers), len(self.free))
 
-    def _uniform(self) -> SkipMask:
+    def _uniform(self) -> SubLayerPlan:
         """A mask of evenly spaced layers."""
         # Of an odd number of sub-layers, the last is a layer's attention alone.
-        layers = SkipMask.uniform(self.num_layers, -(-self._count // 2), self.settings.protect)
+        layers = SubLayerPlan.uniform(self.num_layers, -(-self._count // 2), self.settings.protect)
         return self._mask(list(layers)[: self._count])
 
-    def _any(self) -> SkipMask:
+    def _any(self) -> SubLayerPlan:
         """A random mask."""
         return self._mask(self._random.choice(self.free, self._count, replace=False))
 
-    def _near(self, mask: SkipMask) -> SkipMask:
-        """A mask that differs from `mask` in one to four exchanged sub-layers, and in a quarter of the lighter ones."""
+    def _near(self, mask: SubLayerPlan) -> SubLayerPlan:
+        """A mask that differs from `mask` in one to four exchanged sub-layers, and in a quarter of the light ones."""
         skipped = list(mask)
-        kept = [index for index in self.free if not mask.bits[index]]
+        kept = [index for index in self.free if not mask.skipped[index]]
         count = min(int(self._random.integers(1, 5)), len(skipped), len(kept))
         out = self._random.choice(skipped, count, replace=False) if count else ()
         into = self._random.choice(kept, count, replace=False) if count else ()
-        lit = [index for index in range(len(mask)) if mask.width(index)]
+        lit = [index for index in range(len(mask)) if mask.bits_of(index)]
         stay = self._random.choice(lit, 3 * len(lit) // 4, replace=False) if lit else ()
         return self._mask({*skipped} - {int(i) for i in out} | {int(i) for i in into}, stay)
 
-    def _mask(self, skipped: Iterable[int], lit: Iterable[int] = ()) -> SkipMask:
+    def _mask(self, skipped: Iterable[int], lit: Iterable[int] = ()) -> SubLayerPlan:
         """A mask that skips `skipped`; of the rest a share is lighter, those of `lit` first and others at random."""
-        mask = SkipMask.of(self.num_layers, {int(index) for index in skipped})
+        mask = SubLayerPlan.of(self.num_layers, {int(index) for index in skipped})
         if self.light is None:
             return mask
-        kept = [index for index, skip in enumerate(mask.bits) if not skip]
+        kept = [index for index, skip in enumerate(mask.skipped) if not skip]
         count = round(min(1.0, self.settings.light) * len(kept))
-        lighter = [int(index) for index in lit if not mask.bits[index]][:count]
+        lighter = [int(index) for index in lit if not mask.skipped[index]][:count]
         others = [index for index in kept if index not in lighter]
         lighter += [int(index) for index in self._random.choice(others, count - len(lighter), replace=False)]
         # The head is no sub-layer, so it has no share in them.
-        return mask.lightened({index: self.light.width(index) for index in (*lighter, len(mask))})
+        return mask.lightened({index: self.light.bits_of(index) for index in (*lighter, len(mask))})
 
 
 class SwiftPlanner(BasePlanner):
@@ -254,7 +254,7 @@ class SwiftPlanner(BasePlanner):
         settings = search.settings
         if search.best.is_plain:
             return Plan("plain: there is nothing to skip")
-        lit = sum(1 for width in search.best.light[: len(search.best)] if width)
+        lit = sum(1 for bits in search.best.light[: len(search.best)] if bits)
         lighter = f", {lit} lighter" if lit else ""
         stage = "still searching" if search.running else f"the best of {search.tried + 1} tried"
         return Plan.masked(
@@ -274,7 +274,7 @@ class SwiftPlanner(BasePlanner):
         if states is not None:
             self._recent.add(states)
 
-    def _matching(self, window: ReferenceStates, mask: SkipMask) -> Work[float]:
+    def _matching(self, window: ReferenceStates, mask: SubLayerPlan) -> Work[float]:
         """Share of the window's tokens that the masked model predicts, each after the target's keys (SWIFT eq. 4)."""
         assert self._session is not None, "start() comes first"
         # The request has gone on since, so the slots after the window hold committed tokens.
@@ -287,7 +287,7 @@ class SwiftPlanner(BasePlanner):
 def make_swift(inputs: StrategyInputs) -> MakePlanner:
     """Return a maker of SWIFT planners, which share the stream's search.
 
-    Raises UserError if the settings ask for lighter sub-layers and the model has no lighter copies.
+    Raises UserError if the settings ask for light sub-layers and the model has no light copies.
     """
     settings: SwiftSettings = inputs.settings
     if settings.light:

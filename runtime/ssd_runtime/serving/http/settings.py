@@ -23,7 +23,7 @@ class ServerSettings:
     allowed_strategies: tuple[str, ...] = ()
     """Strategies that requests may choose besides `strategy` and those that every server offers."""
     light: bool = True
-    """Whether requests may draft on lighter copies of the weights: they are made before the first request, or never."""
+    """Whether requests may draft on light copies of the weights: they are made before the first request, or never."""
     temperature: float = 1.0
     max_prompt_tokens: int | None = None
     """Most tokens of a prompt; None for what the context holds."""

@@ -40,7 +40,7 @@ class Levels4:
 
 
 def levels4(data: NDArray[np.uint8], kind: Type) -> Levels4 | None:
-    """The 4-bit weight in blocks `data` [out, bytes]; None for formats of other widths."""
+    """The 4-bit weight in blocks `data` [out, bytes]; None for formats of other bits."""
     if kind not in (Type.Q4_0, Type.Q4_1, Type.Q4_K):
         return None
     size = {Type.Q4_0: 18, Type.Q4_1: 20, Type.Q4_K: 144}[kind]

@@ -191,6 +191,6 @@ def _strategy(request: CommonRequest, settings: ServerSettings) -> tuple[str, An
         raise invalid("ssd.parameters", str(error).removeprefix("--set ")) from None
     if not settings.light and getattr(parameters, "light", False):
         if "light" in asked.parameters:
-            raise invalid("ssd.parameters", "light: this server has no lighter copies of the weights; omit it")
+            raise invalid("ssd.parameters", "light: this server has no light copies of the weights; omit it")
         parameters = replace(parameters, light=0)
     return name, parameters
