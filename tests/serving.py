@@ -25,8 +25,8 @@ from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.opening import watch_gauges
+from ssd_runtime.serving.http.pending import Block, End, GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
-from ssd_runtime.serving.http.tickets import Block, End, Order
 from tests.tables import latency_table
 
 LAYERS = 8
@@ -47,15 +47,17 @@ def tiny_engine(folder: Path, sequences: int = 4) -> Engine:
     return engine
 
 
-def order(engine: Engine, text: str, tokens: int = 12, strategy: str = "auto", **changes: Any) -> Order:
-    """An order for a greedy answer to a text, or with a `seed` for a sampled one."""
+def request_for(
+    engine: Engine, text: str, tokens: int = 12, strategy: str = "auto", **changes: Any
+) -> GenerationRequest:
+    """A request for a greedy answer to a text, or with a `seed` for a sampled one."""
     seed = changes.pop("seed", None)
     sampling = SamplingParams() if seed is None else SamplingParams(temperature=0.9, seed=seed)
     settings = RunSettings(strategy, max_new_tokens=tokens, sampling=sampling)
-    return Order(ids=engine.loaded.encode([("user", text)]), settings=settings, **changes)
+    return GenerationRequest(ids=engine.loaded.encode([("user", text)]), settings=settings, **changes)
 
 
-def lone(engine: Engine, wanted: Order) -> list[int]:
+def lone(engine: Engine, wanted: GenerationRequest) -> list[int]:
     """The tokens of plain decoding alone."""
     settings = replace(wanted.settings, strategy="plain", parameters=None)
     request = engine.add_request(wanted.ids, settings, stream="alone")
@@ -76,16 +78,16 @@ class Inbox:
         if isinstance(event, End):
             self._ends.put(place)
 
-    def wait(self, orders: int, seconds: float = 60.0) -> dict[int, End]:
-        """The ends of so many orders."""
-        for _ in range(orders):
+    def wait(self, requests: int, seconds: float = 60.0) -> dict[int, End]:
+        """The ends of so many requests."""
+        for _ in range(requests):
             self._ends.get(timeout=seconds)
         return {place: end for place, events in self.events.items() for end in events if isinstance(end, End)}
 
 
-def assert_ended_once(inbox: Inbox, orders: int) -> None:
-    """Every order has exactly one end, and nothing comes after it."""
-    assert sorted(inbox.events) == list(range(orders))
+def assert_ended_once(inbox: Inbox, requests: int) -> None:
+    """Every request has exactly one end, and nothing comes after it."""
+    assert sorted(inbox.events) == list(range(requests))
     for events in inbox.events.values():
         assert [isinstance(event, End) for event in events] == [False] * (len(events) - 1) + [True]
 

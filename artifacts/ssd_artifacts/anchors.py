@@ -52,7 +52,7 @@ class AnchorSet:
         """Read what `to_bytes` wrote. Raises UserError when the file is damaged or names a domain that is not
         `known`."""
         with opened(path, "anchors") as file:
-            about = _Metadata.model_validate_json((file.metadata() or {})["anchors"], strict=True)
+            about = _AnchorMetadata.model_validate_json((file.metadata() or {})["anchors"], strict=True)
             tensors = {name: file.get_tensor(name) for name in TENSORS}
         anchors = cls(feature=about.feature, domains=about.domains, threshold=about.threshold, **tensors)
         anchors._check(path, known)
@@ -82,7 +82,7 @@ class AnchorSet:
         )
 
 
-class _Metadata(BaseModel):
+class _AnchorMetadata(BaseModel):
     """Schema of the metadata entry `anchors`."""
 
     feature: Literal["mean", "last"]

@@ -38,7 +38,7 @@ class ExitSet:
         """
         most = num_layers * width * (width + 1) * 2 + MAX_HEADER
         with opened(path, "exits", most) as file:
-            about = _Metadata.model_validate_json((file.metadata() or {})["exits"], strict=True)
+            about = _ExitMetadata.model_validate_json((file.metadata() or {})["exits"], strict=True)
             exits = cls(about.layers, file.get_tensor("weights"), file.get_tensor("biases"))
         exits._check(path, num_layers, width)
         return exits
@@ -56,7 +56,7 @@ class ExitSet:
             raise damaged(path, "exits", "layers, shapes, dtypes or values")
 
 
-class _Metadata(BaseModel):
+class _ExitMetadata(BaseModel):
     """Schema of the metadata entry `exits`."""
 
     layers: tuple[int, ...]

@@ -8,7 +8,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.files import write_lock
 from ssd_artifacts.manifest import MANIFEST
-from ssd_compiler.crew.crew import Alone, Hire
+from ssd_compiler.crew.crew import Alone, MakeCrew
 from ssd_compiler.decoder import add_copies, faithful_decoder
 from ssd_compiler.patience import Patience
 from ssd_compiler.progress import Reporter
@@ -24,12 +24,12 @@ def compile_bundle(
     out: Path,
     resume: bool,
     reporter: Reporter,
-    hire: Hire = Alone,
+    make_crew: MakeCrew = Alone,
     patience: Patience = Patience(),
 ) -> Bundle:
     """Compile a bundle into `out`. With `resume`, finished stages of an earlier, killed compile are reused.
 
-    The crew that `hire` brings runs the steps of each domain: by default this process does, one after the other.
+    The crew of `make_crew` runs the steps of each domain: by default this process does, one after the other.
     `patience` is for a machine that is too busy to be measured.
     """
     base = Bundle.load(Path(settings.base)) if settings.base is not None else None
@@ -57,7 +57,7 @@ def compile_bundle(
         )
 
         pools = stages.pools(stages.find_domains())
-        with hire(stages) as crew:
+        with make_crew(stages) as crew:
             with crew.alone():
                 latency = stages.latency()
             prompts = crew.each(Stages.split, {pool.name: (pool,) for pool in pools})

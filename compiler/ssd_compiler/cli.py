@@ -10,7 +10,7 @@ from pathlib import Path
 from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.sharing.opening import open_given
-from ssd_compiler.options import BundleOptions, ClusterOptions, DomainOptions, SearchOptions
+from ssd_compiler.options import ClusterOptions, DomainOptions, SearchOptions, WriteOptions
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.summary import domain_summary
 from ssd_compiler.report.terminal import show
@@ -41,7 +41,7 @@ def compile_(
     model: ModelOptions,
     domains: DomainOptions,
     search: SearchOptions,
-    bundle: BundleOptions,
+    bundle: WriteOptions,
     cluster: ClusterOptions,
     version: VersionOption = False,
 ) -> None:
@@ -97,7 +97,7 @@ def compile_(
             with ray_cluster(cluster.ray):
                 from ssd_compiler.crew.ray_crew import RayCrew
 
-                written = compiled(hire=partial(RayCrew, workers=cluster.workers))
+                written = compiled(make_crew=partial(RayCrew, workers=cluster.workers))
     if bundle.as_json:
         summaries = [domain_summary(config, written.model.num_layers) for config in written.domains.values()]
         print(json.dumps({"bundle": str(bundle.out), "model": written.model.name, "domains": summaries}))

@@ -155,7 +155,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BundleOptions:
+class WriteOptions:
     """The bundle that is written, and the one that it extends."""
 
     out: Annotated[

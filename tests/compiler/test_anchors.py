@@ -7,7 +7,7 @@ import torch
 from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.anchors.selection import RULES
 from ssd_compiler.settings import ANCHOR_RULES
-from ssd_runtime.planning.routing import Router
+from ssd_runtime.planning.routing import PromptRouter
 
 
 def cloud(axis: int, count: int, seed: int, spread: float = 0.2) -> np.ndarray:
@@ -24,7 +24,7 @@ HELD = {name: cloud(axis, 20, 10 + axis) for axis, name in enumerate("abc")}
 
 
 def test_unseen_prompts_reach_their_domain_and_others_none() -> None:
-    router = Router(build_anchors(POOL, HELD, "mean", 5, 0))
+    router = PromptRouter(build_anchors(POOL, HELD, "mean", 5, 0))
     for axis, name in enumerate("abc"):
         routes = [router.nearest(torch.from_numpy(row)) for row in cloud(axis, 50, 20 + axis)]
         assert np.mean([route.domain == name for route in routes]) >= 0.98
@@ -37,7 +37,7 @@ def test_two_domains_tell_others_by_prompts_of_no_domain() -> None:
     """Centred on their middle, two domains lie opposite to each other, and any prompt is somewhat like one of them."""
     pool, held = ({name: rows[name] for name in "ab"} for rows in (POOL, HELD))
     others = np.concatenate([cloud(axis, 10, 40 + axis) for axis in (5, 6)])
-    router = Router(build_anchors(pool, held, "mean", 5, 0, out_of_domain=others))
+    router = PromptRouter(build_anchors(pool, held, "mean", 5, 0, out_of_domain=others))
     for axis, known in ((0, True), (1, True), (7, False), (8, False)):
         routes = [router.nearest(torch.from_numpy(row)).known for row in cloud(axis, 50, 20 + axis)]
         assert np.mean([route == known for route in routes]) >= 0.85

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.build import compile_bundle
-from ssd_compiler.crew.crew import Hire
+from ssd_compiler.crew.crew import MakeCrew
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
@@ -105,7 +105,7 @@ def test_workers_make_the_bundle_of_one_process(
     killed: list[int] = []
     stopped = threading.Event()
     with ray_cluster("local"):
-        hire: Hire = partial(RayCrew, workers=2)
+        make_crew: MakeCrew = partial(RayCrew, workers=2)
         killer = threading.Thread(target=kill_one_at_work, args=(killed, stopped))
         killer.start()
         notes = Notes()
@@ -113,13 +113,13 @@ def test_workers_make_the_bundle_of_one_process(
         with monkeypatch.context() as broken:
             broken.setattr(Stages, "to_search", no_search)
             with pytest.raises(UserError, match="stopped"):
-                compile_bundle(settings, tmp_path / "spread", False, notes, hire)
+                compile_bundle(settings, tmp_path / "spread", False, notes, make_crew)
         stopped.set()
         killer.join()
         assert killed
         assert any("died, so it is done again" in line for line in notes.lines), notes.lines
         again = Notes()
-        found = portable(compile_bundle(settings, tmp_path / "spread", True, again, hire))
+        found = portable(compile_bundle(settings, tmp_path / "spread", True, again, make_crew))
     assert found == expected
     told = [line for line in again.lines if " s, worker " in line]
     assert any(line.startswith("one: search") for line in told)
@@ -127,18 +127,18 @@ def test_workers_make_the_bundle_of_one_process(
 
 
 def test_timed_steps_run_where_the_device_matches_and_nobody_else_works() -> None:
-    from ssd_compiler.crew.ray_crew import Hired, Host, RayCrew
+    from ssd_compiler.crew.ray_crew import Host, RayCrew, WorkerHandle
 
     device = DeviceKey(device="cpu", threads=1, torch="2", dtype="float32", kernels="packed", engine=1)
     other = replace(device, threads=2)
     here, there = Host("a", 2, 0), Host("b", 2, 0)
-    orders: Any = None
+    setup: Any = None
     crew = object.__new__(RayCrew)
     crew._crew = [
-        Hired("one", here, None, orders, device),
-        Hired("two", here, None, orders, device),
-        Hired("three", there, None, orders, other),
-        Hired("four", there, None, orders, None, busy=("reference", None)),
+        WorkerHandle("one", here, None, setup, device),
+        WorkerHandle("two", here, None, setup, device),
+        WorkerHandle("three", there, None, setup, other),
+        WorkerHandle("four", there, None, setup, None, busy=("reference", None)),
     ]
 
     def free(timed_on: DeviceKey | None) -> list[str]:

@@ -23,7 +23,7 @@ from ssd_runtime.loading.models import LoadedModel, load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.planning.routing import Router
+from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedLinear
@@ -86,7 +86,7 @@ def test_the_reference_bundle_is_of_this_model_and_finds_domains(demo: LoadedMod
     """Real ways to ask, none of them with a template of ours."""
     bundle = Bundle.load(bundle_path(Path("demo")))
     bundle.model.require_same_model(demo.fingerprint(), "demo")
-    router = Router(bundle.anchors)
+    router = PromptRouter(bundle.anchors)
     asked = {
         "gsm8k": "A baker sold 14 loaves in the morning and twice as many at noon. How many loaves were that in all?",
         "wmt16": "Translate to English: Der Zug nach Hamburg fährt heute erst um neun Uhr ab.",

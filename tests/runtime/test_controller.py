@@ -19,10 +19,10 @@ from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
 from ssd_runtime.planning.auto.controller import Controller
+from ssd_runtime.planning.auto.draft_source import DraftSource
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
-from ssd_runtime.planning.auto.offer import Source
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.planning.frontier import Frontier
@@ -403,25 +403,25 @@ def test_no_draft_is_promised_more_than_its_tokens_and_one(factor: float) -> Non
     for agreement in (0.5, 0.8, 0.95):
         record = DraftStats(got=factor, predicted=1.0, pace=0.0)
         source = MaskedDrafts(masks("half", range(2, 10), agreement), TABLE, record, Lookup(LookupStats()))
-        offer = source.offer(100, [1.0] * 32, 9.0)
-        assert offer is not None
-        assert offer.plan is not None
-        assert isinstance(offer.plan.drafter, Extended)
-        assert 1.0 < offer.speedup <= offer.plan.drafter.chain + 1
+        proposal = source.propose(100, [1.0] * 32, 9.0)
+        assert proposal is not None
+        assert proposal.plan is not None
+        assert isinstance(proposal.plan.drafter, Extended)
+        assert 1.0 < proposal.speedup <= proposal.plan.drafter.chain + 1
 
 
 @pytest.mark.parametrize("exiting", [False, True])
 def test_what_lies_behind_an_answers_end_says_nothing_of_drafts(exiting: bool) -> None:
     record, costs = DraftStats(), CostModel(TABLE).rows(100)
-    source: Source = (
+    source: DraftSource = (
         ExitDrafts(None, EXITS[1], TABLE, record)  # type: ignore[arg-type]
         if exiting
         else MaskedDrafts(HALF[DOMAIN], TABLE, record, Lookup(LookupStats()))
     )
-    offer = source.offer(100, costs, 9.0)
-    assert offer is not None
-    assert offer.plan is not None
-    whole = Cycle(offer.plan, 100, 3, 1, [5, 6], 4, 0.01, 0.01, 3, begun=exiting)
+    proposal = source.propose(100, costs, 9.0)
+    assert proposal is not None
+    assert proposal.plan is not None
+    whole = Cycle(proposal.plan, 100, 3, 1, [5, 6], 4, 0.01, 0.01, 3, begun=exiting)
     before = replace(record)
     source.observe(replace(whole, tokens=[5]), costs, 0.01)
     assert record == before

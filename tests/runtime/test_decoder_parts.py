@@ -27,7 +27,7 @@ from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.kernel_choice import ROWS, choice, fitted_decoder, measured
 from ssd_runtime.profiling.latency import device_key, measure_latency
 from ssd_runtime.profiling.rising import rising
-from ssd_runtime.profiling.shared_steps import CONTEXT, SharedSteps, measure_shared_steps
+from ssd_runtime.profiling.shared_steps import CONTEXT, SharedStepTimes, measure_shared_steps
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.clocks import StandInClock
@@ -293,7 +293,7 @@ def test_a_device_is_measured_in_bounded_time(pace: float, budgets: float, monke
     clock = StandInClock(pace)
     monkeypatch.setattr("ssd_runtime.profiling.latency.seconds", clock.seconds)
     monkeypatch.setattr("ssd_runtime.profiling.latency.perf_counter", clock.now)
-    monkeypatch.setattr("ssd_runtime.profiling.latency.measure_shared_steps", lambda *_, **__: SharedSteps.none())
+    monkeypatch.setattr("ssd_runtime.profiling.latency.measure_shared_steps", lambda *_, **__: SharedStepTimes.none())
     seen: list[float] = []
     table = measure_latency(Decoder(tiny_model("llama")), 20.0, seen.append)
     table.check()

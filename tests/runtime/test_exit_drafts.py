@@ -24,14 +24,14 @@ def drafts(stop: int = 4, width: int = 4, promised: float = 1.5) -> ExitDrafts:
 
 
 def cycle(source: ExitDrafts, accepted: int, slowness: float = 1.0) -> Cycle | None:
-    """The cycle of the next offer, of whose drafts `accepted` stand, in `slowness` times the table's seconds."""
-    offer = source.offer(CONTEXT, COSTS, 9.0)
-    if offer is None or offer.plan is None:
+    """The cycle of the next proposal, of whose drafts `accepted` stand, in `slowness` times the table's seconds."""
+    proposal = source.propose(CONTEXT, COSTS, 9.0)
+    if proposal is None or proposal.plan is None:
         return None
-    length = offer.plan.draft_length
+    length = proposal.plan.draft_length
     tokens = [0] * (min(accepted, length) + 1)
     seconds = source._cost(CONTEXT, length, COSTS) * slowness * PLAIN
-    return Cycle(offer.plan, CONTEXT, length, len(tokens) - 1, tokens, length + 1, seconds, 0.0, length, 0.0, True)
+    return Cycle(proposal.plan, CONTEXT, length, len(tokens) - 1, tokens, length + 1, seconds, 0.0, length, 0.0, True)
 
 
 @pytest.mark.parametrize("stop", range(1, LAYERS))
@@ -46,11 +46,11 @@ def test_a_cycle_costs_its_prefixes_its_looks_and_the_rest_of_the_verification(s
 
 def test_no_more_is_offered_than_the_budget_covers_and_a_short_draft_promises_less() -> None:
     source = drafts()
-    offers = [source.offer(CONTEXT, COSTS, most) for most in (9.0, 2.0, 1.0)]
-    plans = [offer.plan for offer in offers if offer is not None]
+    proposals = [source.propose(CONTEXT, COSTS, most) for most in (9.0, 2.0, 1.0)]
+    plans = [proposal.plan for proposal in proposals if proposal is not None]
     assert [plan.draft_length if plan is not None else 0 for plan in plans] == [4, 1, 0]
-    assert [offer.speedup for offer in offers if offer is not None] == pytest.approx([1.5, 1.125, 0.0])
-    assert {offer.best for offer in offers if offer is not None} == {1.5}
+    assert [proposal.speedup for proposal in proposals if proposal is not None] == pytest.approx([1.5, 1.125, 0.0])
+    assert {proposal.best for proposal in proposals if proposal is not None} == {1.5}
 
 
 def test_exits_that_hold_are_kept_and_those_that_fail_left_until_they_were_forgotten() -> None:

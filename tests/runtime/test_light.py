@@ -387,28 +387,28 @@ def test_costs_are_measured_in_bounded_time(
 def test_the_offered_length_maximises_tokens_per_time() -> None:
     costs = [1.0 + 0.05 * n for n in range(32)]
     for share in (0.3, 0.5, 0.8):
-        offer = source(share).offer(100, costs, 99.0)
-        assert offer is not None
-        assert offer.plan is not None
+        proposal = source(share).propose(100, costs, 99.0)
+        assert proposal is not None
+        assert proposal.plan is not None
         expected = {
             n: sum(AGREEMENT**i for i in range(n + 1)) / (n * (1 - share) + costs[n]) for n in range(1, LONGEST + 1)
         }
-        assert offer.speedup == pytest.approx(max(expected.values()))
-        assert offer.plan.detail.startswith(f"{max(expected, key=lambda n: expected[n])} tokens")
-    assert source(0.02).offer(100, costs, 99.0) is None, "a step that saves nothing does not pay"
+        assert proposal.speedup == pytest.approx(max(expected.values()))
+        assert proposal.plan.detail.startswith(f"{max(expected, key=lambda n: expected[n])} tokens")
+    assert source(0.02).propose(100, costs, 99.0) is None, "a step that saves nothing does not pay"
 
 
 def test_the_budget_bounds_the_length() -> None:
     costs = [1.0] * 32
     for most_cost in (1.9, 2.1, 3.2):
-        offer = source(0.5).offer(100, costs, most_cost)
-        assert offer is not None
-        assert offer.plan is not None
-        assert offer.plan.detail.startswith(f"{int((most_cost - 1.0) / 0.5)} tokens")
-        assert offer.best > offer.speedup
-    offer = source(0.5).offer(100, costs, 1.4)
-    assert offer is not None
-    assert offer.plan is None
+        proposal = source(0.5).propose(100, costs, most_cost)
+        assert proposal is not None
+        assert proposal.plan is not None
+        assert proposal.plan.detail.startswith(f"{int((most_cost - 1.0) / 0.5)} tokens")
+        assert proposal.best > proposal.speedup
+    proposal = source(0.5).propose(100, costs, 1.4)
+    assert proposal is not None
+    assert proposal.plan is None
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
@@ -438,13 +438,13 @@ def test_light_drafts_that_fail_lose_trust() -> None:
     light = source(0.5, stats)
     random = torch.Generator().manual_seed(0)
     for count in range(200):  # noqa: B007
-        offer = light.offer(100, costs, 99.0)
-        if offer is None:
+        proposal = light.propose(100, costs, 99.0)
+        if proposal is None:
             break
-        assert offer.plan is not None
-        steps = int(offer.plan.detail.split()[0])
+        assert proposal.plan is not None
+        steps = int(proposal.plan.detail.split()[0])
         right = next((n for n in range(steps) if float(torch.rand(1, generator=random)) > 0.2), steps)
-        cycle = Cycle(offer.plan, 100, steps, right, [1] * (right + 1), steps + 1, 0.0, 0.0, steps)
+        cycle = Cycle(proposal.plan, 100, steps, right, [1] * (right + 1), steps + 1, 0.0, 0.0, steps)
         light.observe(cycle, costs, None)
     assert 10 < count < 100
 

@@ -32,7 +32,7 @@ from ssd_runtime.planning.makers import MAKERS, make_strategy
 from ssd_runtime.planning.papers.knn import FixedPlanner, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
 from ssd_runtime.planning.registry import NAMES, STRATEGIES, WITHOUT_BUNDLE, Strategy, check_strategy, read_settings
-from ssd_runtime.planning.routing import Router
+from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
@@ -96,7 +96,7 @@ def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
     given = bundle()
     for axis, domain in enumerate(("one", "two")):
         planner = NearestAnchorPlanner(
-            frontiers(given), Router(given.anchors), latency_table(LAYERS), NearestSettings()
+            frontiers(given), PromptRouter(given.anchors), latency_table(LAYERS), NearestSettings()
         )
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.domain == domain
@@ -109,7 +109,7 @@ def test_prompts_out_of_domain_go_where_they_are_sent(
 ) -> None:
     given = bundle(one=record("one", {(2, 3): 0.9}), mix=record("mix", {(4, 5): 0.9}))
     settings = NearestSettings(out_of_domain)
-    planner = NearestAnchorPlanner(frontiers(given), Router(given.anchors), latency_table(LAYERS), settings)
+    planner = NearestAnchorPlanner(frontiers(given), PromptRouter(given.anchors), latency_table(LAYERS), settings)
     for axis, expected in ((0, {2, 3}), (7, mask)):
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.plan(100).mask == (None if expected is None else SubLayerPlan.of(LAYERS, expected))
@@ -204,7 +204,7 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
     stream = Stream()
     for _ in range(3):  # the steps that a stream begins with
         stream.verify.update(1, 0.03, 1.0)
-    planner = AutoPlanner(frontiers(given), {}, heads, Router(given.anchors), latency_table(LAYERS), stream)
+    planner = AutoPlanner(frontiers(given), {}, heads, PromptRouter(given.anchors), latency_table(LAYERS), stream)
     planner.start(SimpleNamespace(load=None, ids=list(range(100)), pending=999), prompt(axis))  # type: ignore[arg-type]
     return planner
 

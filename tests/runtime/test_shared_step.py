@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ssd_artifacts.domain_config import LoadValidation
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.planning.auto.shared_step import ChainYield, Member, SharedSteps, shares
+from ssd_runtime.planning.auto.shared_step import ChainYield, SequenceOptions, SharedSteps, shares
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.frontier import Frontier
 from tests.tables import latency_table
@@ -32,9 +32,9 @@ def chains(agreement: float) -> tuple[ChainYield, ...]:
     )
 
 
-def crowd(count: int, **masks: tuple[SubLayerPlan, float]) -> dict[int, Member]:
+def crowd(count: int, **masks: tuple[SubLayerPlan, float]) -> dict[int, SequenceOptions]:
     offered = {mask: chains(agreement) for mask, agreement in masks.values()}
-    return {number: Member(most_cost=9.0, masks=offered) for number in range(count)}
+    return {number: SequenceOptions(most_cost=9.0, masks=offered) for number in range(count)}
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -102,7 +102,7 @@ def test_a_decision_never_expects_less_than_no_drafts(
     table = latency_table(LAYERS, per_token=per_token)
     costs = CostModel(table)
     members = {
-        number: Member(
+        number: SequenceOptions(
             tokens, rows, 3.0, {CHEAP: chains(agreements[0])} if number % 3 else {OTHER: chains(agreements[1])}
         )
         for number in range(count)
@@ -131,7 +131,7 @@ def test_who_comes_first_decides_for_a_step() -> None:
     steps.decide(7, costs, CONTEXT, 3)
     first = [steps.share(number) for number in numbers]
     assert all(first)
-    steps.members = {number: Member() for number in numbers}
+    steps.members = {number: SequenceOptions() for number in numbers}
     steps.decide(7, costs, CONTEXT, 3)
     assert [steps.share(number) for number in numbers] == first
     steps.decide(8, costs, CONTEXT, 3)

@@ -190,10 +190,10 @@ def test_auto_verifies_second_candidates_of_unsure_drafts() -> None:
     """Plans for a device on which rows cost nothing, whatever they cost on this machine."""
     masks = Frontier((Entry("poor", SubLayerPlan.of(WEAK.num_layers, range(2, 12)), profile(0.9)),))
     source = MaskedDrafts(masks, latency_table(WEAK.num_layers), DraftStats(), Lookup(LookupStats()))
-    offer = source.offer(100, [1.0] * 32, 9.0)
-    assert offer is not None
-    assert offer.plan is not None
-    got = generate(Session(DECODER), [7, 7, 9], ConstantPlanner(offer.plan), Limits(90))
+    proposal = source.propose(100, [1.0] * 32, 9.0)
+    assert proposal is not None
+    assert proposal.plan is not None
+    got = generate(Session(DECODER), [7, 7, 9], ConstantPlanner(proposal.plan), Limits(90))
     assert got.token_ids == plainly([7, 7, 9], 90)
     assert any(len(cycle.tokens) > cycle.accepted + 1 for cycle in got.cycles)
 

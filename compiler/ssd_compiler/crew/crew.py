@@ -38,7 +38,7 @@ class Crew(Protocol):
     ) -> None: ...
 
 
-Hire = Callable[[Stages], Crew]
+MakeCrew = Callable[[Stages], Crew]
 
 
 class Alone:

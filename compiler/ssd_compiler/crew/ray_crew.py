@@ -15,9 +15,9 @@ import torch
 from ray.exceptions import RayActorError, RayTaskError
 
 from ssd_artifacts.manifest import tool_version
-from ssd_compiler.crew.board import Board, Event
 from ssd_compiler.crew.crew import Step
-from ssd_compiler.crew.worker import Orders, Worker
+from ssd_compiler.crew.progress_display import Event, ProgressDisplay
+from ssd_compiler.crew.worker import Worker, WorkerSetup
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import NotFinished, Workspace
 from ssd_profiles.errors import UserError
@@ -47,13 +47,13 @@ class Host:
 
 
 @dataclass(slots=True, eq=False)
-class Hired:
+class WorkerHandle:
     """A worker as the crew sees it."""
 
     name: str
     host: Host
     actor: Any
-    orders: Orders
+    setup: WorkerSetup
     device: DeviceKey | None = None
     """The device that it times on; None until it has loaded the model."""
     busy: tuple[Any, str | None] | None = None
@@ -69,13 +69,13 @@ class RayCrew:
     """
 
     def __init__(self, stages: Stages, workers: int | None = None) -> None:
-        """Hire `workers` workers, or one per host (per card where the model is on one), when they are needed."""
+        """Use `workers` workers, or one per host (per card where the model is on one), when they are needed."""
         assert isinstance(stages.work, Workspace), "the process that writes the bundle keeps the results"
         self._stages = stages
         self._work: Workspace = stages.work
         self._count = workers
-        self._crew: list[Hired] = []
-        self._told = _actor(_Told, num_cpus=0)
+        self._crew: list[WorkerHandle] = []
+        self._queue = _actor(_EventQueue, num_cpus=0)
         self._deaths = Counter[str]()
 
     def each(
@@ -85,13 +85,13 @@ class RayCrew:
         found = {name: result for name in rows for result in self._finished(step, rows[name])}
         left = {name: rows[name] for name in rows if name not in found}
         if left:
-            self._hire()
+            self._start_workers()
             if timed_on is not None and not self._has(timed_on):
                 self._stages.reporter.note(f"no worker runs on {timed_on.device}, so timing happens in this process")
                 found |= {name: step(self._stages, *arguments) for name, arguments in left.items()}
             else:
-                with Board(self._stages.reporter) as board:
-                    found |= self._spread(step, left, timed_on, board)
+                with ProgressDisplay(self._stages.reporter) as display:
+                    found |= self._spread(step, left, timed_on, display)
         return {name: found[name] for name in rows}
 
     @contextmanager
@@ -115,8 +115,8 @@ class RayCrew:
         for worker in self._crew:
             ray.kill(worker.actor)
         if error is None:
-            Board(self._stages.reporter).show(self._events())
-        ray.kill(self._told)
+            ProgressDisplay(self._stages.reporter).show(self._events())
+        ray.kill(self._queue)
 
     def _finished(self, step: Step[T], arguments: tuple[Any, ...]) -> list[T]:
         """The result of a step whose stage has a stored result, as a list; else an empty one."""
@@ -126,7 +126,7 @@ class RayCrew:
             return []
 
     def _spread(
-        self, step: Step[T], rows: Mapping[str, tuple[Any, ...]], timed_on: DeviceKey | None, board: Board
+        self, step: Step[T], rows: Mapping[str, tuple[Any, ...]], timed_on: DeviceKey | None, display: ProgressDisplay
     ) -> dict[str, T]:
         """Run a step of every domain on the workers; returns the results."""
         found = dict[str, T]()
@@ -143,10 +143,10 @@ class RayCrew:
                     found[result[0]] = result[1]
                 elif again is not None:
                     waiting.append(again)
-            board.show(self._events())
+            display.show(self._events())
         return found
 
-    def _is_free(self, worker: Hired, timed_on: DeviceKey | None) -> bool:
+    def _is_free(self, worker: WorkerHandle, timed_on: DeviceKey | None) -> bool:
         """Whether a worker can take a step; for a timed one, all workers of its host must be idle."""
         if worker.busy is not None or worker.device is None:
             return False
@@ -155,7 +155,7 @@ class RayCrew:
         beside = (each for each in self._crew if each.host == worker.host)
         return worker.device == timed_on and all(each.busy is None for each in beside)
 
-    def _wait(self) -> list[Hired]:
+    def _wait(self) -> list[WorkerHandle]:
         """The workers that have answered."""
         busy = {worker.busy[0]: worker for worker in self._crew if worker.busy is not None}
         if not busy:
@@ -163,7 +163,7 @@ class RayCrew:
         ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_SECONDS)
         return [busy[reference] for reference in ready]
 
-    def _answer(self, worker: Hired, step: Step[T]) -> tuple[tuple[str, T] | None, str | None]:
+    def _answer(self, worker: WorkerHandle, step: Step[T]) -> tuple[tuple[str, T] | None, str | None]:
         """Take a worker's answer: a domain and its result, or a domain whose step has to be done again."""
         assert worker.busy is not None, "it has answered"
         reference, name = worker.busy
@@ -183,7 +183,7 @@ class RayCrew:
             self._work.keep(stage, value)
         return (name, result), None
 
-    def _bury(self, worker: Hired, name: str | None, step: Step[T]) -> None:
+    def _bury(self, worker: WorkerHandle, name: str | None, step: Step[T]) -> None:
         """Wait for the worker that Ray starts in place of a dead one; forget it if there is none.
 
         Raises UserError if a step has killed too many.
@@ -200,12 +200,12 @@ class RayCrew:
         self._start(worker)
 
     def _events(self) -> list[Event]:
-        found: list[Event] = ray.get(self._told.take.remote())
+        found: list[Event] = ray.get(self._queue.take.remote())
         return found
 
-    def _start(self, worker: Hired) -> None:
+    def _start(self, worker: WorkerHandle) -> None:
         worker.device = None
-        worker.busy = worker.actor.start.remote(worker.name, worker.orders, _Teller(self._told)), None
+        worker.busy = worker.actor.start.remote(worker.name, worker.setup, _EventSender(self._queue)), None
 
     def _has(self, device: DeviceKey) -> bool:
         """Whether some worker has a device, once all have started."""
@@ -214,7 +214,7 @@ class RayCrew:
                 self._answer(worker, Stages.validate)
         return any(worker.device == device for worker in self._crew)
 
-    def _hire(self) -> None:
+    def _start_workers(self) -> None:
         """Start the workers, once."""
         if self._crew:
             return
@@ -232,8 +232,8 @@ class RayCrew:
                     resources={host.slot: int(10_000 / count) / 10_000},
                     max_restarts=MOST_DEATHS,
                 )
-                orders = self._orders(max(1, threads // count), threads)
-                self._crew.append(Hired(name, host, actor, orders))
+                setup = self._setup(max(1, threads // count), threads)
+                self._crew.append(WorkerHandle(name, host, actor, setup))
         there = [worker.actor.__ray_ready__.remote() for worker in self._crew]
         self._wait_for(there, "waiting for hosts that have room for workers (cores, cards and slots): see `ray status`")
         for worker in self._crew:
@@ -245,9 +245,9 @@ class RayCrew:
             self._stages.reporter.note(why)
             ray.wait(references)
 
-    def _orders(self, threads: int, timed_threads: int) -> Orders:
+    def _setup(self, threads: int, timed_threads: int) -> WorkerSetup:
         settings = self._stages.settings
-        return Orders(
+        return WorkerSetup(
             settings=settings,
             fingerprint=self._stages.fingerprint,
             version=tool_version(),
@@ -296,8 +296,8 @@ class _Finished:
         raise NotFinished(name)
 
 
-class _Told:
-    """Collects what workers tell."""
+class _EventQueue:
+    """Collects the events of workers."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -313,14 +313,14 @@ class _Told:
         return events
 
 
-class _Teller:
-    """Tells events from a worker's process, without waiting."""
+class _EventSender:
+    """Sends events from a worker's process, without waiting."""
 
-    def __init__(self, told: Any) -> None:
-        self._told = told
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
 
     def __call__(self, event: Event) -> None:
-        self._told.add.remote(event)
+        self._queue.add.remote(event)
 
 
 class _Slot:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
-from ssd_compiler.crew.board import Event, Kind
+from ssd_compiler.crew.progress_display import Event, EventKind
 from ssd_compiler.decoder import add_copies, faithful_decoder
 from ssd_compiler.progress import Reporter, Tick
 from ssd_compiler.settings import CompileSettings
@@ -25,18 +25,18 @@ from ssd_profiles.latency import DeviceKey
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.profiling.latency import device_key
 
-TELL_SECONDS = 0.2
+REPORT_SECONDS = 0.2
 """Least seconds between two reports of a stage's steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class WorkerSetup:
     """All that a worker needs for the steps of a compile."""
 
     settings: CompileSettings
     fingerprint: ModelFingerprint
     version: str
-    """Version of the program that gives the orders."""
+    """Version of the program that compiles."""
     weights: str
     """The form in which the weights are loaded: packed or dense."""
     threads: int
@@ -51,23 +51,23 @@ class Worker:
     def __init__(self) -> None:
         self._stages: Stages | None = None
 
-    def start(self, name: str, orders: Orders, tell: Callable[[Event], object]) -> DeviceKey:
+    def start(self, name: str, setup: WorkerSetup, send: Callable[[Event], object]) -> DeviceKey:
         """Load the model; returns the device that timed steps run on.
 
         Raises UserError if the model is another one here, or if this program has another version.
         """
-        self._orders = orders
-        settings = orders.settings
+        self._setup = setup
+        settings = setup.settings
         host = socket.gethostname()
-        if tool_version() != orders.version:
-            raise UserError(f"--ray: {host} has version {tool_version()}, this machine {orders.version}; install one")
-        torch.set_num_threads(orders.threads)
-        loaded = load_model(settings.model, settings.device, settings.dtype, orders.weights, settings.allow_special)
+        if tool_version() != setup.version:
+            raise UserError(f"--ray: {host} has version {tool_version()}, this machine {setup.version}; install one")
+        torch.set_num_threads(setup.threads)
+        loaded = load_model(settings.model, settings.device, settings.dtype, setup.weights, settings.allow_special)
         found = loaded.fingerprint()
-        if not orders.fingerprint.serves(found) or orders.fingerprint.dtype != found.dtype:
+        if not setup.fingerprint.serves(found) or setup.fingerprint.dtype != found.dtype:
             raise UserError(
                 f"--ray: {settings.model} is another model on {host}, or of another dtype ({found.dtype}, not "
-                f"{orders.fingerprint.dtype}); give the same files to all hosts, and --dtype"
+                f"{setup.fingerprint.dtype}); give the same files to all hosts, and --dtype"
             )
         decoder = faithful_decoder(loaded, settings)
         # The command has told of the copies already.
@@ -76,9 +76,9 @@ class Worker:
             settings=settings,
             loaded=loaded,
             decoder=decoder,
-            fingerprint=orders.fingerprint,
+            fingerprint=setup.fingerprint,
             work=Results(),
-            reporter=ToldReporter(name, tell),
+            reporter=EventReporter(name, send),
         )
         with self._threads(timed=True):
             return device_key(decoder)
@@ -93,11 +93,11 @@ class Worker:
 
     @contextmanager
     def _threads(self, timed: bool) -> Iterator[None]:
-        torch.set_num_threads(self._orders.timed_threads if timed else self._orders.threads)
+        torch.set_num_threads(self._setup.timed_threads if timed else self._setup.threads)
         try:
             yield
         finally:
-            torch.set_num_threads(self._orders.threads)
+            torch.set_num_threads(self._setup.threads)
 
 
 class Results:
@@ -117,35 +117,35 @@ class Results:
         raise NotImplementedError(name)
 
 
-class ToldReporter(Reporter):
-    """Reports to the process that gives the orders."""
+class EventReporter(Reporter):
+    """Reports to the process that compiles."""
 
-    def __init__(self, name: str, tell: Callable[[Event], object]) -> None:
+    def __init__(self, name: str, send: Callable[[Event], object]) -> None:
         super().__init__()
         self._worker = name
-        self._tell = tell
+        self._send = send
 
     def note(self, text: str) -> None:
-        """Tell information."""
-        self._tell(Event(self._worker, Kind.NOTE, text))
+        """Send information."""
+        self._send(Event(self._worker, EventKind.NOTE, text))
 
     def warn(self, text: str) -> None:
-        """Tell a warning."""
-        self._tell(Event(self._worker, Kind.WARNING, text))
+        """Send a warning."""
+        self._send(Event(self._worker, EventKind.WARNING, text))
 
     @contextmanager
     def stage(self, title: str, total: int | None) -> Iterator[Tick]:
-        """Tell the beginning, the steps and the end of a stage."""
-        self._tell(Event(self._worker, Kind.BEGIN, title, total=total))
-        began = told = perf_counter()
+        """Send the beginning, the steps and the end of a stage."""
+        self._send(Event(self._worker, EventKind.BEGIN, title, total=total))
+        began = sent = perf_counter()
         steps = 0
 
         def tick() -> None:
-            nonlocal steps, told
+            nonlocal steps, sent
             steps += 1
-            if perf_counter() - told >= TELL_SECONDS:
-                told = perf_counter()
-                self._tell(Event(self._worker, Kind.STEPS, title, total=steps))
+            if perf_counter() - sent >= REPORT_SECONDS:
+                sent = perf_counter()
+                self._send(Event(self._worker, EventKind.STEPS, title, total=steps))
 
         yield tick
-        self._tell(Event(self._worker, Kind.END, title, seconds=perf_counter() - began))
+        self._send(Event(self._worker, EventKind.END, title, seconds=perf_counter() - began))

@@ -21,7 +21,7 @@ from ssd_runtime.commands.options import (
     VersionOption,
     read_size,
 )
-from ssd_runtime.commands.serve_options import ClusterOptions, LimitOptions, ServerOptions
+from ssd_runtime.commands.serve_options import LimitOptions, ReplicaOptions, ServerOptions
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, read_keys
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL, require_ray
 from ssd_runtime.serving.ray_app.scale import Scale
@@ -49,7 +49,7 @@ def serve(
     server: ServerOptions,
     limits: LimitOptions,
     record: RecordOptions,
-    cluster: ClusterOptions,
+    cluster: ReplicaOptions,
     version: VersionOption = False,
 ) -> None:
     """Serve a model under OpenAI's HTTP interface; decode faster, with the output of plain decoding up to rounding."""
@@ -123,7 +123,7 @@ def main() -> None:
     run_command(app)
 
 
-def _scale(cluster: ClusterOptions, model: ModelOptions, server: ServerOptions, record: RecordOptions) -> Scale | None:
+def _scale(cluster: ReplicaOptions, model: ModelOptions, server: ServerOptions, record: RecordOptions) -> Scale | None:
     """The replicas that are asked for, if any. Raises UserError for options that do not go with them."""
     if cluster.replicas is None:
         if cluster.ray != LOCAL:

@@ -173,7 +173,7 @@ class LimitOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
+class ReplicaOptions:
     """Where replicas of the server run."""
 
     replicas: Annotated[

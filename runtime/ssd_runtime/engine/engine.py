@@ -157,14 +157,14 @@ class Engine:
             self.loaded.fingerprint(), hidden=config.hidden_size, vocabulary=config.vocab_size, where=where
         )
 
-    def take_up(self, bundle: Bundle) -> None:
+    def use_bundle(self, bundle: Bundle) -> None:
         """Use another bundle for new requests; running requests keep their planners.
 
         The bundle must have passed `require_fitting`. New streams begin without statistics.
         """
         with self._lock:
-            self._tables.take_up(bundle)
-            self._planners.take_up(bundle)
+            self._tables.use_bundle(bundle)
+            self._planners.use_bundle(bundle)
             self.bundle = bundle
 
     @property

@@ -124,7 +124,7 @@ class LatencyTables:
         allowed = bool(self._light_masks) if light is None else light
         return (self.light_table if allowed else None) or dense
 
-    def take_up(self, bundle: Bundle) -> None:
+    def use_bundle(self, bundle: Bundle) -> None:
         """Use another bundle's tables from now on, where it has this device's."""
         known = self.__dict__.get("table")
         self._bundle = bundle

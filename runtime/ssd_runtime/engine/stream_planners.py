@@ -68,7 +68,7 @@ class StreamPlanners:
             light=self._decoder.light.mask if latency is not None and latency.light else None,
         )
 
-    def take_up(self, bundle: Bundle) -> None:
+    def use_bundle(self, bundle: Bundle) -> None:
         """Use another bundle for new streams, and forget the streams that there are."""
         self._bundle = bundle
         self.__dict__.pop("_exit_heads", None)

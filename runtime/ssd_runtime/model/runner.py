@@ -84,7 +84,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class FinalNorm:
     """A request for the final norm of states `x` [rows, hidden]."""
 
     x: Tensor
@@ -98,7 +98,7 @@ class Norm:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one."""
-        return Norm
+        return FinalNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Read:
         return Read, self.x.dtype
 
 
-ModelRequest = Forward | Head | Norm | Read
+ModelRequest = Forward | Head | FinalNorm | Read
 Work = Generator[ModelRequest, Any, T]
 """The work of one sequence, which yields requests, receives their answers and returns its result."""
 
@@ -157,7 +157,7 @@ class ModelRunner:
     def _together(self, requests: Sequence[Any]) -> Sequence[Any]:
         if isinstance(requests[0], Head):
             return self._heads(requests)
-        if isinstance(requests[0], Norm):
+        if isinstance(requests[0], FinalNorm):
             normed = self.decoder.norm(concatenated([request.x for request in requests]))
             return _split(normed, [request.size for request in requests])
         if isinstance(requests[0], Read):

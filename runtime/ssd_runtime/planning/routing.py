@@ -23,7 +23,7 @@ class Route:
     """Whether the similarity reaches the out-of-domain threshold."""
 
 
-class Router:
+class PromptRouter:
     """A cosine index of a bundle's anchors, built when the bundle is loaded."""
 
     def __init__(self, anchors: AnchorSet) -> None:

@@ -15,7 +15,7 @@ from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import Planner
-from ssd_runtime.planning.routing import Router
+from ssd_runtime.planning.routing import PromptRouter
 
 MakePlanner = Callable[[], Planner]
 """Makes the planner of one request. Planners of `auto`, `lookup` and `swift` share the state of their stream."""
@@ -58,9 +58,9 @@ class StrategyInputs:
         assert self.latency is not None, "the strategy declares no need of latencies"
         return self.latency
 
-    def make_router(self) -> Router | None:
+    def make_router(self) -> PromptRouter | None:
         """Build the index of the bundle's anchors; None without a bundle."""
-        return Router(self.bundle.anchors) if self.bundle is not None else None
+        return PromptRouter(self.bundle.anchors) if self.bundle is not None else None
 
     def make_exit_heads(self) -> ExitHeads:
         """Return the shared exit heads, or make the bundle's on the decoder's device."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ssd_profiles.latency import Array, DeviceKey, LatencyTable, base_of
 from ssd_runtime.profiling.rising import rising
-from ssd_runtime.profiling.shared_steps import SharedSteps
+from ssd_runtime.profiling.shared_steps import SharedStepTimes
 
 MIN_SAMPLES = 3
 """Fewest samples of a figure whose spread is stated."""
@@ -65,7 +65,7 @@ class Samples:
         return [np.asarray([s[f"step {n}"] / s[f"plain {n}"] for s in self.sweeps]) for n in self.queries]
 
 
-def fitted(samples: Samples, shared: SharedSteps) -> LatencyTable:
+def fitted(samples: Samples, shared: SharedStepTimes) -> LatencyTable:
     """The table of medians.
 
     Every sample counts in plain steps of its own moment, so that parts and whole steps are of one pace even if another
@@ -127,7 +127,7 @@ def coarse(samples: Samples) -> LatencyTable:
         head=of_head * step / total,
         step=step,
         spread={},
-        shared=SharedSteps.none(),
+        shared=SharedStepTimes.none(),
     )
 
 
@@ -138,7 +138,7 @@ def _table(
     head: Array,
     step: Array,
     spread: dict[str, Array],
-    shared: SharedSteps,
+    shared: SharedStepTimes,
 ) -> LatencyTable:
     """The table whose whole steps take `step`; its overhead is what the parts leave of them."""
     without = LatencyTable(

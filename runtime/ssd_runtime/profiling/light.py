@@ -84,7 +84,7 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
     Each figure is a pass through all layers, as in the latency table. The costs are worth keeping if the machine was
     steady over `MIN_ROUNDS` rounds at least.
     """
-    bench = _Bench(decoder)
+    bench = _LightBench(decoder)
     precisions = (FULL, *decoder.light.bits)
     taken: dict[tuple[str, int, int], list[float]] = {}
     began = perf_counter()
@@ -120,7 +120,7 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
     return costs, rounds >= MIN_ROUNDS and all(spread_of(times) <= TYPICAL_SPREAD for times in steps)
 
 
-class _Bench:
+class _LightBench:
     """The works that are timed, after a context of its own."""
 
     def __init__(self, decoder: Decoder) -> None:

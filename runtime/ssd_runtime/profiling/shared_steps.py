@@ -27,7 +27,7 @@ CONTEXT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class SharedSteps:
+class SharedStepTimes:
     """The fields of a `LatencyTable` about shared steps."""
 
     wide_queries: Array
@@ -36,14 +36,14 @@ class SharedSteps:
     joint: Array
 
     @classmethod
-    def none(cls) -> SharedSteps:
+    def none(cls) -> SharedStepTimes:
         """No such step was measured."""
         nothing = np.empty(0)
         return cls(wide_queries=nothing, growth=nothing, sequences=nothing, joint=nothing)
 
 
 @torch.inference_mode()
-def measure_shared_steps(decoder: Decoder, last_query: int, budget_seconds: float, cache_bytes: int) -> SharedSteps:
+def measure_shared_steps(decoder: Decoder, last_query: int, budget_seconds: float, cache_bytes: int) -> SharedStepTimes:
     """Measure medians of whole steps, each next to the step that it is compared with.
 
     Points are measured in ascending order while they fit the budget (half of it for sequences), the model's context
@@ -65,7 +65,7 @@ def measure_shared_steps(decoder: Decoder, last_query: int, budget_seconds: floa
 
     sequences, extra = _measured(joint, many, budget_seconds / 2)
     wide_queries, grown = _measured(growth, wide, budget_seconds - (perf_counter() - began))
-    return SharedSteps(
+    return SharedStepTimes(
         wide_queries=wide_queries,
         growth=rising(np.maximum(grown, 1.0)),
         sequences=sequences,

@@ -15,7 +15,7 @@ from ssd_profiles.mask import BITS, FULL, SubLayerPlan
 from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.batch import Variants
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import Forward, Head, ModelRunner, Norm, Work
+from ssd_runtime.model.runner import FinalNorm, Forward, Head, ModelRunner, Work
 from ssd_runtime.search.replay import ReferenceStates
 
 NEAR = 1e-3
@@ -270,9 +270,9 @@ def _rating(
         parts.append(best)
     tokens = torch.cat(parts)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
-    normed = yield Norm(states)
+    normed = yield FinalNorm(states)
     final = normed.view_as(level.x)
-    target = (yield Norm(reference.states[-1]))[:, None]
+    target = (yield FinalNorm(reference.states[-1]))[:, None]
     cosine_rows = torch.cosine_similarity(final.float(), target.float(), -1)
     agreements, cosines = torch.stack([matches.float().mean(0), cosine_rows.mean(0)]).tolist()
     return [

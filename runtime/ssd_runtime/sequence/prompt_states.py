@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.runner import Norm, Work, concatenated
+from ssd_runtime.model.runner import FinalNorm, Work, concatenated
 
 BLOCK = 64
 """Tokens per sum. A prompt that begins like an earlier sequence resumes at a multiple of it."""
@@ -41,7 +41,7 @@ class PromptStates:
     def closing(self) -> Work[Tensor]:
         """Norm the states after the last sum and sum their whole blocks; returns these normed states [n, hidden]."""
         rows = concatenated(self._open)
-        normed = yield Norm(rows)
+        normed = yield FinalNorm(rows)
         blocks = rows.shape[0] // BLOCK
         if blocks:
             whole = normed[: blocks * BLOCK].unflatten(0, (blocks, BLOCK))

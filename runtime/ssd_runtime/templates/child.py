@@ -29,7 +29,7 @@ MOST_REASON = 200
 """Most characters of a reason."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The tag `{% generation %} … {% endgeneration %}` around answers, which only training looks for."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's declaration
@@ -94,7 +94,7 @@ def strftime_now(form: str) -> str:
 def compiled(text: str) -> Template:
     """The template in the environment that transformers gives it."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = tojson
     environment.globals.update(
@@ -103,19 +103,19 @@ def compiled(text: str) -> Template:
     return environment.from_string(text)
 
 
-class TooLongError(Exception):
+class TextTooLongError(Exception):
     """A text is longer than allowed."""
 
 
 def joined(parts: Iterable[str], most: int) -> str:
-    """The text of all parts. Raises TooLongError if it has more than `most` characters."""
+    """The text of all parts. Raises TextTooLongError if it has more than `most` characters."""
     kept = list[str]()
     length = 0
     for part in parts:
         kept.append(part)
         length += len(part)
         if length > most:
-            raise TooLongError(f"it writes more than {most} characters")
+            raise TextTooLongError(f"it writes more than {most} characters")
     return "".join(kept)
 
 
@@ -131,7 +131,7 @@ def reason(error: Exception) -> str:
         text = ""
     if isinstance(error, TemplateSyntaxError):
         text = f"line {error.lineno}: {text}"
-    named = isinstance(error, TemplateError | TooLongError) and text
+    named = isinstance(error, TemplateError | TextTooLongError) and text
     return (text if named else f"{type(error).__name__}: {text}").removesuffix(": ")[:MOST_REASON]
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens, every order ends once, and nobody feels the others' failures."""
+"""Whatever happens, every request ends once, and nobody feels the others' failures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
-from ssd_runtime.serving.http.tickets import Block, End
+from ssd_runtime.serving.http.pending import Block, End
 from tests.folders import TEXTS, save_tiny_model
-from tests.serving import Inbox, assert_ended_once, lone, order, running, tiny_engine
+from tests.serving import Inbox, assert_ended_once, lone, request_for, running, tiny_engine
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +34,19 @@ def thread(engine: Engine) -> Iterator[EngineThread]:
 
 
 def test_answers_are_those_of_lone_plain_decoding_and_come_in_blocks(engine: Engine) -> None:
-    orders = [
-        order(engine, TEXTS[0], 24),
-        order(engine, TEXTS[1], 9, "clasp"),
-        order(engine, TEXTS[2], 30, seed=5),
-        order(engine, TEXTS[0], 24, "lookup", stream="another"),
-        order(engine, TEXTS[1], 1),
+    requests = [
+        request_for(engine, TEXTS[0], 24),
+        request_for(engine, TEXTS[1], 9, "clasp"),
+        request_for(engine, TEXTS[2], 30, seed=5),
+        request_for(engine, TEXTS[0], 24, "lookup", stream="another"),
+        request_for(engine, TEXTS[1], 1),
     ]
-    expected = [lone(engine, each) for each in orders]
+    expected = [lone(engine, each) for each in requests]
     inbox = Inbox()
     with running(engine) as thread:
-        thread.submit(orders, inbox.listen)
-        ends = inbox.wait(len(orders))
-    assert_ended_once(inbox, len(orders))
+        thread.submit(requests, inbox.listen)
+        ends = inbox.wait(len(requests))
+    assert_ended_once(inbox, len(requests))
     for place, tokens in enumerate(expected):
         outcome = ends[place].outcome
         assert outcome is not None
@@ -75,18 +75,18 @@ def test_every_order_ends_once_whenever_it_is_cancelled(
         def listen(place: int, event: Block | End) -> None:
             inbox.listen(place, event)
             if plan[place][2] == len(inbox.events[place]):
-                thread.cancel([tickets[place]])
+                thread.cancel([pending[place]])
 
-        orders = [order(engine, TEXTS[place % 3], tokens, name) for place, (tokens, name, _) in enumerate(plan)]
+        requests = [request_for(engine, TEXTS[place % 3], tokens, name) for place, (tokens, name, _) in enumerate(plan)]
         held = threading.Lock()
         with held:
-            tickets = thread.submit(orders, listen)
+            pending = thread.submit(requests, listen)
             for place, (_, _, after) in enumerate(plan):
                 if after == 0:
-                    thread.cancel([tickets[place]])
-        ends = inbox.wait(len(orders))
+                    thread.cancel([pending[place]])
+        ends = inbox.wait(len(requests))
         assert thread.open == 0
-    assert_ended_once(inbox, len(orders))
+    assert_ended_once(inbox, len(requests))
     for place, (tokens, _, after) in enumerate(plan):
         if after is None:
             outcome = ends[place].outcome
@@ -104,9 +104,13 @@ def test_a_defect_in_one_order_leaves_the_others_alone(
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(ClaspPlanner, "plan", fail)
-    orders = [order(engine, TEXTS[0], 12, "plain"), order(engine, TEXTS[1], 12, "clasp"), order(engine, TEXTS[2])]
+    requests = [
+        request_for(engine, TEXTS[0], 12, "plain"),
+        request_for(engine, TEXTS[1], 12, "clasp"),
+        request_for(engine, TEXTS[2]),
+    ]
     inbox = Inbox()
-    thread.submit(orders, inbox.listen)
+    thread.submit(requests, inbox.listen)
     ends = inbox.wait(3)
     assert_ended_once(inbox, 3)
     assert isinstance(ends[1].error, ZeroDivisionError)
@@ -118,7 +122,7 @@ def test_a_defect_in_one_order_leaves_the_others_alone(
 
 def test_an_order_that_cannot_begin_ends_with_its_error(engine: Engine, thread: EngineThread) -> None:
     inbox = Inbox()
-    thread.submit([order(engine, TEXTS[0], 4, "knn"), order(engine, TEXTS[0], 4)], inbox.listen)
+    thread.submit([request_for(engine, TEXTS[0], 4, "knn"), request_for(engine, TEXTS[0], 4)], inbox.listen)
     ends = inbox.wait(2)
     assert isinstance(ends[0].error, UserError)
     assert ends[1].outcome is not None
@@ -133,9 +137,9 @@ def test_a_failed_step_ends_the_open_orders_and_not_the_thread(
     inbox, later = Inbox(), Inbox()
     with monkeypatch.context() as patched:
         patched.setattr(engine, "step", fail)
-        thread.submit([order(engine, TEXTS[0]), order(engine, TEXTS[1])], inbox.listen)
+        thread.submit([request_for(engine, TEXTS[0]), request_for(engine, TEXTS[1])], inbox.listen)
         assert all(isinstance(end.error, RuntimeError) for end in inbox.wait(2).values())
-    thread.submit([order(engine, TEXTS[0])], later.listen)
+    thread.submit([request_for(engine, TEXTS[0])], later.listen)
     assert later.wait(1)[0].outcome is not None
     assert_ended_once(inbox, 2)
 
@@ -143,7 +147,7 @@ def test_a_failed_step_ends_the_open_orders_and_not_the_thread(
 def test_a_step_that_fails_half_way_leaves_nothing_behind(
     engine: Engine, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of its jobs have ended, others not; the next orders meet none of them."""
+    """Some of its jobs have ended, others not; the next requests meet none of them."""
     scheduler = engine.scheduler
     answer = scheduler._answer
 
@@ -155,9 +159,9 @@ def test_a_step_that_fails_half_way_leaves_nothing_behind(
     inbox, later = Inbox(), Inbox()
     with monkeypatch.context() as patched:
         patched.setattr(scheduler, "_answer", fail)
-        thread.submit([order(engine, TEXTS[0], 3), order(engine, TEXTS[1], 30)], inbox.listen)
+        thread.submit([request_for(engine, TEXTS[0], 3), request_for(engine, TEXTS[1], 30)], inbox.listen)
         assert all(isinstance(end.error, RuntimeError) for end in inbox.wait(2).values())
-    thread.submit([order(engine, TEXTS[0], 5), order(engine, TEXTS[2], 5)], later.listen)
+    thread.submit([request_for(engine, TEXTS[0], 5), request_for(engine, TEXTS[2], 5)], later.listen)
     assert all(end.outcome is not None for end in later.wait(2).values())
     assert scheduler.pool.used_bytes == scheduler.prefixes.bytes
 
@@ -170,8 +174,8 @@ def test_an_order_whose_listener_fails_is_cancelled(engine: Engine, thread: Engi
         raise RuntimeError("the event loop is closed")
 
     inbox = Inbox()
-    thread.submit([order(engine, TEXTS[0], 200)], gone)
-    thread.submit([order(engine, TEXTS[1], 30)], inbox.listen)
+    thread.submit([request_for(engine, TEXTS[0], 200)], gone)
+    thread.submit([request_for(engine, TEXTS[1], 30)], inbox.listen)
     assert inbox.wait(1)[0].outcome is not None
     while thread.open:
         pass
@@ -181,15 +185,15 @@ def test_an_order_whose_listener_fails_is_cancelled(engine: Engine, thread: Engi
 def test_more_orders_than_places_are_refused_together(engine: Engine) -> None:
     inbox = Inbox()
     with running(engine, places=3) as thread:
-        tickets = thread.submit([order(engine, TEXTS[0], 300)] * 2, inbox.listen)
+        pending = thread.submit([request_for(engine, TEXTS[0], 300)] * 2, inbox.listen)
         with pytest.raises(QueueFull) as refused:
-            thread.submit([order(engine, TEXTS[1])] * 2, inbox.listen)
+            thread.submit([request_for(engine, TEXTS[1])] * 2, inbox.listen)
         assert 1 <= refused.value.retry_after <= 60
         assert thread.open == 2
-        thread.cancel(tickets)
+        thread.cancel(pending)
         inbox.wait(2)
         more = Inbox()
-        thread.submit([order(engine, TEXTS[1], 2)] * 3, more.listen)
+        thread.submit([request_for(engine, TEXTS[1], 2)] * 3, more.listen)
         assert len(more.wait(3)) == 3
 
 
@@ -197,20 +201,20 @@ def test_closing_lets_open_orders_end(engine: Engine) -> None:
     inbox = Inbox()
     thread = EngineThread(engine, 16)
     thread.start()
-    thread.submit([order(engine, text, 20) for text in TEXTS * 3], inbox.listen)
+    thread.submit([request_for(engine, text, 20) for text in TEXTS * 3], inbox.listen)
     thread.close(60.0)
     ends = inbox.wait(9)
     assert_ended_once(inbox, 9)
     assert all(end.outcome is not None for end in ends.values())
     with pytest.raises(Closing):
-        thread.submit([order(engine, TEXTS[0])], inbox.listen)
+        thread.submit([request_for(engine, TEXTS[0])], inbox.listen)
 
 
-def test_closing_without_grace_tells_every_order(engine: Engine) -> None:
+def test_closing_without_grace_tells_every_request(engine: Engine) -> None:
     inbox = Inbox()
     thread = EngineThread(engine, 16)
     thread.start()
-    thread.submit([order(engine, text, 400) for text in TEXTS * 3], inbox.listen)
+    thread.submit([request_for(engine, text, 400) for text in TEXTS * 3], inbox.listen)
     thread.close(0.0)
     ends = inbox.wait(9)
     assert_ended_once(inbox, 9)
@@ -219,7 +223,7 @@ def test_closing_without_grace_tells_every_order(engine: Engine) -> None:
 
 
 def test_orders_that_are_ended_before_their_turn_never_begin(engine: Engine) -> None:
-    """The engine's thread is held in a step while orders are aborted and another one is submitted."""
+    """The engine's thread is held in a step while requests are aborted and another one is submitted."""
     inbox, held, aborted = Inbox(), threading.Event(), threading.Event()
 
     def listen(place: int, event: Block | End) -> None:
@@ -228,14 +232,14 @@ def test_orders_that_are_ended_before_their_turn_never_begin(engine: Engine) -> 
         aborted.wait(60)
 
     with running(engine) as thread:
-        thread.submit([order(engine, TEXTS[0], 100)], listen)
+        thread.submit([request_for(engine, TEXTS[0], 100)], listen)
         assert held.wait(60)
         thread.abort()
-        thread.submit([order(engine, TEXTS[1], 100)], lambda _, event: inbox.listen(1, event))
+        thread.submit([request_for(engine, TEXTS[1], 100)], lambda _, event: inbox.listen(1, event))
         aborted.set()
         ends = inbox.wait(2)
         later = Inbox()
-        thread.submit([order(engine, TEXTS[2], 5)], later.listen)
+        thread.submit([request_for(engine, TEXTS[2], 5)], later.listen)
         assert later.wait(1)[0].outcome is not None
         assert thread.open == 0
         assert not engine.scheduler.running
@@ -243,14 +247,14 @@ def test_orders_that_are_ended_before_their_turn_never_begin(engine: Engine) -> 
     assert {type(end.error) for end in ends.values()} == {Closing}
 
 
-def test_a_thread_that_dies_tells_every_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_dies_tells_every_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even an error that is none of the engine's leaves nobody waiting."""
     inbox = Inbox()
     thread = EngineThread(engine, 16)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(thread, "_step", lambda: (_ for _ in ()).throw(SystemError("planted")))
     thread.start()
-    thread.submit([order(engine, TEXTS[0])] * 3, inbox.listen)
+    thread.submit([request_for(engine, TEXTS[0])] * 3, inbox.listen)
     assert {type(end.error) for end in inbox.wait(3).values()} == {Closing}
     assert not thread.alive
 
@@ -268,7 +272,9 @@ def test_streams_share_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     inbox = Inbox()
     with running(engine) as thread:
         for number, stream in enumerate(["one", "one", "two", "one"]):
-            thread.submit([order(engine, TEXTS[0] * 3, 4, stream=stream)], lambda _, e, n=number: inbox.listen(n, e))
+            thread.submit(
+                [request_for(engine, TEXTS[0] * 3, 4, stream=stream)], lambda _, e, n=number: inbox.listen(n, e)
+            )
             ends = inbox.wait(1)
     cached = [end.outcome.generation.num_cached_tokens for _, end in sorted(ends.items()) if end.outcome]
     assert cached[0] == cached[2] == 0

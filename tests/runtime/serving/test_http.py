@@ -25,7 +25,7 @@ from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.openai.fields import IGNORED_SAFELY, UNSUPPORTED
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CompletionRequest
 from tests.folders import TEXTS, save_tiny_model
-from tests.serving import TOOL_TEMPLATE, lone, order, serving, tiny_engine, tiny_service
+from tests.serving import TOOL_TEMPLATE, lone, request_for, serving, tiny_engine, tiny_service
 
 QUESTION = [{"role": "user", "content": TEXTS[0]}]
 BODIES = int(os.environ.get("SSD_BODIES", "400"))
@@ -74,7 +74,7 @@ def chat(address: str, **fields: Any) -> tuple[int, Any]:
 def expected(service: Service, text: str, tokens: int, **changes: Any) -> str:
     """The text of plain decoding alone, by an engine of its own."""
     engine = tiny_engine(Path(service.thread.engine.loaded.model.name_or_path))
-    return engine.loaded.decode(lone(engine, order(engine, text, tokens, **changes)))
+    return engine.loaded.decode(lone(engine, request_for(engine, text, tokens, **changes)))
 
 
 def test_answers_whole_and_streamed_are_those_of_lone_plain_decoding(service: Service, client: openai.OpenAI) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from tests.folders import TEXTS, save_tiny_model
-from tests.serving import Inbox, lone, order, running, tiny_engine
+from tests.serving import Inbox, lone, request_for, running, tiny_engine
 
 THREADS = 8
 REQUESTS = int(os.environ.get("SSD_REQUESTS", "25"))
@@ -26,7 +26,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def test_answers_to_many_threads_are_those_of_plain_decoding(engine: Engine) -> None:
-    expected = {(text, tokens): lone(engine, order(engine, text, tokens)) for text in TEXTS for tokens in LENGTHS}
+    expected = {(text, tokens): lone(engine, request_for(engine, text, tokens)) for text in TEXTS for tokens in LENGTHS}
 
     def ask(number: int, thread: EngineThread) -> int:
         """Ask one after another; returns how many answers were right."""
@@ -35,7 +35,7 @@ def test_answers_to_many_threads_are_those_of_plain_decoding(engine: Engine) -> 
         for _ in range(REQUESTS):
             text, tokens, strategy = random.choice(TEXTS), random.choice(LENGTHS), random.choice(STRATEGIES)
             inbox = Inbox()
-            thread.submit([order(engine, text, tokens, strategy, stream=f"{number % 3}")], inbox.listen)
+            thread.submit([request_for(engine, text, tokens, strategy, stream=f"{number % 3}")], inbox.listen)
             outcome = inbox.wait(1)[0].outcome
             right += outcome is not None and outcome.generation.token_ids == expected[text, tokens]
         return right

@@ -18,7 +18,7 @@ import pytest
 from ssd_runtime.engine.engine import Engine
 from tests.folders import TEXTS, save_tiny_model
 from tests.ports import unused_port
-from tests.serving import lone, order, tiny_engine
+from tests.serving import lone, request_for, tiny_engine
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 TOKENS = 400
@@ -127,7 +127,9 @@ def test_no_request_is_lost_when_a_replica_is_killed(address: str, folder: Path)
 def kill_under_load(address: str, engine: Engine, texts: Sequence[str]) -> None:
     """Ask for one stream a text, kill the replica that works most, and compare every answer with its lone decode."""
     seeds = [None, 1, 2, 3, None, 5]
-    expected = [lone(engine, order(engine, text, TOKENS, seed=seed)) for text, seed in zip(texts, seeds, strict=True)]
+    expected = [
+        lone(engine, request_for(engine, text, TOKENS, seed=seed)) for text, seed in zip(texts, seeds, strict=True)
+    ]
     before = two_replicas()
     idle = {each.pid: seconds_of(each) for each in before}
     asked = [

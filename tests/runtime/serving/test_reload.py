@@ -24,7 +24,7 @@ from ssd_runtime.serving.http.reload import BundleWatch
 from tests.bundles import bundle, fingerprint
 from tests.folders import TEXTS, save_tiny_model
 from tests.keys import key_pair
-from tests.serving import Inbox, assert_ended_once, lone, order, running, tiny_engine
+from tests.serving import Inbox, assert_ended_once, lone, request_for, running, tiny_engine
 from tests.tables import latency_table
 
 
@@ -60,8 +60,8 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
     watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
     strategies = ["auto", "knn", "fixed:one", "lookup"]
-    expected = [lone(engine, order(engine, text, 60)) for text in TEXTS]
-    engine.take_up(Bundle.load(tmp_path / "bundle"))
+    expected = [lone(engine, request_for(engine, text, 60)) for text in TEXTS]
+    engine.use_bundle(Bundle.load(tmp_path / "bundle"))
     inbox = Inbox()
     made = list[tuple[str, str]]()
 
@@ -72,9 +72,9 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     monkeypatch.setattr("ssd_runtime.engine.stream_planners.make_strategy", noted)
 
     async def load() -> None:
-        """Submit orders all the while, before and after the bundle changes."""
+        """Submit requests all the while, before and after the bundle changes."""
         for number in range(40):
-            wanted = order(engine, TEXTS[number % 3], 60, strategies[number % 4])
+            wanted = request_for(engine, TEXTS[number % 3], 60, strategies[number % 4])
             thread.submit([wanted], lambda _, event, number=number: inbox.listen(number, event))
             if number == 20:
                 assert thread.open > 0
@@ -114,7 +114,7 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
     assert engine.bundle is not None
     assert engine.bundle.created == "yesterday"
     inbox = Inbox()
-    thread.submit([order(engine, TEXTS[0], 4, "knn")], inbox.listen)
+    thread.submit([request_for(engine, TEXTS[0], 4, "knn")], inbox.listen)
     assert inbox.wait(1)[0].outcome is not None
 
 

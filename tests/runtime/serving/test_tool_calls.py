@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.serving.http.openai.tool_calls import CLOSE, OPEN, Call, ToolCallReader
+from ssd_runtime.serving.http.openai.tool_calls import CLOSE, OPEN, ParsedCall, ToolCallReader
 
 CALL = f'{OPEN}\n{{"name": "weather", "arguments": {{"city": "Würzburg <b>"}}}}\n{CLOSE}'
 TEXTS = st.lists(
@@ -31,7 +31,7 @@ def parts_of(
     parts = [part for begin, end in pairwise(places) for part in reader.feed(text[begin:end])]
     parts += reader.close()
     words = "".join(part for part in parts if isinstance(part, str))
-    return words, [(part.name, part.arguments) for part in parts if isinstance(part, Call)]
+    return words, [(part.name, part.arguments) for part in parts if isinstance(part, ParsedCall)]
 
 
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8))

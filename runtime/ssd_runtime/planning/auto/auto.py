@@ -14,14 +14,14 @@ from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.controller import Controller
+from ssd_runtime.planning.auto.draft_source import DraftSource
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.light_drafts import LightDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
-from ssd_runtime.planning.auto.offer import Source
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
-from ssd_runtime.planning.routing import Router
+from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
@@ -36,7 +36,7 @@ def draft_sources(
     stream: Stream,
     lookup: Lookup,
     light: SubLayerPlan | None = None,
-) -> tuple[list[Source], list[MaskedDrafts]]:
+) -> tuple[list[DraftSource], list[MaskedDrafts]]:
     """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
 
     Returns the sources for a request that is alone, and the masks for requests that share their steps. The latter have
@@ -48,7 +48,7 @@ def draft_sources(
         for each in dict.fromkeys((name, MIXTURE))
         if each in frontiers
     ]
-    sources: list[Source] = [*masks[:1]] if name in frontiers else []
+    sources: list[DraftSource] = [*masks[:1]] if name in frontiers else []
     if name in exits:
         sources.append(ExitDrafts(heads=heads, choice=exits[name], latency=latency, stats=stream.exits[name]))
     if light is not None:
@@ -67,7 +67,7 @@ class AutoPlanner(BasePlanner):
         frontiers: Mapping[str, Frontier],
         exits: Mapping[str, ExitChoice],
         heads: ExitHeads,
-        router: Router | None,
+        router: PromptRouter | None,
         latency: LatencyTable,
         stream: Stream,
         light: SubLayerPlan | None = None,

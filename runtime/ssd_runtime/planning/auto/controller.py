@@ -9,9 +9,9 @@ from dataclasses import replace
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup, Ready
+from ssd_runtime.planning.auto.draft_source import DraftProposal, DraftSource
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
-from ssd_runtime.planning.auto.offer import Offer, Source
-from ssd_runtime.planning.auto.shared_step import ChainYield, Member
+from ssd_runtime.planning.auto.shared_step import ChainYield, SequenceOptions
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.lookup import MOST_GUESSES, Guess, best_guess
@@ -19,7 +19,7 @@ from ssd_runtime.planning.plan import Cycle, Plan
 from ssd_runtime.sequence.load import Load
 
 IDLE_CYCLES = 8
-"""Planned cycles without a question to the sources, after none of them had an offer."""
+"""Planned cycles without a question to the sources, after none of them had a proposal."""
 PLAIN_COSTS = [1.0]
 """Costs of a cycle that is not planned, which is a plain step."""
 UNPLANNED = Plan("plain: not planned, since planning has used its share of the time")
@@ -41,7 +41,7 @@ class Controller:
         latency: LatencyTable,
         stream: Stream,
         lookup: Lookup,
-        sources: Sequence[Source] = (),
+        sources: Sequence[DraftSource] = (),
         common: Sequence[MaskedDrafts] = (),
     ) -> None:
         """`lookup` has read the prompt, and `sources` may add its guesses after their drafts.
@@ -56,13 +56,13 @@ class Controller:
         self.budget = stream.budgets.take()
         self._number = stream.steps.join()
         self._running = True
-        self._chosen: Offer | None = None
+        self._chosen: DraftProposal | None = None
         self._costs = PLAIN_COSTS
         """Costs of 1, 2, … rows of this request, when the latest plan was made."""
         self._after: int | None = None
         """Number of the shared step that the latest plan follows; None if this request is alone."""
         self._idle = 0
-        """Plans to come that ask no source for an offer."""
+        """Plans to come that ask no source for a proposal."""
         self.planned = False
         """Whether the latest plan was chosen, and is not a plain step without a choice."""
 
@@ -83,10 +83,10 @@ class Controller:
         if load is None and first and len(stream.steps.members) > 1:
             return UNKNOWN_LOAD
         guess = best_guess(self._lookup, costs=self._costs, depth=MOST_GUESSES, most_cost=self.budget.most_cost)
-        offer = self._lone_offer(context) if shared is None else self._joint_offer(context, shared, guess)
-        if offer is not None and offer.plan is not None and offer.speedup >= guess.speedup:
-            self._chosen = offer
-            return offer.plan
+        proposal = self._lone_proposal(context) if shared is None else self._joint_proposal(context, shared, guess)
+        if proposal is not None and proposal.plan is not None and proposal.speedup >= guess.speedup:
+            self._chosen = proposal
+            return proposal.plan
         if guess.tree:
             detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
             return Plan(reason="lookup", drafter=Ready(guess.tree), draft_length=MOST_GUESSES, detail=detail)
@@ -101,25 +101,25 @@ class Controller:
             stream.priced = load, self._cost_model.rows_under_load(context, load.sequences, others)
         return stream.priced[1]
 
-    def _lone_offer(self, context: int) -> Offer | None:
+    def _lone_proposal(self, context: int) -> DraftProposal | None:
         """The best draft by the model for a request that is alone; None without any.
 
-        After no source had an offer, none is asked for `IDLE_CYCLES`: trust changes slowly, and asking takes a third of
-        planning's time.
+        After no source had a proposal, none is asked for `IDLE_CYCLES`: trust changes slowly, and asking takes a third
+        of planning's time.
         """
         if self._idle:
             self._idle -= 1
             return None
-        offers = [
-            offer
+        proposals = [
+            proposal
             for source in self._sources
-            if (offer := source.offer(context, self._costs, self.budget.most_cost)) is not None
+            if (proposal := source.propose(context, self._costs, self.budget.most_cost)) is not None
         ]
-        self._idle = 0 if offers else IDLE_CYCLES
+        self._idle = 0 if proposals else IDLE_CYCLES
         # The best counts even if the budget does not cover it yet: spent on the second best, it would never suffice.
-        return max(offers, key=lambda offer: offer.source.stats.discounted(offer.best), default=None)
+        return max(proposals, key=lambda proposal: proposal.source.stats.discounted(proposal.best), default=None)
 
-    def _joint_offer(self, context: int, load: Load, guess: Guess) -> Offer | None:
+    def _joint_proposal(self, context: int, load: Load, guess: Guess) -> DraftProposal | None:
         """This request's part in the joint drafts of the stream's requests; None without a part."""
         steps = self._stream.steps
         most_cost = self.budget.most_cost
@@ -130,7 +130,7 @@ class Controller:
         masks = dict[SubLayerPlan, tuple[ChainYield, ...]]()
         for mask, chains in found:
             masks.setdefault(mask, chains)
-        steps.members[self._number] = Member(
+        steps.members[self._number] = SequenceOptions(
             tokens=guess.tokens,
             rows=1 + len(guess.tree),
             most_cost=most_cost,
@@ -141,8 +141,8 @@ class Controller:
         share = steps.share(self._number)
         if share is None:
             return None
-        offers = (source.take_part(share, self._costs, most_cost) for source in self._common)
-        return next((offer for offer in offers if offer is not None), None)
+        proposals = (source.take_part(share, self._costs, most_cost) for source in self._common)
+        return next((proposal for proposal in proposals if proposal is not None), None)
 
     def _update_member(self, guess: Guess, most_cost: float) -> None:
         """Update the guesses and the budget of this request for joint decisions; its masks stay as they are."""
@@ -160,7 +160,7 @@ class Controller:
             self._lookup.append(cycle.tokens)
         tokens = len(cycle.tokens)
         verify = self._stream.verify
-        # If there was no room to draft, the offer was not used.
+        # If there was no room to draft, the proposal was not used.
         chosen = self._chosen if cycle.steps or cycle.begun else None
         if chosen is None:
             cost = self._costs[min(cycle.verified, len(self._costs)) - 1]
@@ -168,7 +168,7 @@ class Controller:
             cost = chosen.source.observe(cycle, self._costs, verify.plain_seconds)
         sequences = cycle.load.sequences if cycle.load is not None else 1
         rows = cycle.load.rows if cycle.load is not None else cycle.verified
-        sources = list[Source](self._sources)
+        sources = list[DraftSource](self._sources)
         if sequences > 1:
             sources += [source for source in self._common if source not in self._sources]
         for source in sources:

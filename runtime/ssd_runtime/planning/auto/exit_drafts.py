@@ -8,8 +8,8 @@ from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.draft_source import DraftProposal
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
-from ssd_runtime.planning.auto.offer import Offer
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import Cycle, Plan
@@ -43,8 +43,8 @@ class ExitDrafts:
 
         self._prefixes = ByContext(prefixes)
 
-    def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
-        """Offer the longest draft, up to the domain's width, that the budget covers."""
+    def propose(self, context: int, costs: Sequence[float], most_cost: float) -> DraftProposal | None:
+        """Propose the longest draft, up to the domain's width, that the budget covers."""
         best = self._expected(self._width)
         if not self.stats.update_trust(best):
             return None
@@ -53,14 +53,14 @@ class ExitDrafts:
         length = next(lengths, 0)
         expected = self._expected(length)
         if not length or expected < MIN_GAIN:
-            return Offer(self, best)
+            return DraftProposal(self, best)
         plan = Plan(
             reason="draft by early exit",
             drafter=self._drafter,
             draft_length=length,
             detail=f"{length} tokens, {expected:.2f}x",
         )
-        return Offer(source=self, best=best, plan=plan, speedup=expected)
+        return DraftProposal(source=self, best=best, plan=plan, speedup=expected)
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Update with the cycle's tokens, those predicted for its cost, and its time; returns its cost."""

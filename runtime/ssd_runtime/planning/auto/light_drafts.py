@@ -11,9 +11,9 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.planning.auto.draft_source import DraftProposal
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.masked_drafts import UNSURE
-from ssd_runtime.planning.auto.offer import Offer
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.light import LIGHT
 from ssd_runtime.planning.plan import Cycle, Plan
@@ -25,7 +25,7 @@ LONGEST = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class _LightChain:
     """A draft length with its expected speed-up."""
 
     speedup: float
@@ -49,17 +49,17 @@ class LightDrafts:
         self._step = ByContext(lambda context: latency.draft_cost(mask, context))
         """Cost of a draft step by the table, in plain steps."""
 
-    def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
-        """Offer the best length that the budget covers."""
+    def propose(self, context: int, costs: Sequence[float], most_cost: float) -> DraftProposal | None:
+        """Propose the best length that the budget covers."""
         chains = self._chains(self._step.at(context) * self.stats.pace, costs)
         best = max(chain.speedup for chain in chains)
         if not self.stats.update_trust(best):
             return None
         covered = [chain for chain in chains if chain.cost <= most_cost and chain.speedup >= MIN_GAIN]
         if not covered:
-            return Offer(self, best)
+            return DraftProposal(self, best)
         chain = max(covered, key=attrgetter("speedup"))
-        return Offer(source=self, best=best, plan=self._plan(chain, costs, most_cost), speedup=chain.speedup)
+        return DraftProposal(source=self, best=best, plan=self._plan(chain, costs, most_cost), speedup=chain.speedup)
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Update with the right tokens and the time of the draft steps; returns the cycle's cost in plain steps."""
@@ -79,18 +79,18 @@ class LightDrafts:
         """Expected token agreement in this stream."""
         return min(1.0, AGREEMENT * self.stats.factor)
 
-    def _chains(self, step: float, costs: Sequence[float]) -> list[_Chain]:
+    def _chains(self, step: float, costs: Sequence[float]) -> list[_LightChain]:
         """Every draft length, if a draft step costs `step`."""
-        chains = list[_Chain]()
+        chains = list[_LightChain]()
         tokens = reached = 1.0
         for length in range(1, min(LONGEST, len(costs) - 1) + 1):
             reached *= self._agreement
             tokens += reached
             cost = length * step + costs[length]
-            chains.append(_Chain(tokens / cost, length, cost))
+            chains.append(_LightChain(tokens / cost, length, cost))
         return chains
 
-    def _plan(self, chain: _Chain, costs: Sequence[float], most_cost: float) -> Plan:
+    def _plan(self, chain: _LightChain, costs: Sequence[float], most_cost: float) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         drafter = Extended(
             masked=Masked(self._mask, branching=UNSURE),

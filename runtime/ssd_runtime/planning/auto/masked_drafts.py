@@ -11,8 +11,8 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Branching, Masked
+from ssd_runtime.planning.auto.draft_source import DraftProposal
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
-from ssd_runtime.planning.auto.offer import Offer
 from ssd_runtime.planning.auto.shared_step import ChainYield, Share
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.frontier import Frontier
@@ -36,7 +36,7 @@ class _LengthStats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class _MaskedChain:
     """A draft length with its expected speed-up."""
 
     speedup: float
@@ -61,10 +61,10 @@ class MaskedDrafts:
         self._length_stats: list[_LengthStats] = []
         """Statistics of the option's draft lengths, ascending."""
         self._share: Share | None = None
-        """The latest offer's part in a shared step; None if it was made for a sequence that is alone."""
+        """The latest proposal's part in a shared step; None if it was made for a sequence that is alone."""
 
-    def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
-        """Offer the mask that is best by latency, at the best length that the budget covers."""
+    def propose(self, context: int, costs: Sequence[float], most_cost: float) -> DraftProposal | None:
+        """Propose the mask that is best by latency, at the best length that the budget covers."""
         self._share = None
         option = self._update_option(context)
         if option is None:
@@ -75,10 +75,10 @@ class MaskedDrafts:
             return None
         covered = [chain for chain in chains if chain.cost <= most_cost and chain.speedup >= MIN_GAIN]
         if not covered:
-            return Offer(self, best)
+            return DraftProposal(self, best)
         chain = max(covered, key=attrgetter("speedup"))
         plan = self._plan(option=option, chain=chain, costs=costs, most_cost=most_cost)
-        return Offer(source=self, best=best, plan=plan, speedup=chain.speedup)
+        return DraftProposal(source=self, best=best, plan=plan, speedup=chain.speedup)
 
     def yields(self, context: int, sequences: int) -> tuple[SubLayerPlan, tuple[ChainYield, ...]] | None:
         """The mask that is best by latency, with the yields of its chains in a step that `sequences` sequences share.
@@ -92,8 +92,8 @@ class MaskedDrafts:
         corrected = [ChainYield(each.length, each.steps, each.tokens * correction) for each in self._yields(option)]
         return option.entry.mask, tuple(corrected)
 
-    def take_part(self, share: Share, costs: Sequence[float], most_cost: float) -> Offer | None:
-        """Offer a part in a shared step; None if that has another mask, or if the budget does not cover it."""
+    def take_part(self, share: Share, costs: Sequence[float], most_cost: float) -> DraftProposal | None:
+        """Propose a part in a shared step; None if that has another mask, or if the budget does not cover it."""
         option = self._option
         if option is None or option.entry.mask != share.mask:
             return None
@@ -109,7 +109,7 @@ class MaskedDrafts:
             most_cost=most_cost,
             load=f" with others at {share.step_cost:.2f} plain steps per step",
         )
-        return Offer(source=self, best=chain.speedup, plan=plan, speedup=chain.speedup)
+        return DraftProposal(source=self, best=chain.speedup, plan=plan, speedup=chain.speedup)
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Update with the right tokens and the time of the draft steps; returns the cycle's cost in plain steps.
@@ -120,7 +120,7 @@ class MaskedDrafts:
         option = self._option
         share = self._share
         pace = self.stats.pace
-        assert option is not None, "there was an offer"
+        assert option is not None, "there was a proposal"
         verification = costs[min(cycle.verified, len(costs)) - 1]
         steps = cycle.steps * option.draft_cost if share is None else share.length * share.step_cost
         spent = steps * pace
@@ -152,16 +152,18 @@ class MaskedDrafts:
             yields.append(ChainYield(each.length, each.steps, tokens))
         return yields
 
-    def _chains(self, option: Option, costs: Sequence[float], step: float) -> list[_Chain]:
+    def _chains(self, option: Option, costs: Sequence[float], step: float) -> list[_MaskedChain]:
         """Every draft length, if a draft step costs `step`."""
-        chains = list[_Chain]()
+        chains = list[_MaskedChain]()
         for each in self._yields(option):
             time = each.steps * step + costs[min(round(each.steps), len(costs) - 1)]
             cost = each.length * step + costs[min(each.length, len(costs) - 1)]
-            chains.append(_Chain(each.tokens / time * self._frontier.correction, each.length, cost))
+            chains.append(_MaskedChain(each.tokens / time * self._frontier.correction, each.length, cost))
         return chains
 
-    def _plan(self, option: Option, chain: _Chain, costs: Sequence[float], most_cost: float, load: str = "") -> Plan:
+    def _plan(
+        self, option: Option, chain: _MaskedChain, costs: Sequence[float], most_cost: float, load: str = ""
+    ) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         entry = option.entry
         drafter = Extended(

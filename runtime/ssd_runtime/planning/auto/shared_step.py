@@ -25,7 +25,7 @@ class ChainYield(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SequenceOptions:
     """The options of one running sequence in the next step."""
 
     tokens: float = 1.0
@@ -87,7 +87,7 @@ class _Step:
         return self.tokens / (self.drafting + costs.shared_step(context, round(self.rows), sequences))
 
 
-def shares(members: Mapping[int, Member], costs: CostModel, context: int, sequences: int) -> dict[int, Share]:
+def shares(members: Mapping[int, SequenceOptions], costs: CostModel, context: int, sequences: int) -> dict[int, Share]:
     """The parts of the sequences that draft, by their numbers, with the highest expected tokens/s of all together.
 
     `members` are some of the `sequences` that share the step; each of the others adds a row and a token. Groups of one
@@ -115,7 +115,7 @@ def shares(members: Mapping[int, Member], costs: CostModel, context: int, sequen
 
 
 def _groups(
-    members: Mapping[int, Member], placed: Mapping[int, Share], costs: CostModel, context: int, sequences: int
+    members: Mapping[int, SequenceOptions], placed: Mapping[int, Share], costs: CostModel, context: int, sequences: int
 ) -> list[_Group]:
     """Every mask that is not in use yet, at every length, with the members whose budgets cover it."""
     used = {share.mask for share in placed.values()}
@@ -142,7 +142,7 @@ def _groups(
     return groups
 
 
-def _by_length(mask: SubLayerPlan, members: Mapping[int, Member]) -> dict[int, dict[int, ChainYield]]:
+def _by_length(mask: SubLayerPlan, members: Mapping[int, SequenceOptions]) -> dict[int, dict[int, ChainYield]]:
     """Yields of chains by this mask, by length and then by member."""
     found = dict[int, dict[int, ChainYield]]()
     for number, member in members.items():
@@ -152,7 +152,11 @@ def _by_length(mask: SubLayerPlan, members: Mapping[int, Member]) -> dict[int, d
 
 
 def _group(
-    mask: SubLayerPlan, length: int, chains: Mapping[int, ChainYield], members: Mapping[int, Member], draft_step: float
+    mask: SubLayerPlan,
+    length: int,
+    chains: Mapping[int, ChainYield],
+    members: Mapping[int, SequenceOptions],
+    draft_step: float,
 ) -> _Group:
     return _Group(
         mask=mask,
@@ -175,7 +179,7 @@ def _step_cost(draft_step: float, plain: float, drafting: int, sequences: int) -
 class SharedSteps:
     """The running sequences of a stream, and their latest joint decision."""
 
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, SequenceOptions] = field(default_factory=dict)
     """Running sequences by number."""
     _numbers: int = 0
     """Numbers given so far."""
@@ -188,7 +192,7 @@ class SharedSteps:
     def join(self) -> int:
         """Add a sequence, which decodes plainly at first; returns its number."""
         self._numbers += 1
-        self.members[self._numbers] = Member()
+        self.members[self._numbers] = SequenceOptions()
         return self._numbers
 
     def leave(self, number: int) -> None:

@@ -11,7 +11,7 @@ from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import FIXED
-from ssd_runtime.planning.routing import Router
+from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.sequence.prefill import Prefill
@@ -37,7 +37,7 @@ class NearestAnchorPlanner(BasePlanner):
     def __init__(
         self,
         frontiers: Mapping[str, Frontier],
-        router: Router,
+        router: PromptRouter,
         latency: LatencyTable,
         settings: NearestSettings,
         least_speedup: float = 0.0,

@@ -8,7 +8,7 @@ from ssd_artifacts.domain_config import ExitChoice
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import BasePlanner, Plan
-from ssd_runtime.planning.routing import Router
+from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import ExitSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.sequence.prefill import Prefill
@@ -34,7 +34,7 @@ class BoundedExitPlanner(BasePlanner):
         num_layers: int,
         settings: ExitSettings,
         tuned: Mapping[str, ExitChoice],
-        router: Router | None,
+        router: PromptRouter | None,
     ) -> None:
         self._heads = heads
         self._layers = num_layers

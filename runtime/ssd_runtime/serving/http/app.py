@@ -28,13 +28,13 @@ from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers import Answer, Subscription
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form
+from ssd_runtime.serving.http.openai.generation_requests import chat_requests, completion_requests
 from ssd_runtime.serving.http.openai.logprobs import Json
-from ssd_runtime.serving.http.openai.orders import chat_orders, completion_orders
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, text_of
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
 from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
+from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
-from ssd_runtime.serving.http.tickets import Order
 from ssd_runtime.serving.http.web_pages import web_page_guard
 from ssd_runtime.serving.record import Recorder
 
@@ -50,7 +50,7 @@ class _Read:
     """A request that was read: what was asked for, and the conversations in it, as (role, content) pairs."""
 
     asked: CommonRequest
-    orders: list[Order]
+    requests: list[GenerationRequest]
     form: Form
     conversations: list[list[tuple[str, str]]]
 
@@ -133,22 +133,22 @@ class Service:
             most_calls=1 if asked.parallel_tool_calls is False else None,
             bare_tools=[] if self.encoder.tags_calls else [tool.function.name for tool in asked.offered_tools],
         )
-        orders = chat_orders(asked, self.encoder, self.settings, stream, stop)
+        requests = chat_requests(asked, self.encoder, self.settings, stream, stop)
         messages = [(str(message.role), text_of(message, place)) for place, message in enumerate(asked.messages)]
-        return _Read(asked, orders, form, [messages])
+        return _Read(asked, requests, form, [messages])
 
     def _read_completions(self, body: bytes, stream: str) -> _Read:
         asked = read_request(body, CompletionRequest, self.settings.max_context)
         self._check_model(asked.model)
-        orders = completion_orders(asked, self.encoder, self.settings, stream)
+        requests = completion_requests(asked, self.encoder, self.settings, stream)
         texts = [[("user", prompt)] for prompt in asked.prompt if isinstance(prompt, str)]
-        return _Read(asked, orders, CompletionForm(), texts)
+        return _Read(asked, requests, CompletionForm(), texts)
 
     async def _respond(self, request: Request, found: _Read) -> Response:
-        """Submit a request's orders; respond with the answer, whole or as it comes."""
+        """Submit the generation requests of an HTTP request; respond with the answer, whole or as it comes."""
         resumption: Resumption | None = request.scope.get(RESUMPTION)
-        orders = found.orders if resumption is None else resumption.orders(found.orders)
-        subscription = Subscription(self.thread, orders)
+        requests = found.requests if resumption is None else resumption.requests(found.requests)
+        subscription = Subscription(self.thread, requests)
         if self.recorder is not None and resumption is None:
             for messages in found.conversations:
                 self.recorder.add(messages)
@@ -161,7 +161,7 @@ class Service:
             usage_chunk=found.asked.wants_usage_chunk,
             token_ids=bool(found.asked.return_token_ids),
             resumption=resumption,
-            told=resumption.texts(orders, self.encoder.loaded) if resumption is not None else None,
+            told=resumption.texts(requests, self.encoder.loaded) if resumption is not None else None,
         )
         if found.asked.stream:
             return EventStream(answer.chunks(), subscription)
@@ -208,7 +208,7 @@ class Service:
 
 
 class EventStream(StreamingResponse):
-    """A stream of events, which ends the orders however the response ends."""
+    """A stream of events, which ends the requests however the response ends."""
 
     def __init__(self, content: AsyncIterator[str], subscription: Subscription) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

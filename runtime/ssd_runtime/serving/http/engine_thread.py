@@ -14,7 +14,15 @@ from time import perf_counter
 from ssd_artifacts.bundle import Bundle
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.request import Request
-from ssd_runtime.serving.http.tickets import Block, End, Listener, NoObserver, Observer, Order, Ticket
+from ssd_runtime.serving.http.pending import (
+    Block,
+    End,
+    GenerationRequest,
+    Listener,
+    NoObserver,
+    Observer,
+    PendingRequest,
+)
 
 FIRST_GUESS = 5.0
 """Seconds that a request is expected to take before any has ended."""
@@ -22,7 +30,7 @@ MOST_RETRY_AFTER = 60
 
 
 class Refused(Exception):  # noqa: N818 - an answer to the caller, not a failure of the engine
-    """Orders were not taken: none of them will be decoded, and no event comes for them."""
+    """Requests were not taken: none of them will be decoded, and no event comes for them."""
 
 
 class QueueFull(Refused):
@@ -42,22 +50,22 @@ class Closing(Refused):
 
 @dataclass(slots=True)
 class _Live:
-    """A ticket whose request the engine decodes."""
+    """A pending request that the engine decodes."""
 
-    ticket: Ticket
+    pending: PendingRequest
     request: Request
     last: float = field(default_factory=perf_counter)
     """Time of the latest tokens."""
-    pending: list[int] = field(default_factory=list)
+    unreported: list[int] = field(default_factory=list)
     """Tokens that were not reported yet, because their text is held back."""
 
 
 class EngineThread:
     """Steps an engine while there are requests.
 
-    Every order that `submit` takes ends exactly once, with one `End`, whatever fails: an answer, an error or a
-    cancellation. Events of an order come from the engine's thread, in order, and listeners must not block. At most
-    `places` orders are open at once; more are refused.
+    Every request that `submit` takes ends exactly once, with one `End`, whatever fails: an answer, an error or a
+    cancellation. Events of a request come from the engine's thread, in order, and listeners must not block. At most
+    `places` requests are open at once; more are refused.
     """
 
     def __init__(self, engine: Engine, places: int, observer: Observer | None = None) -> None:
@@ -68,7 +76,7 @@ class EngineThread:
         self._live: dict[Request, _Live] = {}
         """Requests of the engine; only the engine's thread touches it."""
         self._lock = threading.Lock()
-        self._open: set[Ticket] = set()
+        self._open: set[PendingRequest] = set()
         self._closing = False
         self._stopping = False
         self._usual_seconds = FIRST_GUESS
@@ -80,12 +88,12 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Whether orders are taken."""
+        """Whether requests are taken."""
         return self._thread.is_alive() and not self._closing
 
     @property
     def open(self) -> int:
-        """Number of orders that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._open)
 
     @property
@@ -95,36 +103,36 @@ class EngineThread:
 
     @property
     def waiting(self) -> int:
-        """Number of orders that wait for a place in the next step."""
+        """Number of requests that wait for a place in the next step."""
         return max(0, self.open - self.running)
 
-    def submit(self, orders: Sequence[Order], listener: Listener) -> list[Ticket]:
-        """Queue orders, all of them or none; `listener` is called with the place in `orders` and each event.
+    def submit(self, requests: Sequence[GenerationRequest], listener: Listener) -> list[PendingRequest]:
+        """Queue requests, all of them or none; `listener` is called with the place in `requests` and each event.
 
         Raises QueueFull or Closing.
         """
-        tickets = [Ticket(order, partial(listener, place)) for place, order in enumerate(orders)]
+        pending = [PendingRequest(request, partial(listener, place)) for place, request in enumerate(requests)]
         with self._lock:
             if not self.alive:
                 raise Closing
-            if len(self._open) + len(orders) > self.places:
+            if len(self._open) + len(requests) > self.places:
                 raise QueueFull(self._retry_after())
-            self._open.update(tickets)
-            self._commands.put(partial(self._begin, tickets))
-        return tickets
+            self._open.update(pending)
+            self._commands.put(partial(self._begin, pending))
+        return pending
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
-        """End orders soon, without an effect on others; those that have ended stay as they are."""
-        for ticket in tickets:
-            ticket.cancelled = True
+    def cancel(self, pending: Sequence[PendingRequest]) -> None:
+        """End requests soon, without an effect on others; those that have ended stay as they are."""
+        for each in pending:
+            each.cancelled = True
 
-    def take_up(self, bundle: Bundle) -> Future[None]:
-        """Plan orders to come with another bundle, which has passed the engine's `require_fitting`."""
+    def use_bundle(self, bundle: Bundle) -> Future[None]:
+        """Plan requests to come with another bundle, which has passed the engine's `require_fitting`."""
         done: Future[None] = Future()
 
         def change() -> None:
             try:
-                self.engine.take_up(bundle)
+                self.engine.use_bundle(bundle)
             except Exception as error:  # handed to the caller; the engine goes on with the bundle that it has
                 done.set_exception(error)
             else:
@@ -137,12 +145,12 @@ class EngineThread:
         return done
 
     def refuse_more(self) -> None:
-        """Take no more orders; open ones go on."""
+        """Take no more requests; open ones go on."""
         with self._lock:
             self._closing = True
 
     def close(self, grace: float) -> None:
-        """Let open orders end within `grace` seconds, end the others with `Closing`, and end the thread."""
+        """Let open requests end within `grace` seconds, end the others with `Closing`, and end the thread."""
         self.refuse_more()
         self._commands.put(self._stop)
         self._thread.join(grace)
@@ -150,7 +158,7 @@ class EngineThread:
         self._thread.join()
 
     def abort(self) -> None:
-        """End all open orders with `Closing`, soon."""
+        """End all open requests with `Closing`, soon."""
         self._commands.put(partial(self._fail_all, Closing()))
 
     def _retry_after(self) -> int:
@@ -184,32 +192,32 @@ class EngineThread:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _begin(self, tickets: Sequence[Ticket]) -> None:
-        """Hand tickets to the engine."""
-        for ticket in tickets:
-            if ticket.ended is not None:
-                continue  # all open orders were ended before this one's turn
-            if ticket.cancelled:
-                self._end(ticket, End(cancelled=True))
+    def _begin(self, submitted: Sequence[PendingRequest]) -> None:
+        """Hand requests to the engine."""
+        for pending in submitted:
+            if pending.ended is not None:
+                continue  # all open requests were ended before this one's turn
+            if pending.cancelled:
+                self._end(pending, End(cancelled=True))
                 continue
-            receiver = _Receiver(self, ticket)
+            receiver = _Receiver(self, pending)
             try:
                 request = self.engine.add_request(
-                    ticket.order.ids,
-                    ticket.order.settings,
+                    pending.request.ids,
+                    pending.request.settings,
                     receiver.write,
-                    stream=ticket.order.stream,
+                    stream=pending.request.stream,
                     on_tokens=receiver.tokens,
                     on_cycle=self._observer.on_cycle,
-                    answered=ticket.order.answered,
+                    answered=pending.request.answered,
                 )
-            except Exception as error:  # it is the order's end, not the thread's
-                self._end(ticket, End(error=error))
+            except Exception as error:  # it is the request's end, not the thread's
+                self._end(pending, End(error=error))
                 continue
-            receiver.live = self._live[request] = _Live(ticket, request)
+            receiver.live = self._live[request] = _Live(pending, request)
 
     def _step(self) -> None:
-        """Run one step of the engine, and end the orders whose requests it ended."""
+        """Run one step of the engine, and end the pending requests that it finished."""
         began = perf_counter()
         try:
             ended = self.engine.step()
@@ -217,31 +225,31 @@ class EngineThread:
             self._fail_all(error)
             return
         for live in self._live.values():
-            if live.ticket.begun is None and live.request.job.request is not None:
-                live.ticket.begun = began
+            if live.pending.begun is None and live.request.job.request is not None:
+                live.pending.begun = began
         for request in ended:
             live = self._live.pop(request)
-            self._end(live.ticket, self._result(live))
+            self._end(live.pending, self._result(live))
 
     def _result(self, live: _Live) -> End:
         try:
-            return End(outcome=live.request.outcome(), tokens=tuple(live.pending))
+            return End(outcome=live.request.outcome(), tokens=tuple(live.unreported))
         except Exception as error:  # the request's own failure
             return End(error=error)
 
     def _drop_cancelled(self) -> None:
-        """End the orders that were cancelled since the last step."""
+        """End the requests that were cancelled since the last step."""
         for request, live in list(self._live.items()):
-            if live.ticket.cancelled:
+            if live.pending.cancelled:
                 self._drop(request)
-                self._end(live.ticket, End(cancelled=True))
+                self._end(live.pending, End(cancelled=True))
 
     def _fail_all(self, error: Exception) -> None:
-        """End every open order with an error."""
+        """End every open request with an error."""
         for request in list(self._live):
             self._drop(request)
-        for ticket in list(self._open):
-            self._end(ticket, End(error=error))
+        for pending in list(self._open):
+            self._end(pending, End(error=error))
 
     def _drop(self, request: Request) -> None:
         del self._live[request]
@@ -250,41 +258,41 @@ class EngineThread:
         except Exception as error:  # a defect in one request's clean-up must not reach the others
             self._observer.on_defect(error)
 
-    def _end(self, ticket: Ticket, end: End) -> None:
-        """Tell a ticket's end, once."""
+    def _end(self, pending: PendingRequest, end: End) -> None:
+        """Tell a request's end, once."""
         with self._lock:
-            if ticket not in self._open:
+            if pending not in self._open:
                 return
-            self._open.discard(ticket)
-        ticket.ended = perf_counter()
+            self._open.discard(pending)
+        pending.ended = perf_counter()
         if end.outcome is not None:
-            self._usual_seconds += 0.1 * (ticket.ended - (ticket.begun or ticket.submitted) - self._usual_seconds)
-        self._observer.on_end(ticket, end)
-        ticket.tell(end)
+            self._usual_seconds += 0.1 * (pending.ended - (pending.begun or pending.submitted) - self._usual_seconds)
+        self._observer.on_end(pending, end)
+        pending.tell(end)
 
 
 @dataclass(slots=True)
 class _Receiver:
-    """Turns an order's tokens and text into blocks."""
+    """Turns a request's tokens and text into blocks."""
 
     thread: EngineThread
-    ticket: Ticket
+    pending: PendingRequest
     live: _Live | None = None
 
     def tokens(self, ids: list[int]) -> None:
         """Note new tokens; their text follows."""
         assert self.live is not None, "tokens come in steps, after the request was added"
         now = perf_counter()
-        if self.ticket.first is None:
-            self.ticket.first = now
+        if self.pending.first is None:
+            self.pending.first = now
         else:
             self.thread._observer.on_tokens(len(ids), now - self.live.last)
         self.live.last = now
-        self.live.pending += ids
+        self.live.unreported += ids
 
     def write(self, text: str) -> None:
         """Tell a block, unless its text is held back."""
         assert self.live is not None, "text comes in steps, after the request was added"
         if text:
-            self.ticket.tell(Block(text, tuple(self.live.pending)))
-            self.live.pending.clear()
+            self.pending.tell(Block(text, tuple(self.live.unreported)))
+            self.live.unreported.clear()

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ssd_runtime.engine.observed import Observation
 from ssd_runtime.serving.http.openai.forms import FINISH_REASONS
-from ssd_runtime.serving.http.tickets import End, Ticket
+from ssd_runtime.serving.http.pending import End, PendingRequest
 
 log = logging.getLogger("ssd_serve")
 MOST_REASONS = 48
@@ -139,9 +139,9 @@ class Metrics:
             self._between.observe(seconds / tokens)
             self._between_by_former_name.observe(seconds / tokens)
 
-    def on_end(self, ticket: Ticket, end: End) -> None:
+    def on_end(self, pending: PendingRequest, end: End) -> None:
         """Count a request and its times."""
-        if ticket.first is not None:
+        if pending.first is not None:
             self._new_tokens.inc()  # the first token comes from the prefill, not from a cycle
         if end.outcome is None:
             self.count_without_answer("cancelled" if end.cancelled else "failed")
@@ -155,13 +155,13 @@ class Metrics:
         self._prefix_hits.inc(generation.num_cached_tokens)
         self._prefill.observe(generation.prefill_seconds)
         self._decode.observe(generation.decode_seconds)
-        assert ticket.ended is not None, "the ticket has ended"
-        self._whole.observe(ticket.ended - ticket.submitted)
-        if ticket.begun is not None:
-            self._queue.observe(ticket.begun - ticket.submitted)
-        if (first := ticket.seconds_to_first_token) is not None:
+        assert pending.ended is not None, "the request has ended"
+        self._whole.observe(pending.ended - pending.submitted)
+        if pending.begun is not None:
+            self._queue.observe(pending.begun - pending.submitted)
+        if (first := pending.seconds_to_first_token) is not None:
             self._first_token.observe(first)
-        if (each := ticket.seconds_per_token(generation.decoded)) is not None:
+        if (each := pending.seconds_per_token(generation.decoded)) is not None:
             self._per_token.observe(each)
 
     def on_defect(self, error: Exception) -> None:

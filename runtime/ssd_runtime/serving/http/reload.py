@@ -50,7 +50,7 @@ class BundleWatch:
             try:
                 stamp = await asyncio.to_thread(self._stamp)
                 bundle = await asyncio.to_thread(self._load)
-                await asyncio.wrap_future(self._thread.take_up(bundle))
+                await asyncio.wrap_future(self._thread.use_bundle(bundle))
             except (UserError, OSError, Refused) as error:
                 self._refuse(printable(str(error)))
                 return False

@@ -36,7 +36,7 @@ class ServerSettings:
     """Origins, such as `https://chat.example`, whose web pages may use the server; `*` for all."""
     allowed_hosts: tuple[str, ...] | None = None
     """Names, beside those of this machine, that requests may reach the server under; `*` for all, None for no check."""
-    max_orders: int = 64
+    max_answers: int = 64
     """Most answers that one request may ask for: prompts × `n`."""
     created: int = 0
     """Unix time at which the model was loaded."""

@@ -22,9 +22,9 @@ from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.ray_app.call import Call, Message
+from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
 from ssd_runtime.serving.ray_app.merged_metrics import merged
 from ssd_runtime.serving.ray_app.routing import Routed, read_call
-from ssd_runtime.serving.ray_app.told import Stopped, Told
 
 log = logging.getLogger("ssd_serve")
 ATTEMPTS = 4
@@ -114,8 +114,8 @@ class Router:
         routed = read_call(await self._call(request))
         if not routed.streams:
             return await until_gone(request, self._whole(routed.call))
-        told = Told(routed.keep_token_ids, routed.resumable)
-        messages = self._resuming(routed, told)
+        delivered = DeliveredStream(routed.keep_token_ids, routed.resumable)
+        messages = self._resuming(routed, delivered)
         start = await until_gone(request, _first(messages))
         if not _is_stream(start):
             return _response([start, *[message async for message in messages]])
@@ -134,7 +134,7 @@ class Router:
                 log.warning("a replica died; its request is begun again on another")
         raise _all_lost()
 
-    async def _resuming(self, routed: Routed, told: Told) -> AsyncGenerator[Message]:
+    async def _resuming(self, routed: Routed, delivered: DeliveredStream) -> AsyncGenerator[Message]:
         """The messages of a streamed response; after a break they go on with those of another replica.
 
         Bodies are as the client gets them. Raises ApiError only before the response starts; after that, whatever
@@ -143,11 +143,11 @@ class Router:
         failure = _all_lost()
         started = False
         for attempt in range(ATTEMPTS):
-            if attempt and not told.resumable:
+            if attempt and not delivered.resumable:
                 failure = _cannot_resume()
                 break
             self._resumed.inc(started)
-            call = replace(routed.call, resumption=told.resumption())
+            call = replace(routed.call, resumption=delivered.resumption())
             try:
                 async with aclosing(self._replicas.respond(call)) as batches:
                     async for batch in batches:
@@ -156,16 +156,16 @@ class Router:
                                 _require_stream(message)
                                 continue
                             started = True
-                            yield _retold(message, told)
+                            yield _redelivered(message, delivered)
                 return
             except (ReplicaLost, Stopped):
-                log.warning("a replica died after %d tokens of a stream, which goes on on another", told.tokens)
+                log.warning("a replica died after %d tokens of a stream, which goes on on another", delivered.tokens)
             except ApiError as error:
                 if not started:
                     raise
                 failure = error
                 await asyncio.sleep(PAUSE)
-            if told.done:
+            if delivered.done:
                 return
         if not started:
             raise failure
@@ -186,12 +186,12 @@ class Router:
         return Counter(name, text, registry=self._registry)
 
 
-def _retold(message: Message, told: Told) -> Message:
+def _redelivered(message: Message, delivered: DeliveredStream) -> Message:
     """A message as the client gets it. Bodies that are no events, such as an error's, stay as they are."""
     body: bytes = message.get("body", b"")
     if not body.startswith(b"data: "):
         return message
-    return {**message, "body": told.read(body.decode()).encode()}
+    return {**message, "body": delivered.read(body.decode()).encode()}
 
 
 def _body(text: str) -> Message:

@@ -1,4 +1,4 @@
-"""Answers to requests: orders are handed to the engine's thread, and its events become JSON."""
+"""Answers: generation requests are handed to the engine's thread, and its events become JSON."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.http.openai.forms import Form
 from ssd_runtime.serving.http.openai.logprobs import Json, PositionReader
 from ssd_runtime.serving.http.openai.resumption import Resumption
-from ssd_runtime.serving.http.tickets import Block, End, Order, Ticket
+from ssd_runtime.serving.http.pending import Block, End, GenerationRequest, PendingRequest
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 
 
 class Subscription:
-    """The events of orders that were submitted together, for a coroutine."""
+    """The events of requests that were submitted together, for a coroutine."""
 
-    def __init__(self, thread: EngineThread, orders: Sequence[Order]) -> None:
-        """Submit the orders. Raises ApiError if they are refused."""
+    def __init__(self, thread: EngineThread, requests: Sequence[GenerationRequest]) -> None:
+        """Submit the requests. Raises ApiError if they are refused."""
         self._thread = thread
         self._events: asyncio.Queue[tuple[int, Block | End]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -35,28 +35,28 @@ class Subscription:
         def listen(place: int, event: Block | End) -> None:
             loop.call_soon_threadsafe(self._events.put_nowait, (place, event))
 
-        if len(orders) > thread.places:
+        if len(requests) > thread.places:
             raise ApiError(
-                400, f"n: {len(orders)} answers at once, but the server has {thread.places} places", param="n"
+                400, f"n: {len(requests)} answers at once, but the server has {thread.places} places", param="n"
             )
         try:
-            self.tickets: list[Ticket] = thread.submit(orders, listen)
+            self.pending: list[PendingRequest] = thread.submit(requests, listen)
         except QueueFull as full:
             raise ApiError(429, str(full), code="rate_limit_exceeded", retry_after=full.retry_after) from None
         except Closing as closing:
             raise ApiError(503, str(closing), code="shutting_down", retry_after=1) from None
 
     async def events(self) -> AsyncIterator[tuple[int, Block | End]]:
-        """Yield (place, event) until every order has ended."""
-        left = len(self.tickets)
+        """Yield (place, event) until every request has ended."""
+        left = len(self.pending)
         while left:
             place, event = await self._events.get()
             left -= isinstance(event, End)
             yield place, event
 
     def close(self) -> None:
-        """Cancel the orders that have not ended."""
-        self._thread.cancel(self.tickets)
+        """Cancel the requests that have not ended."""
+        self._thread.cancel(self.pending)
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Answer:
         resumption: Resumption | None = None,
         told: Mapping[int, str] | None = None,
     ) -> None:
-        """`choices` orders belong to each prompt; with `usage_chunk` a stream ends with one of usage.
+        """`choices` requests belong to each prompt; with `usage_chunk` a stream ends with one of usage.
 
         With `token_ids` every choice, or chunk of it, lists its tokens. With a `resumption`, the stream goes on after
         it; `told` are its texts by place.
@@ -116,7 +116,7 @@ class Answer:
                 form.skip(place, text)
 
     async def whole(self) -> Json:
-        """The answer at once. Raises ApiError for the first order that fails."""
+        """The answer at once. Raises ApiError for the first request that fails."""
         outcomes: dict[int, Outcome] = {}
         async for place, event in self._subscription.events():
             if isinstance(event, End):
@@ -166,7 +166,7 @@ class Answer:
         """Add the tokens and their log-probabilities to a choice, if they are wanted."""
         if self._token_ids:
             choice["token_ids"] = list(tokens)
-        recorder = self._subscription.tickets[place].order.logprobs
+        recorder = self._subscription.pending[place].request.logprobs
         if recorder is not None:
             choice["logprobs"] = self._form.logprobs(held.positions.read(recorder.read(held.begin, tokens)))
 
@@ -176,10 +176,10 @@ class Answer:
         return event_of({**self._common, "object": self._form.chunk, "choices": choices, **about})
 
     def _outcome(self, place: int, end: End) -> Outcome:
-        """The outcome of an order that has ended. Raises ApiError if it has none."""
+        """The outcome of a request that has ended. Raises ApiError if it has none."""
         if end.outcome is not None:
             return end.outcome
-        raise failure(self._subscription.tickets[place], end)
+        raise failure(self._subscription.pending[place], end)
 
     def _usage(self, outcomes: Sequence[Outcome]) -> Json:
         """Tokens and figures of all choices; a prompt counts once, however many choices it has."""
@@ -200,7 +200,7 @@ class Answer:
         total = sum((Tally.of(outcome) for outcome in outcomes), Tally())
         figures = total.figures(compare=False)
         del figures["new_tokens"]
-        firsts = [first for each in self._subscription.tickets if (first := each.seconds_to_first_token) is not None]
+        firsts = [first for each in self._subscription.pending if (first := each.seconds_to_first_token) is not None]
         seed = {} if outcomes[0].seed is None else {"seed": outcomes[0].seed}
         return {
             "strategy": outcomes[0].strategy,
@@ -210,17 +210,17 @@ class Answer:
         }
 
 
-def failure(ticket: Ticket, end: End) -> ApiError:
-    """The error of an order that ended without an answer."""
+def failure(pending: PendingRequest, end: End) -> ApiError:
+    """The error of a request that ended without an answer."""
     error = end.error
     if isinstance(error, Closing):
         return ApiError(503, str(error), code="shutting_down", retry_after=1)
     if isinstance(error, NotFiniteError):
         return ApiError(500, printable(str(error)), code="model_error")
     if isinstance(error, UserError):
-        # Before it began, the order itself was at fault; later, memory ran out.
+        # Before it began, the request itself was at fault; later, memory ran out.
         message = printable(str(error))
-        if ticket.begun is None:
+        if pending.begun is None:
             return ApiError(400, message, code="invalid_request")
         return ApiError(503, message, code="out_of_memory", retry_after=1)
     if end.cancelled:

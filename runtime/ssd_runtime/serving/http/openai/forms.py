@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.serving.http.openai.logprobs import Json, Position, chat_logprobs, completion_logprobs
-from ssd_runtime.serving.http.openai.tool_calls import Call, ToolCallReader
+from ssd_runtime.serving.http.openai.tool_calls import ParsedCall, ToolCallReader
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
 """OpenAI's finish reason, which is vLLM's `finished_reason` too, by ours."""
@@ -132,7 +132,7 @@ class ChatForm:
         """The whole message."""
         reader = self._new_reader()
         parts = [*reader.feed(outcome.text), *reader.close()] if self._with_tools else [outcome.text]
-        calls = [_call(part) for part in parts if isinstance(part, Call)]
+        calls = [_call(part) for part in parts if isinstance(part, ParsedCall)]
         text = "".join(part for part in parts if isinstance(part, str))
         message: Json = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
@@ -148,11 +148,11 @@ class ChatForm:
     def _new_reader(self) -> ToolCallReader:
         return ToolCallReader(self._most_calls, self._bare_tools)
 
-    def _deltas(self, place: int, parts: list[str | Call], before: int) -> list[Json]:
+    def _deltas(self, place: int, parts: list[str | ParsedCall], before: int) -> list[Json]:
         """Choices of parts, after `before` calls of the same answer."""
         deltas = list[Json]()
         for part in parts:
-            if isinstance(part, Call):
+            if isinstance(part, ParsedCall):
                 deltas.append(_delta(place, {"tool_calls": [{"index": before, **_call(part)}]}))
                 before += 1
             else:
@@ -168,5 +168,5 @@ def _delta(place: int, delta: Json, reason: str | None = None) -> Json:
     return {"index": place, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def _call(call: Call) -> Json:
+def _call(call: ParsedCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -15,7 +15,7 @@ UTF8 = getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TokenCandidate:
     """A token that an answer has, or could have had, at one position."""
 
     name: str
@@ -28,8 +28,8 @@ class Candidate:
 class Position:
     """One token of an answer with the most probable ones in its place."""
 
-    chosen: Candidate
-    top: list[Candidate]
+    chosen: TokenCandidate
+    top: list[TokenCandidate]
     offset: int
     """Place in the answer's text of the character that it is part of."""
 
@@ -55,13 +55,13 @@ class PositionReader:
         return [self._next(entry) for entry in entries]
 
     def _next(self, entry: TokenLogprobs) -> Position:
-        candidates = dict[int, Candidate]()
+        candidates = dict[int, TokenCandidate]()
         names = set[str]()
         for token, logprob in [(entry.token, entry.logprob), *entry.top]:
             if token not in candidates:
                 data = self._tokens.of(token, self._first)
                 name = self._name(token, data)
-                candidates[token] = Candidate(f"token_id:{token}" if name in names else name, logprob, data)
+                candidates[token] = TokenCandidate(f"token_id:{token}" if name in names else name, logprob, data)
                 names.add(name)
         chosen = candidates[entry.token]
         position = Position(
@@ -105,5 +105,5 @@ def completion_logprobs(positions: Sequence[Position]) -> Json:
     }
 
 
-def _entry(candidate: Candidate) -> Json:
+def _entry(candidate: TokenCandidate) -> Json:
     return {"token": candidate.name, "logprob": candidate.logprob, "bytes": list(candidate.bytes)}

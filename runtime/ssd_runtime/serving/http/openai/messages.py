@@ -13,7 +13,7 @@ MOST_CALLS = 128
 Name = Annotated[str, Field(max_length=1024)]
 
 
-class Bounded(BaseModel):
+class BoundedModel(BaseModel):
     """A model of few fields: it complains of a long object as a whole, and not of every field."""
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -26,7 +26,7 @@ class Bounded(BaseModel):
         return value
 
 
-class Strict(Bounded):
+class Strict(BoundedModel):
     """A model that converts nothing and knows all its fields."""
 
     model_config = ConfigDict(extra="forbid")
@@ -59,7 +59,7 @@ class ToolCall(Strict):
     """Place of the call in a streamed answer."""
 
 
-class SpokenAnswer(Bounded):
+class SpokenAnswer(BoundedModel):
     """The sound of an earlier answer, of which the text alone is read."""
 
     transcript: str

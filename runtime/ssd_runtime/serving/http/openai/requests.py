@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.fields import without_effect_removed
 from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
-from ssd_runtime.serving.http.openai.messages import Bounded, Message, Name, Strict
+from ssd_runtime.serving.http.openai.messages import BoundedModel, Message, Name, Strict
 
 MOST_STOPS = 4
 MOST_STOP = 256
@@ -94,7 +94,7 @@ class SsdOptions(Strict):
     parameters: Annotated[dict[Name, Name | int | float], _at_most(MOST_PARAMETERS)] = Field(default_factory=dict)
 
 
-class ResponseFormat(Bounded):
+class ResponseFormat(BoundedModel):
     """The form of the answer; only free text is built."""
 
     type: Name

@@ -11,14 +11,14 @@ from ssd_runtime.engine.output.text_stream import TextStream
 if TYPE_CHECKING:
     # A router reads resumptions without a model.
     from ssd_runtime.loading.models import LoadedModel
-    from ssd_runtime.serving.http.tickets import Order
+    from ssd_runtime.serving.http.pending import GenerationRequest
 
 RESUMPTION = "ssd.resumption"
 """Key of an ASGI scope with the `Resumption` of its request. No client can set it: it is not part of HTTP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldChoice:
+class DeliveredChoice:
     """The part of a choice that the client has."""
 
     tokens: tuple[int, ...] = ()
@@ -35,23 +35,23 @@ class Resumption:
 
     id: str
     created: int
-    choices: Mapping[int, ToldChoice] = field(default_factory=dict)
+    choices: Mapping[int, DeliveredChoice] = field(default_factory=dict)
 
-    def orders(self, orders: Sequence[Order]) -> list[Order]:
-        """The orders, which go on after the tokens that the client has."""
-        return [self._after(order, self.choices.get(place)) for place, order in enumerate(orders)]
+    def requests(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+        """The requests, which go on after the tokens that the client has."""
+        return [self._after(request, self.choices.get(place)) for place, request in enumerate(requests)]
 
-    def texts(self, orders: Sequence[Order], loaded: LoadedModel) -> dict[int, str]:
+    def texts(self, requests: Sequence[GenerationRequest], loaded: LoadedModel) -> dict[int, str]:
         """The text that the client has of each choice, by place."""
         return {
-            place: TextStream(loaded.decode, orders[place].settings.stops, lambda _: None).skip(told.tokens)
-            for place, told in self.choices.items()
-            if place < len(orders)
+            place: TextStream(loaded.decode, requests[place].settings.stops, lambda _: None).skip(delivered.tokens)
+            for place, delivered in self.choices.items()
+            if place < len(requests)
         }
 
-    def _after(self, order: Order, told: ToldChoice | None) -> Order:
-        if told is None:
-            return order
-        if order.logprobs is not None:
-            order.logprobs.skip(len(told.tokens))
-        return replace(order, answered=told.tokens)
+    def _after(self, request: GenerationRequest, delivered: DeliveredChoice | None) -> GenerationRequest:
+        if delivered is None:
+            return request
+        if request.logprobs is not None:
+            request.logprobs.skip(len(delivered.tokens))
+        return replace(request, answered=delivered.tokens)

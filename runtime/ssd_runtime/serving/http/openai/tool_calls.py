@@ -19,7 +19,7 @@ CLOSE = "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """A call of a tool; `arguments` is a JSON object as text."""
 
     name: str
@@ -43,14 +43,14 @@ class ToolCallReader:
         self.calls = 0
         """Number of calls so far."""
 
-    def feed(self, text: str) -> list[str | Call]:
+    def feed(self, text: str) -> list[str | ParsedCall]:
         """Add text; returns the parts that are certain by now."""
         self._held += text
         if self._bare:
             if self._held.lstrip()[:1] in ("", "{", "["):
                 return []  # whether these are calls is certain at the end alone
             self._bare = ()
-        parts = list[str | Call]()
+        parts = list[str | ParsedCall]()
         while (place := self._held.find(OPEN)) >= 0:
             end = self._held.find(CLOSE, place)
             if end < 0:
@@ -64,9 +64,9 @@ class ToolCallReader:
         self._held = self._held[certain:]
         return self._kept(parts)
 
-    def close(self) -> list[str | Call]:
+    def close(self) -> list[str | ParsedCall]:
         """The rest at the end of the answer; a call may end there without its closing tag."""
-        parts = list[str | Call]()
+        parts = list[str | ParsedCall]()
         if self._bare:
             calls = _calls(self._held)
             if calls and all(call.name in self._bare for call in calls):
@@ -78,11 +78,11 @@ class ToolCallReader:
         self._held = ""
         return [*parts, *self._kept(_tagged(rest) if rest.startswith(OPEN) else [rest])]
 
-    def _kept(self, parts: Sequence[str | Call]) -> list[str | Call]:
+    def _kept(self, parts: Sequence[str | ParsedCall]) -> list[str | ParsedCall]:
         """Parts without empty text, white space around calls, and calls beyond the limit."""
-        kept = list[str | Call]()
+        kept = list[str | ParsedCall]()
         for part in parts:
-            if isinstance(part, Call):
+            if isinstance(part, ParsedCall):
                 self.calls += 1
                 self._blank = ""
                 if self._most is None or self.calls <= self._most:
@@ -95,12 +95,12 @@ class ToolCallReader:
         return kept
 
 
-def _tagged(text: str) -> list[str | Call]:
+def _tagged(text: str) -> list[str | ParsedCall]:
     """The calls of tagged text, or the text itself if it holds none."""
     return list(_calls(text.removeprefix(OPEN).removesuffix(CLOSE))) or [text]
 
 
-def _calls(text: str) -> list[Call]:
+def _calls(text: str) -> list[ParsedCall]:
     """The calls of a JSON object, or of a list of them; empty if one is no call."""
     try:
         value = json.loads(text)
@@ -110,9 +110,9 @@ def _calls(text: str) -> list[Call]:
     return [call for call in calls if call is not None] if None not in calls else []
 
 
-def _call(value: Any) -> Call | None:
+def _call(value: Any) -> ParsedCall | None:
     """A call from its JSON object; None if it is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return ParsedCall(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None

@@ -1,4 +1,4 @@
-"""Turns requests into orders for the engine's thread."""
+"""Turns HTTP requests into generation requests for the engine's thread."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, Tok
 from ssd_runtime.serving.http.openai.errors import invalid, too_long
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest
+from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
-from ssd_runtime.serving.http.tickets import Order
 
 COLD = 1e-3
 """Lower temperatures are greedy: logits divided by them would leave the range of numbers."""
@@ -30,36 +30,39 @@ COMPLETION_TOKENS = 16
 """New tokens of a completion that names no limit, as in OpenAI's interface."""
 
 
-def chat_orders(
+def chat_requests(
     request: ChatRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str, stop: Event | None = None
-) -> list[Order]:
-    """The orders of a chat request, one per choice. Raises ApiError for what cannot be honoured.
+) -> list[GenerationRequest]:
+    """The generation requests of a chat request, one per choice. Raises ApiError for what cannot be honoured.
 
     The work ends soon after `stop` is set.
     """
     _check_choices(request, 1, settings)
     ids = encoder.chat(request.messages, request.offered_tools, request.chat_template_kwargs, stop)
-    return _orders(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
+    return _requests(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
 
 
-def completion_orders(
+def completion_requests(
     request: CompletionRequest, encoder: PromptEncoder, settings: ServerSettings, stream: str
-) -> list[Order]:
-    """The orders of a completion request: `n` for the first prompt, then for the second, … Raises ApiError."""
+) -> list[GenerationRequest]:
+    """The generation requests of a completion request: `n` for the first prompt, then for the second, …
+
+    Raises ApiError.
+    """
     _check_choices(request, len(request.prompt), settings)
     prompts = [encoder.text(prompt, settings.vocabulary) for prompt in request.prompt]
-    return _orders(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
+    return _requests(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
 
 
-def _orders(
+def _requests(
     request: CommonRequest,
     encoder: PromptEncoder,
     prompts: list[list[int]],
     settings: ServerSettings,
     stream: str,
     usual: int,
-) -> list[Order]:
-    """Orders of all prompts, each with the request's settings and `n` seeds; `usual` is the default token limit."""
+) -> list[GenerationRequest]:
+    """Requests for all prompts, each with the request's settings and `n` seeds; `usual` is the default token limit."""
     choices = request.n or 1
     for ids in prompts:
         _check_prompt(ids, settings)
@@ -73,7 +76,7 @@ def _orders(
     )
     biases = _biases(request, settings)
     most = _new_tokens(request, settings, usual)
-    orders = list[Order]()
+    found = list[GenerationRequest]()
     for ids in prompts:
         for choice in range(choices):
             recorder = None if request.noted_logprobs is None else LogprobRecorder(request.noted_logprobs)
@@ -85,8 +88,8 @@ def _orders(
                 sampling = replace(sampling, processors=RowProcessors(processors, before))
             room = settings.max_context - len(ids)
             one = replace(common, sampling=sampling, max_new_tokens=min(most, room))
-            orders.append(Order(ids=ids, settings=one, stream=stream, logprobs=recorder))
-    return orders
+            found.append(GenerationRequest(ids=ids, settings=one, stream=stream, logprobs=recorder))
+    return found
 
 
 def _processors(
@@ -126,8 +129,8 @@ def _biases(request: CommonRequest, settings: ServerSettings) -> dict[int, float
 def _check_choices(request: CommonRequest, prompts: int, settings: ServerSettings) -> None:
     """Raise ApiError for more answers than the server gives at once."""
     wanted = (request.n or 1) * prompts
-    if wanted > settings.max_orders:
-        raise invalid("n", f"{wanted} answers at once, but the server allows {settings.max_orders}")
+    if wanted > settings.max_answers:
+        raise invalid("n", f"{wanted} answers at once, but the server allows {settings.max_answers}")
 
 
 def _check_prompt(ids: list[int], settings: ServerSettings) -> None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ssd_compiler.progress import Reporter
 
 
-class Kind(Enum):
+class EventKind(Enum):
     """The kinds of a worker's reports."""
 
     NOTE = "note"
@@ -27,14 +27,14 @@ class Event:
     """A report of a worker about a stage, or a line for the user."""
 
     worker: str
-    kind: Kind
+    kind: EventKind
     text: str
     total: int | None = None
     """At the beginning the number of steps, or None where it is unknown; then the steps so far."""
     seconds: float = 0.0
 
 
-class Board:
+class ProgressDisplay:
     """Shows a bar per worker, or without a terminal one line per stage that has ended."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -44,7 +44,7 @@ class Board:
         self._progress = Progress(*columns, console=reporter.console) if live else None
         self._bars: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> ProgressDisplay:
         if self._progress is not None:
             self._progress.start()
         return self
@@ -56,24 +56,24 @@ class Board:
             self._progress.stop()
 
     def show(self, events: Sequence[Event]) -> None:
-        """Show what workers have told."""
+        """Show the events of workers."""
         for event in events:
-            if event.kind is Kind.NOTE:
+            if event.kind is EventKind.NOTE:
                 self._reporter.note(event.text)
-            elif event.kind is Kind.WARNING:
+            elif event.kind is EventKind.WARNING:
                 self._reporter.warn(event.text)
             elif self._progress is not None:
                 self._move(self._progress, event)
-            elif event.kind is Kind.END:
+            elif event.kind is EventKind.END:
                 self._reporter.note(f"{event.text}: {event.seconds:.0f} s, {event.worker}")
 
     def _move(self, progress: Progress, event: Event) -> None:
         """Move the bar of a worker's stage, which has as many steps as it took in the end."""
-        if event.kind is Kind.BEGIN:
+        if event.kind is EventKind.BEGIN:
             self._bars[event.worker] = progress.add_task(f"{event.text} ({event.worker})", total=event.total)
         elif event.worker in self._bars:
             bar = self._bars[event.worker]
-            if event.kind is Kind.STEPS:
+            if event.kind is EventKind.STEPS:
                 progress.update(bar, completed=event.total)
             else:
                 total = max(progress.tasks[progress.task_ids.index(bar)].total or 0.0, 1.0)

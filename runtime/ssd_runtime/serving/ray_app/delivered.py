@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ssd_runtime.serving.http.openai.events import DONE, PREFIX, event_of
-from ssd_runtime.serving.http.openai.resumption import Resumption, ToldChoice
+from ssd_runtime.serving.http.openai.resumption import DeliveredChoice, Resumption
 
 
 class Stopped(Exception):  # noqa: N818 - the end of a replica, which is no failure of the request
@@ -15,12 +15,12 @@ class Stopped(Exception):  # noqa: N818 - the end of a replica, which is no fail
 
 
 @dataclass(slots=True)
-class _Choice:
+class _DeliveredTokens:
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
 
 
-class Told:
+class DeliveredStream:
     """Reads the events of a stream on their way to the client."""
 
     def __init__(self, keep_token_ids: bool, resumable: bool = True) -> None:
@@ -28,7 +28,7 @@ class Told:
         self._keep = keep_token_ids
         self._resumable = resumable
         self._about: tuple[str, int] | None = None
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _DeliveredTokens] = {}
         self._usage_told = False
         self.tokens = 0
         """Number of tokens told."""
@@ -50,7 +50,7 @@ class Told:
         if self._about is None:
             return None
         choices = {
-            place: ToldChoice(tokens=tuple(choice.tokens), ended=choice.ended)
+            place: DeliveredChoice(tokens=tuple(choice.tokens), ended=choice.ended)
             for place, choice in self._choices.items()
         }
         return Resumption(id=self._about[0], created=self._about[1], choices=choices)
@@ -79,7 +79,7 @@ class Told:
 
     def _note(self, choice: dict[str, Any]) -> None:
         """Note one choice of a chunk, and remove what the client did not ask for."""
-        noted = self._choices.setdefault(choice["index"], _Choice())
+        noted = self._choices.setdefault(choice["index"], _DeliveredTokens())
         tokens = choice.get("token_ids", [])
         noted.tokens += tokens
         self.tokens += len(tokens)

@@ -1,4 +1,4 @@
-"""Orders to an engine's thread, and the events that come back."""
+"""Requests to an engine's thread, and the events that come back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ssd_runtime.serving.http.logits import LogprobRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class GenerationRequest:
     """One answer that is wanted: a prompt's token ids and the settings of decoding."""
 
     ids: list[int]
@@ -22,7 +22,7 @@ class Order:
     stream: str = ""
     """Name of the stream whose statistics and prefixes it shares."""
     answered: tuple[int, ...] = ()
-    """The first tokens of its answer, which another server has chosen and told."""
+    """The first tokens of its answer, which another server has chosen and sent."""
     logprobs: LogprobRecorder | None = None
     """Log-probabilities of its tokens, if they are wanted; one of its processors notes them."""
 
@@ -37,7 +37,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The last event of an order: its outcome, its error, or its cancellation."""
+    """The last event of a request: its outcome, its error, or its cancellation."""
 
     outcome: Outcome | None = None
     error: Exception | None = None
@@ -47,14 +47,14 @@ class End:
 
 
 Listener = Callable[[int, Block | End], None]
-"""Receives the place of an order among those submitted together, and an event."""
+"""Receives the place of a request among those submitted together, and an event."""
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """An order on its way; times are those of `perf_counter`."""
+class PendingRequest:
+    """A request on its way; times are those of `perf_counter`."""
 
-    order: Order
+    request: GenerationRequest
     listener: Callable[[Block | End], None]
     submitted: float = field(default_factory=perf_counter)
     begun: float | None = None
@@ -65,7 +65,7 @@ class Ticket:
     cancelled: bool = False
 
     def tell(self, event: Block | End) -> None:
-        """Pass an event on; an order whose listener fails is cancelled."""
+        """Pass an event on; a request whose listener fails is cancelled."""
         try:
             self.listener(event)
         except Exception:  # whoever asked is gone, for instance with their event loop
@@ -73,7 +73,7 @@ class Ticket:
 
     @property
     def seconds_to_first_token(self) -> float | None:
-        """Seconds from the order to its first token, waiting included; None if it has none."""
+        """Seconds from the request to its first token, waiting included; None if it has none."""
         return None if self.first is None else self.first - self.submitted
 
     def seconds_per_token(self, tokens: int) -> float | None:
@@ -94,12 +94,12 @@ class Observer(Protocol):
         """Receive the number of new tokens of a request, and the seconds since its tokens before."""
         ...
 
-    def on_end(self, ticket: Ticket, end: End) -> None:
-        """Receive the end of an order."""
+    def on_end(self, pending: PendingRequest, end: End) -> None:
+        """Receive the end of a request."""
         ...
 
     def on_defect(self, error: Exception) -> None:
-        """Receive an error that belongs to no order."""
+        """Receive an error that belongs to no request."""
         ...
 
 
@@ -112,7 +112,7 @@ class NoObserver:
     def on_tokens(self, tokens: int, seconds: float) -> None:
         """Do nothing."""
 
-    def on_end(self, ticket: Ticket, end: End) -> None:
+    def on_end(self, pending: PendingRequest, end: End) -> None:
         """Do nothing."""
 
     def on_defect(self, error: Exception) -> None:

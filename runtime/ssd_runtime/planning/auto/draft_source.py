@@ -11,10 +11,10 @@ from ssd_runtime.planning.plan import Cycle, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DraftProposal:
     """Drafts that the model could make in the next cycle."""
 
-    source: Source
+    source: DraftSource
     best: float
     """Expected speed-up against plain decoding at the best length, whether the budget covers that or not."""
     plan: Plan | None = None
@@ -23,7 +23,7 @@ class Offer:
     """Expected speed-up of the plan."""
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """A way to draft by steps of the model, for one request."""
 
     @property
@@ -31,16 +31,16 @@ class Source(Protocol):
         """Statistics of these drafts in this stream."""
         ...
 
-    def offer(self, context: int, costs: Sequence[float], most_cost: float) -> Offer | None:
-        """Offer the best draft after `context` committed tokens; None if no length is expected to gain.
+    def propose(self, context: int, costs: Sequence[float], most_cost: float) -> DraftProposal | None:
+        """Propose the best draft after `context` committed tokens; None if no length is expected to gain.
 
         costs[n] is the cost of verifying n drafts and `most_cost` the largest cost of the cycle, both in plain steps.
         """
         ...
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
-        """Update with the cycle of the latest offer; returns the cycle's cost in plain steps.
+        """Update with the cycle of the latest proposal; returns the cycle's cost in plain steps.
 
-        `costs` are those of `offer`. `plain_seconds` are the current seconds of a plain step, or None if unknown.
+        `costs` are those of `propose`. `plain_seconds` are the current seconds of a plain step, or None if unknown.
         """
         ...
