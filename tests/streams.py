@@ -24,5 +24,5 @@ class Free(PlanningTime):
 
 
 def stream_by_the_table() -> Stream:
-    """A new stream that goes by a latency table alone."""
+    """A new stream that uses a latency table alone."""
     return Stream(planning=Free(), verify=AsTheTable())

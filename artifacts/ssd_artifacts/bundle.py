@@ -11,7 +11,7 @@ from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_artifacts.integrity import BESIDE, carry_over, check_files, present_files, read_manifest
+from ssd_artifacts.integrity import UNLISTED, carry_over, check_files, present_files, read_manifest
 from ssd_artifacts.manifest import FIRST_FORMAT, FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
 from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
@@ -154,7 +154,7 @@ def require_replaceable(path: Path) -> None:
         listed = None
     if listed is None:
         raise UserError(f"{path} exists and is not a bundle; choose another folder")
-    for name in sorted(present_files(path) - listed - BESIDE - {MANIFEST}):
+    for name in sorted(present_files(path) - listed - UNLISTED - {MANIFEST}):
         raise UserError(f"{path} holds {name}, which is not the bundle's and would be lost; choose another folder")
     if (path / ".git").exists():
         raise UserError(f"{path} is a repository, which would be lost; compile elsewhere and copy the bundle into it")

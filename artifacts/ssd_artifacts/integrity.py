@@ -16,7 +16,7 @@ ORIGIN = "origin.yaml"
 """File that says where a bundle was pulled or unpacked from. It stays on the machine that received the bundle."""
 KEPT = frozenset({"README.md", ".gitattributes"})
 """Files of the user's that survive when a bundle is written anew."""
-BESIDE = KEPT | {REPORT_PAGE, SIGNATURE, ORIGIN}
+UNLISTED = KEPT | {REPORT_PAGE, SIGNATURE, ORIGIN}
 """Files that may stand beside a bundle. They are no part of it, and loading does not read them.
 
 Earlier versions listed report.html in the manifest. It is passed over there too: a page made elsewhere is never opened.
@@ -46,7 +46,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     present = present_files(folder)
     for name in sorted(listed - present):
         raise UserError(f"{folder / name}: missing from the bundle; copy it again or compile it again")
-    for name in sorted(present - listed - BESIDE - {MANIFEST}):
+    for name in sorted(present - listed - UNLISTED - {MANIFEST}):
         raise UserError(f"{folder / name}: not listed in the bundle's manifest; remove it")
     for name in sorted(listed):
         file = folder / name

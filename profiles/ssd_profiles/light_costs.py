@@ -18,7 +18,7 @@ MAX_ROWS = 64
 class LightCosts:
     """Costs on copies of the same bits: shares of the time of the full block, measured in turn with it.
 
-    Shapes: `attention` [queries] for each layer kind, `mlp`, `head` and `step`, a whole step with everything lighter,
+    Shapes: `attention` [queries] for each layer kind, `mlp`, `head` and `step`, a whole step with everything light,
     [queries]. Between numbers of rows shares are linear, outside of them constant.
     """
 
@@ -39,7 +39,7 @@ class LightCosts:
         return float(np.interp(queries, self.queries, self.mlp if part == "mlp" else self.head))
 
     def step_share(self, queries: float) -> float:
-        """Time of a whole step with everything lighter ÷ that of a full one."""
+        """Time of a whole step with everything light ÷ that of a full one."""
         return float(np.interp(queries, self.queries, self.step))
 
     def check(self, where: str) -> None:

@@ -405,7 +405,7 @@ def test_a_frontier_keeps_masks_for_devices_without_copies(found_lit: SearchResu
     masks = [entry.sub_layer_plan(8) for entry in found_lit.frontier]
     assert any(mask.light for mask in masks)
     in_full = [entry for entry, mask in zip(found_lit.frontier, masks, strict=True) if not mask.light]
-    found = CostModel(TABLE).best_option([Entry(e.mask, e.sub_layer_plan(8), e.profile()) for e in in_full], 60)
+    found = CostModel(TABLE).best_option([Entry.of(e, 8) for e in in_full], 60)
     assert found is not None
     assert found.speedup > 1.1
 

@@ -59,7 +59,7 @@ def origin_text(folder: Path) -> str:
 
 
 def mask_picture(mask: SubLayerPlan) -> list[str]:
-    """Lines that show which attention and MLP blocks a mask skips or runs lighter, layer 0 on the left."""
+    """Lines that show which attention and MLP blocks a mask skips or runs light, layer 0 on the left."""
     lines = []
     for begin in range(0, mask.num_layers, ROW):
         layers = range(begin, min(begin + ROW, mask.num_layers))

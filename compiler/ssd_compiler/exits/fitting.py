@@ -53,7 +53,7 @@ def fit_exits(
     therefore applies the model's head to the state as it is.
     """
     fits = {layer: Regression(decoder.shape.hidden) for layer in layers}
-    judges: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
+    held_rows: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     for number, sample in enumerate([*samples, *held]):
         for states in chunked_states(decoder, sample):
             last = _wide(decoder.norm(states[-1]))
@@ -62,9 +62,9 @@ def fit_exits(
                 if number < len(samples):
                     fits[layer].update(x, last)
                 else:
-                    judges[layer].append((x, last))
+                    held_rows[layer].append((x, last))
         tick()
-    solved = [fits[layer].best(judges[layer]) for layer in layers]
+    solved = [fits[layer].best(held_rows[layer]) for layer in layers]
     return ExitSet(
         tuple(layers),
         np.stack([weight.cpu().numpy().astype(np.float16) for weight, _ in solved]),

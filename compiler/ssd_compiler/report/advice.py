@@ -37,7 +37,7 @@ def advice(config: DomainConfig, latency: LatencyTable, num_layers: int) -> list
     `auto` begins with this, tries guesses besides, and corrects both by what it sees.
     """
     costs = CostModel(latency)
-    entries = [Entry(entry.mask, entry.sub_layer_plan(num_layers), entry.profile()) for entry in config.frontier]
+    entries = [Entry.of(entry, num_layers) for entry in config.frontier]
     longest = max(float(latency.contexts[-1]), CONTEXTS[0])
     contexts = [context for context in CONTEXTS if context <= longest] or [CONTEXTS[0]]
     return [Advice(context, costs.best_option(entries, context)) for context in contexts]

@@ -24,7 +24,6 @@ class Rated:
 
     mask: SubLayerPlan
     origin: str
-    profile: AcceptanceProfile
     option: Option
     traces: tuple[Trace, ...]
     speedup: float
@@ -108,7 +107,7 @@ class Evaluator:
         kept = len(mask) - mask.first_changed - (len(list(mask)))
         self.forwards += kept / len(mask) * len(reference) / len(self.reference)
         option = self._option(mask, traces)
-        return Rated(mask, origin, option.entry.profile, option, traces, option.speedup)
+        return Rated(mask, origin, option, traces, option.speedup)
 
     def _option(self, mask: SubLayerPlan, traces: Sequence[Trace]) -> Option:
         """The best way to draft with a mask, by what it drafted."""

@@ -8,7 +8,7 @@ from itertools import chain
 from ssd_compiler.search.evaluate import Rated
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.planning.cost import CostModel, Entry
+from ssd_runtime.planning.cost import CostModel
 
 FRONTIER_ENTRIES = 24
 """Most masks of a frontier. Some are chosen as for a device without light copies, if there are light masks."""
@@ -21,7 +21,7 @@ NEARLY_SAME = 0.85
 
 
 def select_frontier(rated: list[Rated], latency: LatencyTable, context: int, max_context: int) -> list[Rated]:
-    """Select the Pareto-optimal masks by token agreement and by attention and MLP blocks skipped, or lighter.
+    """Select the Pareto-optimal masks by token agreement and by attention and MLP blocks skipped or light.
 
     Latencies do not matter for that, so the frontier serves on any device. Masks that were rated on part of the text
     only are excluded. If there are too many, the fastest ones on this device are kept, at the domain's own and at other
@@ -52,13 +52,13 @@ def select_finalists(frontier: list[Rated]) -> list[int]:
 
 
 def _speed_at(rated: Rated, latency: LatencyTable, context: int) -> float:
-    option = CostModel(latency).best_option([Entry("", rated.mask, rated.profile)], context)
+    option = CostModel(latency).best_option([rated.option.entry], context)
     return option.tokens_per_second if option is not None else 0.0
 
 
 def _dominates(one: Rated, other: Rated) -> bool:
-    mine = (*_lightness(one.mask), one.profile.token_agreement)
-    theirs = (*_lightness(other.mask), other.profile.token_agreement)
+    mine = (*_lightness(one.mask), one.option.entry.profile.token_agreement)
+    theirs = (*_lightness(other.mask), other.option.entry.profile.token_agreement)
     return all(a >= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
 
 

@@ -35,9 +35,9 @@ RESERVED = 0.25
 RESERVED_EVALUATIONS = 64
 """Evaluations that are reserved for it where they are no more than half of all."""
 KNAPSACK_STATES = 24
-"""Budgets that a dynamic programme carries along where sub-layers may be lighter, and each is run in all bits."""
+"""Budgets that a dynamic programme carries along where sub-layers may be light, and each is run in all bits."""
 LIGHT_BUDGET = 0.9
-"""Largest share of the latency that lighter and skipped sub-layers may save together."""
+"""Largest share of the latency that light and skipped sub-layers may save together."""
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RANDOM_MASKS = 4
 WORTHWHILE = 0.97
@@ -134,7 +134,7 @@ def search(
             FrontierEntry.of(
                 mask=rated.mask,
                 origin=rated.origin,
-                profile=rated.profile,
+                profile=rated.option.entry.profile,
                 draft_cost=latency.draft_cost(rated.mask, context),
             )
             for rated in frontier
@@ -251,7 +251,7 @@ def _oracle_speedup(evaluator: Evaluator) -> float:
     best = 1.0
     for rated in (each for each in evaluator.rated.values() if each.complete):
         draft = latency.step_seconds(context, 1, rated.mask)
-        for length in rated.profile.draft_lengths:
+        for length in rated.option.entry.profile.draft_lengths:
             runs = np.asarray([run for trace in rated.traces for run in _perfect_runs(trace, length)])
             seconds = runs.sum() * draft + costs.verification(runs).sum()
             best = max(best, float((runs.sum() + runs.size) * costs.plain / seconds))

@@ -157,7 +157,7 @@ class SearchStage:
         chosen = []
         for index in found.finalists:
             entry = found.frontier[index]
-            entries = [Entry(entry.mask, entry.sub_layer_plan(layers), entry.profile())]
+            entries = [Entry.of(entry, layers)]
             option = CostModel(self.latency).best_option(entries, found.context)
             assert option is not None, "there is an entry"
             chosen.append((index, option))

@@ -42,7 +42,7 @@ class Masked:
         siblings = list[list[int]]()
         probs = list[Tensor]()
         # The confidence takes time, so it is computed only if it is used.
-        temperature = 1.0 if self._judges else None
+        temperature = 1.0 if self._needs_confidence else None
         most_nll = self._most_nll
         while len(tokens) < length:
             rows = [tokens[-1] if tokens else session.pending]
@@ -63,7 +63,7 @@ class Masked:
     def _drafting_on_device(self, session: Session, length: int) -> Work[Draft]:
         """Draft the same tokens, or some more after an unsure one, with few reads by the host."""
         most = max((count for _, count in self.branching), default=0)
-        chain = DeviceChain(session=session, mask=self.mask, judges=self._judges, candidates=most)
+        chain = DeviceChain(session=session, mask=self.mask, confidence=self._needs_confidence, candidates=most)
         yield from chain.growing(session.pending, length, self._most_nll)
         if not self.branching and len(chain.read) < len(chain.steps):
             return Draft([], steps=len(chain.steps), unread=chain.tokens)
@@ -77,7 +77,7 @@ class Masked:
         return next((count for bound, count in self.branching if probability <= bound), 1)
 
     @property
-    def _judges(self) -> bool:
+    def _needs_confidence(self) -> bool:
         """Whether anything depends on the confidence in a token."""
         return self.threshold > 0.0 or bool(self.branching)
 

@@ -37,7 +37,7 @@ class DeviceChain:
 
     session: Session
     mask: SubLayerPlan
-    judges: bool
+    confidence: bool
     """Whether the confidence in tokens is computed."""
     candidates: int
     """Number of most probable tokens that are kept of every step."""
@@ -56,7 +56,7 @@ class DeviceChain:
             last = self.steps[-1][:1] if self.steps else [pending]
             x = yield self.session.request(last, len(self.steps), self.mask)
             logits = yield Head(x, bits=self.mask.head_bits)
-            self.steps.append(_numbers(logits, self.candidates) if self.judges else argmax(logits))
+            self.steps.append(_numbers(logits, self.candidates) if self.confidence else argmax(logits))
             if math.isfinite(most_nll) and len(self.steps) % STEPS_PER_READ == 0 and len(self.steps) < length:
                 yield from self.reading(most_nll)
                 if len(self.steps) % STEPS_PER_READ or self.read[-1].nll > most_nll:

@@ -271,7 +271,7 @@ class Decoder:
 
     def head(self, normed: Tensor, bits: int = FULL) -> Tensor:
         """Logits [n, vocabulary] of normed states, by a copy of the head in `bits` if there is one."""
-        head = self._head if bits == FULL else self._head.lighter(bits)
+        head = self._head if bits == FULL else self._head.light(bits)
         with self.lock:
             return self.finished(self._handed(self._on_two_rows(head, normed)))
 

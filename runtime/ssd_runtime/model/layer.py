@@ -184,10 +184,10 @@ class Layer:
         every = self.qkv, self.output, self.gate_up, self.down
         return tuple(each for each in every if isinstance(each, Linear))
 
-    def lighter(self, bits: int) -> Layer:
-        """Return this layer on the light copies of its projections (`Linear.lighter`), as far as it has these."""
+    def light(self, bits: int) -> Layer:
+        """Return this layer on the light copies of its projections (`Linear.light`), as far as it has these."""
         parts = {name: getattr(self, name) for name in ("qkv", "output", "gate_up", "down")}
-        return replace(self, **{name: part.lighter(bits) for name, part in parts.items()})
+        return replace(self, **{name: part.light(bits) for name, part in parts.items()})
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""

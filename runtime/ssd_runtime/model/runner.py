@@ -110,7 +110,7 @@ class Read:
 
     @property
     def size(self) -> int:
-        """Number of numbers."""
+        """Length of `x`."""
         return self.x.shape[0]
 
     @property

@@ -91,7 +91,7 @@ class SubLayers:
         That is a list of layers per copy precision of `precisions`, and a `NativeAttention` per layer where it applies.
         """
         self._forms = {FULL: self.layers}
-        self._forms |= {bits: [layer.lighter(bits) for layer in self.layers] for bits in precisions}
+        self._forms |= {bits: [layer.light(bits) for layer in self.layers] for bits in precisions}
         self._native = {bits: [self._native_attention(each) for each in form] for bits, form in self._forms.items()}
 
     @property

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ssd_artifacts.domain_config import FrontierEntry
 from ssd_profiles.acceptance import AcceptanceProfile
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
@@ -26,6 +27,11 @@ class Entry:
     name: str
     mask: SubLayerPlan
     profile: AcceptanceProfile
+
+    @classmethod
+    def of(cls, stored: FrontierEntry, num_layers: int, name: str = "") -> Entry:
+        """The entry of a bundle's frontier. Raises ValueError when its mask is not one of `num_layers` layers."""
+        return cls(name or stored.mask, stored.sub_layer_plan(num_layers), stored.profile())
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,7 @@ class Frontier:
 
 
 def _entries(domain: DomainConfig, num_layers: int) -> tuple[Entry, ...]:
-    return tuple(
-        Entry(f"{domain.name}[{index}]", entry.sub_layer_plan(num_layers), entry.profile())
-        for index, entry in enumerate(domain.frontier)
-    )
+    return tuple(Entry.of(entry, num_layers, f"{domain.name}[{index}]") for index, entry in enumerate(domain.frontier))
 
 
 def _correction(domain: DomainConfig, num_layers: int, latency: LatencyTable) -> float | None:

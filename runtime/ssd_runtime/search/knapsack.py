@@ -1,4 +1,4 @@
-"""Dynamic programming on hidden states: what to skip, and what to run lighter, at each latency budget (KnapSpec)."""
+"""Dynamic programming on hidden states: what to skip, and what to run light, at each latency budget (KnapSpec)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NEAR = 1e-3
 
 
 FINE = 16
-"""Units of weight per full sub-layer of the fastest kind, where sub-layers may be lighter: savings of a few percent
+"""Units of weight per full sub-layer of the fastest kind, where sub-layers may be light: savings of a few percent
 must not round away."""
 
-Lighter = tuple[tuple[int, int], ...]
+LightChoices = tuple[tuple[int, int], ...]
 """Pairs of bits and the weight that running an item in these bits saves."""
 
 
@@ -36,7 +36,7 @@ class Weights:
 
     items: tuple[int, ...]
     """One weight per item: per sub-layer (2L) or per layer (L)."""
-    lighter: tuple[Lighter, ...] = ()
+    light: tuple[LightChoices, ...] = ()
     """Further choices for each sub-layer; empty if sub-layers are skipped or run in full, as in the paper."""
     head: int = FULL
     """Bits of the head's weights in all drafts."""
@@ -60,13 +60,13 @@ class Weights:
         saved = [{bits: round((each - at_bits[bits][i]) / unit) for bits in copies[i]} for i, each in enumerate(full)]
         return cls(
             items=tuple(max(1, round(each / unit)) for each in full),
-            lighter=tuple(tuple((bits, gain) for bits, gain in each.items() if gain > 0) for each in saved),
+            light=tuple(tuple((bits, gain) for bits, gain in each.items() if gain > 0) for each in saved),
             head=next(iter(copies[-1]), FULL),
         )
 
-    def options(self, item: int) -> Lighter:
+    def options(self, item: int) -> LightChoices:
         """The bits in which an item may run, with what each saves; in full first, which saves nothing."""
-        return ((FULL, 0), *(self.lighter[item] if self.lighter else ()))
+        return ((FULL, 0), *(self.light[item] if self.light else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Candidate:
 
     mask: SubLayerPlan
     skipped_weight: int
-    """Weight that it saves, by skipping sub-layers or running them lighter."""
+    """Weight that it saves, by skipping sub-layers or running them light."""
     cosine: float
     """Mean cosine between its states and the full model's after the final norm."""
     token_agreement: float
@@ -119,7 +119,7 @@ def searching_knapsack(
     With `exactly`, find one candidate that skips that weight (CLaSp Algorithm 1, where every layer weighs 1).
 
     g[i, j] is the best state after item i with weight j skipped. Executing i keeps j, and skipping it adds i's weight.
-    Where sub-layers may be lighter, it is a multiple-choice knapsack: executing i in fewer bits adds what that saves.
+    Where sub-layers may be light, it is a multiple-choice knapsack: executing i in fewer bits adds what that saves.
     Of states with the same j, the one closest in cosine to the full model's X(i) stays. States whose cosine is at
     most `threshold` are dropped. All j of an item in the same bits run as one forward. The printed Algorithm 2
     backtracks by comparing states and stops at j = 0; here choices are kept as back-pointers.

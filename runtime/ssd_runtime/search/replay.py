@@ -83,7 +83,7 @@ def replaying(batches: BatchBuilder, reference: ReferenceStates, mask: SubLayerP
 
     It is one parallel pass with the keys that real drafting would see. A draft is assumed to begin every `block`
     tokens: a row sees the full model's keys before that, and the masked model's from there to itself. States before the
-    first sub-layer that is skipped or lighter come from the reference.
+    first sub-layer that is skipped or light come from the reference.
     """
     first = mask.first_changed
     segments = [_block_segment(batches, group, block) for group in reference.groups]

@@ -95,7 +95,7 @@ class Linear:
         """The light copies by their bits."""
         return self._light
 
-    def lighter(self, bits: int) -> Linear | LightLinear:
+    def light(self, bits: int) -> Linear | LightLinear:
         """The copy in these bits, else the other copy, else these projections themselves."""
         return self._light.get(bits) or next(iter(self._light.values()), self)
 

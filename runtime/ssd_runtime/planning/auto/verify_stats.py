@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 ABOUT = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
 """Numbers of rows with a correction of their own. Another number counts as the next greater one, or as the last."""
-MOST_SURPRISE = 0.25
+MOST_DEVIATION = 0.25
 """Largest log ratio that one verification counts with: longer delays come from other processes."""
 DRIFT = 0.2
 """Share of a deviation that changes the machine's pace."""
@@ -84,11 +84,11 @@ class VerifyStats:
             self._first.append(found)
             self._pace = median(self._first)
             return
-        surprise = min(max(found - self._pace, -MOST_SURPRISE), MOST_SURPRISE)
+        deviation = min(max(found - self._pace, -MOST_DEVIATION), MOST_DEVIATION)
         known = 1.0 if about == 1 else excess.seen / (excess.seen + FIRST)
-        self._pace += DRIFT * known * surprise
+        self._pace += DRIFT * known * deviation
         if about > 1:
-            excess.log += max(OWN, 1 / (FIRST + excess.seen)) * surprise
+            excess.log += max(OWN, 1 / (FIRST + excess.seen)) * deviation
             excess.seen += 1
             self.rows[about] = excess
             if excess.seen <= FIRST or excess.seen % LAZY == 0:

@@ -188,7 +188,7 @@ class SwiftSearch:
         return self._mask({*skipped} - {int(i) for i in out} | {int(i) for i in into}, stay)
 
     def _mask(self, skipped: Iterable[int], lit: Iterable[int] = ()) -> SubLayerPlan:
-        """A mask that skips `skipped`; of the rest a share is lighter, those of `lit` first and others at random."""
+        """A mask that skips `skipped`; of the rest a share is light, those of `lit` first and others at random."""
         mask = SubLayerPlan.of(self.num_layers, {int(index) for index in skipped})
         if self.light is None:
             return mask

@@ -57,7 +57,7 @@ class _Row:
     """All log-probabilities [vocabulary], until the token is known."""
     logprob: float = 0.0
 
-    def settle(self, token: int) -> None:
+    def choose(self, token: int) -> None:
         """Keep the token's log-probability, and drop the others."""
         if self.values is not None:
             self.logprob = float(self.values[token])
@@ -88,7 +88,7 @@ class LogprobRecorder(LogitsProcessor):
         best = values.topk(min(self._top, values.shape[0]))
         with self._lock:
             if self._rows:
-                self._rows[-1].settle(int(input_ids[0, -1]))
+                self._rows[-1].choose(int(input_ids[0, -1]))
             self._rows.append(_Row(best.indices.tolist(), best.values.tolist(), values))
         return scores
 
@@ -98,7 +98,7 @@ class LogprobRecorder(LogitsProcessor):
             first = begin - self._begin
             rows = self._rows[first : first + len(tokens)]
             for row, token in zip(rows, tokens, strict=True):
-                row.settle(token)
+                row.choose(token)
             return [
                 TokenLogprobs(token, row.logprob, list(zip(row.top_ids, row.top_values, strict=True)))
                 for row, token in zip(rows, tokens, strict=True)
