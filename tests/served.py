@@ -1,9 +1,10 @@
-"""A server in a process of its own, and what others notice of it while it is busy."""
+"""Servers in processes of their own, and what others notice of one while it is busy."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
@@ -35,14 +36,36 @@ def serve_tiny(folder: Path, grace: float) -> None:
     serve(service, Binding(listener=listen("127.0.0.1", 0), grace=grace))
 
 
-@contextmanager
-def served(folder: Path, grace: float = 25.0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A process that serves the model of a folder, and its address; it is stopped if the test has not.
+SERVE = [sys.executable, "-c", "from ssd_runtime.commands.serve import main; main()"]
+Served = tuple[subprocess.Popen[bytes], str]
+"""The process of a server, and its address."""
 
-    What it logs is in `log_of(folder)`.
-    """
+
+@contextmanager
+def served(folder: Path, grace: float = 25.0) -> Iterator[Served]:
+    """A process that serves the model of a folder."""
+    with _running([sys.executable, "-c", TINY, str(folder), str(grace)], folder) as found:
+        yield found
+
+
+@contextmanager
+def server(folder: Path, *options: str, strategy: str = "plain", **variables: str) -> Iterator[Served]:
+    """`ssd-serve` of the folder `model` in a folder; `variables` are added to its environment."""
+    command = [*SERVE, "--model", "model", "--port", "0", "--strategy", strategy, *options]
+    with _running(command, folder, cwd=folder, env=environment(folder, **variables)) as found:
+        yield found
+
+
+def environment(folder: Path, **changes: str) -> dict[str, str]:
+    """The environment of commands in a folder, where their cache is."""
+    return {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **changes}
+
+
+@contextmanager
+def _running(command: list[str], folder: Path, **settings: Any) -> Iterator[Served]:
+    """A server that has started; it is stopped if the test has not. What it logs is in `log_of(folder)`."""
     with (folder / "log.txt").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", TINY, str(folder), str(grace)], stderr=log)
+        process = subprocess.Popen(command, stderr=log, **settings)
     try:
         while not (found := re.search(r"serving .* on http://(\S+) ", log_of(folder))):
             assert process.poll() is None, log_of(folder)
@@ -56,6 +79,19 @@ def served(folder: Path, grace: float = 25.0) -> Iterator[tuple[subprocess.Popen
 def log_of(folder: Path) -> str:
     """The log of the last process that served a folder."""
     return (folder / "log.txt").read_text()
+
+
+def open_requests(address: str) -> float:
+    """Requests that the server decodes or that wait."""
+    return sum(metric(address, f"vllm:num_requests_{state}") for state in ("running", "waiting"))
+
+
+def metric(address: str, name: str) -> float:
+    """The sum of a metric of a server, over all labels."""
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", "/metrics")
+    told = connection.getresponse().read().decode()
+    return sum(float(found) for found in re.findall(rf"(?m)^{name}(?:\{{.*\}})? (\S+)$", told))
 
 
 def post(address: str, **fields: Any) -> http.client.HTTPResponse:

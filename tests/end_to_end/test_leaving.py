@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from tests.folders import TEXTS, save_tiny_model
+from tests.clients import connected, leave_at_random, request
+from tests.folders import save_tiny_model
 from tests.served import log_of, post, served
 
 GRACE = 1.0
@@ -25,36 +23,6 @@ GRACE = 1.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"), context=4096)
-
-
-def request(**fields: Any) -> bytes:
-    """A request as it goes over the wire."""
-    body = json.dumps({"messages": [{"role": "user", "content": TEXTS[0]}], **fields}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def connected(address: str, **options: int) -> socket.socket:
-    host, port = address.split(":")
-    client = socket.socket()
-    client.settimeout(60)
-    for name, value in options.items():
-        client.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-    client.connect((host, int(port)))
-    return client
-
-
-def leave_at_random(address: str, random: Random) -> None:
-    """Send a request, a part of one or two, perhaps read a part of the answer, and close or break the connection."""
-    whole = request(max_tokens=random.choice([1, 50, 400]), stream=random.random() < 0.5)
-    sent = random.choice([whole[: random.randrange(1, len(whole))], whole, whole + whole])
-    with connected(address) as client:
-        if random.random() < 0.5:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.sendall(sent)
-        time.sleep(random.choice([0.0, 0.001, 0.02, 0.2]) * random.random())
-        if len(sent) >= len(whole) and random.random() < 0.3:
-            client.recv(random.choice([1, 100, 3000]))
 
 
 def test_clients_that_leave_are_no_defect(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import signal
 import socket
@@ -12,10 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,9 +19,8 @@ from ssd_profiles.prompts import read_prompts
 from tests.clocks import ANY_MACHINE
 from tests.folders import TEXTS, save_tiny_model
 from tests.ports import unused_port
+from tests.served import SERVE, environment, log_of, open_requests, post, server
 from tests.serving import TOOL_TEMPLATE
-
-SERVE = [sys.executable, "-c", "from ssd_runtime.commands.serve import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -33,45 +28,6 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("room")
     save_tiny_model(folder / "model")
     return folder
-
-
-def environment(folder: Path, **changes: str) -> dict[str, str]:
-    return {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **changes}
-
-
-@contextmanager
-def server(folder: Path, *options: str, strategy: str = "plain") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running server and its address; it is stopped if the test has not."""
-    command = [*SERVE, "--model", "model", "--port", "0", "--strategy", strategy, *options]
-    process = subprocess.Popen(command, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines = list[str]()
-    try:
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"serving .* on http://(\S+)", line):
-                yield process, found[1]
-                break
-        else:
-            raise AssertionError("".join(lines))
-    finally:
-        process.kill()
-        process.wait()
-
-
-def post(address: str, **fields: Any) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection(address, timeout=60)
-    body = {"messages": [{"role": "user", "content": TEXTS[0]}], "temperature": 0, **fields}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    return connection.getresponse()
-
-
-def open_requests(address: str) -> float:
-    """Requests that the server decodes or that wait."""
-    connection = http.client.HTTPConnection(address, timeout=60)
-    connection.request("GET", "/metrics")
-    told = connection.getresponse().read().decode()
-    return sum(float(found) for found in re.findall(r"(?m)^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", told))
 
 
 def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
@@ -177,6 +133,15 @@ def compiled(folder: Path, *domains: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def logged(folder: Path, words: str, times: int) -> str:
+    """The rest of the line in which a server logs these words for the last of so many times."""
+    until = time.monotonic() + 120
+    while len(found := re.findall(f"{words}(.*)\n", log_of(folder))) < times:
+        assert time.monotonic() < until, log_of(folder)
+        time.sleep(0.01)
+    return str(found[-1])
+
+
 def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -> None:
     """Requests are recorded, a bundle is compiled from them under load, and the server takes it up."""
     words = TEXTS[0].split()
@@ -208,17 +173,16 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         traffic = (room / "mine.jsonl").read_text()
         (room / "traffic.jsonl").write_text(traffic)
         compiled(room, "first=first.jsonl", "mine=traffic.jsonl")
-        assert process.stderr is not None
-        taken_up = next(line for line in process.stderr if "took up" in line)
+        taken_up = logged(room, "took up", 1)
         before = len(answers)
         while len(answers) < before + 20 and loading.is_alive():
             time.sleep(0.01)
         process.send_signal(signal.SIGHUP)
-        again = next(line for line in process.stderr if "took up" in line)
+        again = logged(room, "took up", 2)
         done.set()
         loading.join()
-    assert again.rpartition("took up")[2] == taken_up.rpartition("took up")[2]
-    assert taken_up.rstrip().endswith("first, mine, mix")
+    assert again == taken_up
+    assert taken_up.endswith("first, mine, mix")
     assert len(answers) >= before + 20
     assert all(text == expected[question] for question, text in answers)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ssd_runtime.planning.registry import SETTINGS, STRATEGIES
-from tests.end_to_end.test_serve import open_requests, post, server
 from tests.folders import save_tiny_model
+from tests.served import open_requests, post, server
 
 LONGEST_WAIT = 5.0
 """Seconds for four tokens of the tiny model; on a quiet machine they take 0.1 s."""

@@ -20,8 +20,8 @@ from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.serving.http.app import MOST_TEMPLATES
 from ssd_runtime.serving.http.openai.prompt_encoder import MOST_NESTING
 from ssd_runtime.templates.renderer import TemplateLimits
-from tests.end_to_end.test_serve import post, server
 from tests.folders import TEXTS, save_tiny_model
+from tests.served import post, server
 from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
 
 ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
