@@ -20,11 +20,13 @@ def request(**fields: Any) -> bytes:
 
 
 def connected(address: str, **options: int) -> socket.socket:
+    """A connected socket with options by their names, such as SO_RCVBUF or TCP_MAXSEG."""
     host, port = address.split(":")
     client = socket.socket()
     client.settimeout(60)
     for name, value in options.items():
-        client.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        level = socket.IPPROTO_TCP if name.startswith("TCP_") else socket.SOL_SOCKET
+        client.setsockopt(level, getattr(socket, name), value)
     client.connect((host, int(port)))
     return client
 
