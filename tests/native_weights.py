@@ -15,10 +15,10 @@ def weight4(out: int, width: int, bias: bool = False) -> tuple[Native, Tensor]:
     least = torch.randn(out, width // GROUP).half().float()
     numbers = torch.randn(out) if bias else None
     dense = levels.unflatten(1, (-1, GROUP)) * scale[..., None] + least[..., None]
-    return Native(levels, scale, least + 8 * scale, numbers), dense.flatten(1)
+    return Native.of4(levels, scale, least + 8 * scale, numbers), dense.flatten(1)
 
 
 def weight8(out: int, width: int) -> tuple[Native, Tensor]:
     """A random 8-bit weight and its numbers."""
     levels, scale = quantised_groups(torch.randn(out, width))
-    return Native(levels, scale, None), (levels.unflatten(1, (-1, GROUP)) * scale[..., None]).flatten(1)
+    return Native.of8(levels, scale), (levels.unflatten(1, (-1, GROUP)) * scale[..., None]).flatten(1)

@@ -35,7 +35,7 @@ def compile_bundle(
     base = Bundle.load(Path(settings.base)) if settings.base is not None else None
     with Workspace(out, settings, resume) as work:
         with reporter.stage(f"load {settings.model}", None):
-            weights = settings.weights or weights_of(base, settings.model)
+            weights = settings.weights or weights_of(base, settings.model, settings.device, settings.dtype)
             loaded = load_model(settings.model, settings.device, settings.dtype, weights, settings.allow_special)
             fingerprint = loaded.fingerprint(full=True)
             decoder = faithful_decoder(loaded, settings)

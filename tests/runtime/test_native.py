@@ -46,7 +46,7 @@ def test_the_largest_levels_do_not_overflow(level: int, bits: int, row: int) -> 
     """Sums of 16 bits hold the products of a group, if barely."""
     ones = torch.ones(16, 1)
     levels = torch.full((16, GROUP), level, dtype=torch.int8 if bits == 8 else torch.uint8)
-    kernel = Native(levels, ones, None if bits == 8 else 8 * ones)
+    kernel = Native.of8(levels, ones) if bits == 8 else Native.of4(levels, ones, 8 * ones)
     x = torch.full((3, GROUP), float(row))
     assert torch.equal(kernel(x), torch.full((3, 16), float(GROUP * level * row)))
 
@@ -123,8 +123,8 @@ def test_silu_holds_for_inputs_of_all_sizes(value: float) -> None:
     gates_and_ups = torch.zeros(64, 64, dtype=torch.int8)
     gates_and_ups[:32, 0] = 1
     gates_and_ups[32:, 32] = 1
-    whole = Native(gates_and_ups, torch.ones(64, 2), None)
-    down = Native(torch.eye(64, 32).to(torch.int8), torch.ones(64, 1), None)
+    whole = Native.of8(gates_and_ups, torch.ones(64, 2))
+    down = Native.of8(torch.eye(64, 32).to(torch.int8), torch.ones(64, 1))
     x = torch.zeros(1, 64)
     x[0, 0], x[0, 32] = value, 1.0
     got = whole.fused_mlp(down, x, None)[0, :32] - x[0, :32]

@@ -27,7 +27,7 @@ from ssd_runtime.weights.kernels.native import Native, quantised_groups
 
 torch.set_num_threads(3)
 torch.manual_seed(0)
-kernel = Native(*quantised_groups(torch.randn(2048, 256)), None)
+kernel = Native.of8(*quantised_groups(torch.randn(2048, 256)))
 kernel.own_threads = sys.argv[1] == "own"
 x = torch.randn(2, 256)
 """

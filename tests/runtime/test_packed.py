@@ -106,8 +106,8 @@ def test_a_packed_model_is_the_files_model(variant: str, kind: Type, code: str, 
     assert (got - expected).norm() < 0.12 * (expected - expected.mean()).norm()
     decoder = Decoder(packed)
     require_faithful(decoder)
-    bits = 8 if kind == Type.Q8_0 else 4
-    assert decoder.kernels == f"module {kernel_name(bits, code == 'native')}"
+    bits, short = (8, "8") if kind == Type.Q8_0 else (4, "4" if kind == Type.Q4_1 else kind.name)
+    assert decoder.kernels == f"module {kernel_name(bits, code == 'native', short)}"
     assert bool(file.requantised) == (kind == Type.Q8_0 and code == "aten")
 
 

@@ -251,7 +251,7 @@ class RayCrew:
             settings=settings,
             fingerprint=self._stages.fingerprint,
             version=tool_version(),
-            weights=settings.weights or weights_of(self._stages.base, settings.model),
+            weights=settings.weights or weights_of(self._stages.base, settings.model, settings.device, settings.dtype),
             threads=threads,
             timed_threads=timed_threads,
         )

@@ -87,8 +87,8 @@ class ModelOptions:
     weights: Annotated[
         str | None,
         typer.Option(
-            help="dense: dequantise a .gguf file to fp32; packed: keep it quantised. Default: as your own or a signed "
-            "bundle was compiled, else dense.",
+            help="packed: keep a .gguf file quantised; dense: dequantise it to fp32. Default: as your own or a signed "
+            "bundle was compiled, else packed for files on a CPU.",
             rich_help_panel=MODEL_PANEL,
             autocompletion=values("dense", "packed"),
         ),

@@ -125,12 +125,12 @@ class Engine:
         """Load a bundle (a folder, an archive, `hf://…`, `oci://…` or `demo`) with its model, or a `model` alone.
 
         `model` is an argument of `load_model`; a bundle from elsewhere needs it, or the public `key` that signed it.
-        `weights` defaults to what the bundle was compiled with if it is your own or signed, else to dense. With
+        `weights` defaults to what the bundle was compiled with if it is your own or signed, else as `load_model`. With
         `allow_special`, control tokens that prompts spell take effect. Raises UserError if there is neither a bundle
         nor a `model`, or if one of them cannot be loaded.
         """
         source = read_source(artifact, model, Path(key) if key is not None else None)
-        loaded = load_model(source.model, device, dtype, source.weights(weights), allow_special)
+        loaded = load_model(source.model, device, dtype, source.weights(weights, device, dtype), allow_special)
         return cls(loaded, source.bundle, source.where, draft_bits=draft_bits)
 
     @property

@@ -51,7 +51,7 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     others = OtherWork()
-    weights = source.weights(settings.weights)
+    weights = source.weights(settings.weights, settings.device, settings.dtype)
     loaded = load_model(source.model, settings.device, settings.dtype, weights, settings.allow_special)
     for line in loaded.notes:
         note(line)

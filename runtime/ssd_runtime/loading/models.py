@@ -34,6 +34,7 @@ from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.loading.pretrained import read_generation_config, read_tokenizer
 from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.loading.sources import (
+    DEMOS,
     Source,
     can_be_packed,
     find_model,
@@ -201,19 +202,21 @@ def load_model(
     spec: str,
     device: str | None = None,
     dtype: str | None = None,
-    weights: str = "dense",
+    weights: str | None = None,
     allow_special: bool = False,
 ) -> LoadedModel:
     """Load `spec` onto `device`, by default CUDA where there is one.
 
     `dtype` is fp32, bf16, fp16 (or transformers' names for these: float32, bfloat16, float16) or auto, which measures
     whether fp32 or bf16 decodes faster. The default is fp32 on a CPU and the checkpoint's own elsewhere. `weights` is
-    dense, or packed for a `.gguf` file whose weights stay quantised. With `allow_special`, control tokens that prompts
-    spell take effect. Raises UserError that says what to give instead.
+    packed for a `.gguf` file whose weights stay quantised, or dense; by default `weights_of` without a bundle. With
+    `allow_special`, control tokens that prompts spell take effect. Raises UserError that says what to give instead.
     """
     dtype = read_dtype(dtype)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    if weights is None:
+        weights = weights_of(None, spec, device, dtype)
     if weights not in WEIGHTS:
         raise UserError(f"--weights: {weights!r} is unknown; give one of {', '.join(WEIGHTS)}")
     if weights == "packed":
@@ -280,10 +283,18 @@ def _requantised(tensors: Mapping[str, str]) -> tuple[str, ...]:
     return (f"requantised to 8 bits: {told}",)
 
 
-def weights_of(bundle: Bundle | None, spec: str) -> str:
-    """The `weights` for a model given as `spec`: those of the bundle's model if the file can be packed, else dense."""
-    packed = bundle is not None and (bundle.model.quantization or "").split(" ")[0] == PACKED
-    return "packed" if packed and can_be_packed(spec) else "dense"
+def weights_of(bundle: Bundle | None, spec: str, device: str | None = None, dtype: str | None = None) -> str:
+    """The `weights` for a model given as `spec`, on a device and in a dtype, which are as for `load_model`.
+
+    A bundle decides it for files. Without one, a `.gguf` file stays packed wherever packed weights can run.
+    """
+    if not can_be_packed(spec):
+        return "dense"
+    if bundle is not None:
+        packed = (bundle.model.quantization or "").split(" ")[0] == PACKED
+    else:
+        packed = spec not in DEMOS and read_dtype(dtype) in (None, "fp32") and _device(device).type == "cpu"
+    return "packed" if packed else "dense"
 
 
 def _device(name: str | None) -> torch.device:

@@ -28,12 +28,12 @@ class ModelSource:
         """Name of the bundle in error messages."""
         return self.opened.where if self.opened is not None else "bundle"
 
-    def weights(self, given: str | None) -> str:
-        """The `weights` of `load_model`: `given`, else those of a trusted bundle's compile, else dense."""
+    def weights(self, given: str | None, device: str | None, dtype: str | None) -> str:
+        """The `weights` of `load_model`: `given`, else those of a trusted bundle's compile, else the file's own."""
         # This import takes seconds.
         from ssd_runtime.loading.models import weights_of
 
-        return given or weights_of(trusted_bundle(self.opened), self.model)
+        return given or weights_of(trusted_bundle(self.opened), self.model, device, dtype)
 
 
 def read_source(artifact: str | Path | None, model: str | None, key: Path | None = None) -> ModelSource:

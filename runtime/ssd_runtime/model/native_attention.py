@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ssd_runtime.model.batch import Segment
 from ssd_runtime.model.rotary import Rotation
+from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.native import TILE, Native, quantised_floats
+from ssd_runtime.weights.kernels.native import Native, quantised_floats
 from ssd_runtime.weights.native.library import floats, library
 
 QUERIES = 32

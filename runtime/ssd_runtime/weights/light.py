@@ -77,12 +77,12 @@ def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bo
         only = bits == "4" or error <= ON_GRID**2 * sum(float(rows.float().square().sum()) for rows in parts)
         if only or both:
             levels, scale, zero, _ = (torch.cat(each) for each in zip(*fours, strict=True))
-            copies[4] = Native(levels, scale, zero, bias) if native else Int4(levels, scale, zero, bias)
+            copies[4] = Native.of4(levels, scale, zero, bias) if native else Int4(levels, scale, zero, bias)
         if only:
             return copies
     eights = [(quantised_groups if native else quantised)(rows.float()) for rows in parts]
     levels, scale = (torch.cat(each) for each in zip(*eights, strict=True))
-    copies[8] = Native(levels, scale, None, bias) if native else Int8(levels, scale, bias)
+    copies[8] = Native.of8(levels, scale, bias) if native else Int8(levels, scale, bias)
     return copies
 
 

@@ -1,7 +1,7 @@
-"""Reads the blocks of GGUF's quantised tensors: levels, scales and zeros of a weight, without dequantising it.
+"""Reads the blocks of GGUF's quantised tensors for aten's kernels, and as numbers.
 
-In all formats here, a group of 32 columns shares a scale, and a weight is (level - 8) × scale + zero. Layouts are those
-of ggml's `block_q4_0`, `block_q4_1` and `block_q4_K`.
+In the formats of 4 bits here, a group of 32 columns shares a scale, and a weight is (level - 8) × scale + zero. Layouts
+are those of ggml's `block_q4_0`, `block_q4_1` and `block_q4_K`.
 """
 
 from __future__ import annotations
@@ -75,14 +75,8 @@ def levels8(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
     return torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts])
 
 
-def groups8(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
-    """Blocks `data` [out, bytes] at 8 bits: levels int8 [out, in] and a scale per group of 32 columns [out, in / 32].
-
-    They are the file's own for Q8_0; other types are requantised.
-    """
-    if kind == Type.Q8_0:
-        blocks = _q8_0(data)
-        return blocks[..., 2:].view(torch.int8).flatten(1), _from_fp16_bytes(blocks[..., :2])
+def requantised(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
+    """Requantise blocks `data` [out, bytes]: levels int8 [out, in], and a scale per 32 columns [out, in / 32]."""
     parts = [
         quantised_groups(dense(data[begin : begin + ROWS_AT_ONCE], kind)) for begin in range(0, len(data), ROWS_AT_ONCE)
     ]

@@ -16,13 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.weights.gguf.blocks import DENSE, dense, levels4
+from ssd_runtime.weights.gguf.blocks import DENSE, dense
 from ssd_runtime.weights.gguf.header import ADVICE
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
-from ssd_runtime.weights.gguf.kernels import kernel4, kernel8
+from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
 from ssd_runtime.weights.kernels.kernel import Kernel
-from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.light import serves4
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the embedding, and of the head where it is not the embedding."""
@@ -31,7 +29,6 @@ UNREADABLE = (Type.Q8_1, Type.Q8_K, Type.I8, Type.I16, Type.I32, Type.I64, Type.
 TOLERANCE = 0.04
 """Largest relative difference of a kernel's product from the dequantised weight's, in root mean squares. Scales and
 outputs are rounded to bf16, which reaches 1.5% in the demo model."""
-FOUR, EIGHT = "4 bits", "8 bits"
 PROBED = 64
 """Outputs of each projection that are compared with the dequantised weight at every load."""
 
@@ -121,8 +118,8 @@ class GgufFile:
 
     def kernels(self, modules: Sequence[str]) -> list[tuple[list[str], Kernel | None]]:
         """Kernels of projections that share an input, one per run of equal formats; None for dense weights."""
-        runs = [(kind, list(run)) for kind, run in groupby(modules, key=self._format)]
-        return [(run, self._kernel(kind, run)) for kind, run in runs]
+        runs = [(form, list(run)) for form, run in groupby(modules, key=self._form)]
+        return [(run, self._kernel(form, run)) for form, run in runs]
 
     def forget(self) -> None:
         """Release the memory of what has been read."""
@@ -134,27 +131,21 @@ class GgufFile:
             return f"{(HEAD if HEAD in self._index.tensors else EMBEDDING).removesuffix('.weight')}.{part}"
         return f"{self._names.get_name(module)}.{part}"
 
-    def _format(self, module: str) -> str:
+    def _form(self, module: str) -> str:
         data, kind = self.stored(f"{module}.weight")
-        if kind in DENSE:
-            return module  # a run of its own
-        first = levels4(data[:1], kind)
-        return FOUR if first is not None and serves4(len(data), first.levels.shape[1]) else EIGHT
+        return module if kind in DENSE else form_of(data, kind)  # a dense one is a run of its own
 
-    def _kernel(self, kind: str, modules: list[str]) -> Kernel | None:
-        if kind not in (FOUR, EIGHT):
+    def _kernel(self, form: str, modules: list[str]) -> Kernel | None:
+        if form == modules[0]:
             return None
         stored = [self.stored(f"{module}.weight") for module in modules]
         bias = self._bias(modules)
-        if kind == FOUR:
-            kernel = kernel4(stored, bias)
-        else:
-            kernel = kernel8(stored, bias)
-            self.requantised |= {
-                self._name_of(f"{module}.weight"): of.name
-                for module, (_, of) in zip(modules, stored, strict=True)
-                if not (of == Type.Q8_0 and isinstance(kernel, Native))
-            }
+        kernel = kernel_of(stored, form, bias)
+        self.requantised |= {
+            self._name_of(f"{module}.weight"): kind.name
+            for module, (_, kind) in zip(modules, stored, strict=True)
+            if not is_kept(kind, form)
+        }
         self._check(kernel, modules, bias)
         return kernel
 

@@ -1,7 +1,7 @@
 """Chooses the kernel that serves a file's quantised tensors on this processor.
 
-Where our own code can run it serves all files: it holds scales as the files do, and 8 rows take little longer than one.
-aten's kernels serve elsewhere.
+Where our own code can run it serves all files: it holds most types as the files do, and 8 rows take little longer than
+one. aten's kernels serve elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_runtime.weights.gguf.blocks import groups8, levels4, levels8
+from ssd_runtime.weights.gguf.blocks import levels4, levels8, requantised
+from ssd_runtime.weights.gguf.tiles import format_of, tiles_of
+from ssd_runtime.weights.kernels.formats import Q8_0, Format, halves
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.kernels.kernel import Kernel
@@ -23,27 +25,51 @@ from ssd_runtime.weights.kernels.native import Native
 
 Stored = tuple[NDArray[np.uint8], Type]
 """Blocks [out, bytes] and their type."""
+FOUR, EIGHT = "4 bits", "8 bits"
+"""Names of the forms that aten's kernels take."""
 
 
-def kernel4(stored: Sequence[Stored], bias: Tensor | None) -> Kernel:
-    """The kernel of 4-bit tensors that share an input."""
-    parts = [part for part in (levels4(data, kind) for data, kind in stored) if part is not None]
-    levels = torch.cat([part.levels for part in parts])
-    scale, zero = torch.cat([part.scale for part in parts]), torch.cat([part.zero for part in parts])
-    if Native.can_serve(*levels.shape):
-        return Native(levels, scale, zero, bias)
-    return Int4(levels, scale, zero, bias)
+def form_of(data: NDArray[np.uint8], kind: Type) -> str:
+    """The name of the form in which a tensor is served; tensors of one form can share a kernel."""
+    kept = _own_format(data, kind)
+    if kept is not None:
+        return kept.name
+    four = levels4(data[:1], kind)
+    return FOUR if four is not None and Int4.can_serve(len(data), four.levels.shape[1]) else EIGHT
 
 
-def kernel8(stored: Sequence[Stored], bias: Tensor | None) -> Kernel:
-    """The kernel of tensors that share an input, at 8 bits; types other than Q8_0 are requantised, and all for aten."""
-    if Native.can_serve(sum(len(data) for data, _ in stored), _columns(*stored[0])):
-        groups = [groups8(data, kind) for data, kind in stored]
-        return Native(
-            torch.cat([levels for levels, _ in groups]), torch.cat([scale for _, scale in groups]), None, bias
+def is_kept(kind: Type, form: str) -> bool:
+    """Whether a tensor of a file's type has the file's own levels in a form."""
+    return form == kind.name or form == FOUR
+
+
+def kernel_of(stored: Sequence[Stored], form: str, bias: Tensor | None) -> Kernel:
+    """The kernel of tensors of one form that share an input."""
+    if form == FOUR:
+        parts = [part for part in (levels4(data, kind) for data, kind in stored) if part is not None]
+        levels, scale, zero = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("levels", "scale", "zero")
         )
-    whole = [levels8(data, kind) for data, kind in stored]
-    return Int8(torch.cat([levels for levels, _ in whole]), torch.cat([scale for _, scale in whole]), bias)
+        return Int4(levels, scale, zero, bias)
+    if form == EIGHT:
+        whole = [levels8(data, kind) for data, kind in stored]
+        return Int8(torch.cat([levels for levels, _ in whole]), torch.cat([scale for _, scale in whole]), bias)
+    kept = _own_format(*stored[0])
+    assert kept is not None, "the form is one of our own"
+    tiles = [tiles_of(*each) if is_kept(each[1], form) else _tiles8(*each) for each in stored]
+    return Native(kept, torch.cat(tiles), _columns(*stored[0]), bias)
+
+
+def _own_format(data: NDArray[np.uint8], kind: Type) -> Format | None:
+    """Our own format for a tensor: the file's, or Q8_0 for types without one; None if our code cannot serve it."""
+    kept = format_of(kind) or Q8_0
+    return kept if Native.can_serve(len(data), _columns(data, kind)) else None
+
+
+def _tiles8(data: NDArray[np.uint8], kind: Type) -> Tensor:
+    """The tiles of a tensor that is requantised to Q8_0."""
+    levels, scale = requantised(data, kind)
+    return Q8_0.tiles(levels.view(torch.uint8) ^ 128, halves(scale))
 
 
 def _columns(data: NDArray[np.uint8], kind: Type) -> int:

@@ -1,4 +1,4 @@
-"""Our own product of fp32 rows with 4- and 8-bit weights, in C (`native/products.h`)."""
+"""Our own product of fp32 rows with quantised weights, in C (`native/products.h`)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import ctypes
 import torch
 from torch import Tensor
 
+from ssd_runtime.weights.kernels.formats import GROUP, Q4_1, Q8_0, TILE, Format, halves
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.native.library import floats, library
 
-GROUP = 32
-"""Columns that share a scale, of weights and of rows."""
 SMALLEST_SCALE = 2.0**-24
 """The smallest positive number of fp16."""
-TILE = 16
-"""Outputs whose blocks are stored together."""
 
 
 class _Weight(ctypes.Structure):
     _fields_ = (
-        ("bits", ctypes.c_int64),
+        ("format", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
         ("in_features", ctypes.c_int64),
         ("own_threads", ctypes.c_int64),
@@ -32,29 +29,31 @@ class _Weight(ctypes.Structure):
 
 
 class Native:
-    """A weight of 4 bits, (levels - 8) × scale + zero, or of 8 bits, levels × scale.
+    """A weight in one of our own formats.
 
-    `levels` [out, in] are from 0 to 15, or int8; `scale` and `zero` are [out, in / 32], rounded to fp16. Rows are
-    quantised to 8 bits per group of 32 columns. A row's product is the same to the bit whatever rows stand beside it.
+    Rows are quantised to 8 bits per group of 32 columns. A row's product is the same to the bit whatever rows stand
+    beside it.
     """
 
     __slots__ = ("_about", "_bias", "_blocks", "_library", "address", "in_features", "name", "out_features")
 
     rounding = torch.int8
 
-    def __init__(self, levels: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None = None) -> None:
-        """`zero` is None for 8 bits. Raises RuntimeError where the code cannot run."""
+    def __init__(self, kept: Format, tiles: Tensor, columns: int, bias: Tensor | None = None) -> None:
+        """`tiles` uint8 [out / 16, bytes] are those of a weight [out, columns] (`Format.tiles`).
+
+        Raises RuntimeError where the code cannot run.
+        """
         found = library()
         if found is None:
             raise RuntimeError("no compiled code for this processor")
         self._library = found
-        bits = 8 if zero is None else 4
-        self.name = f"{found.instructions}{bits}"
-        self.out_features, self.in_features = levels.shape
-        self._blocks = _blocks8(levels, scale) if zero is None else _blocks4(levels, scale, zero)
+        self.name = f"{found.instructions}{kept.short}"
+        self.out_features, self.in_features = len(tiles) * TILE, columns
+        self._blocks = tiles.contiguous()
         self._bias = None if bias is None else bias.float().contiguous()
         self._about = _Weight(
-            bits,
+            kept.number,
             self.out_features,
             self.in_features,
             0,
@@ -64,6 +63,17 @@ class Native:
             None if self._bias is None else self._bias.data_ptr(),
         )
         self.address = ctypes.addressof(self._about)
+
+    @classmethod
+    def of4(cls, levels: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> Native:
+        """A weight (levels - 8) × scale + zero: levels from 0 to 15 [out, in], scale and zero [out, in / 32]."""
+        scales = torch.cat([halves(scale), halves(zero - 8 * scale)], -1)
+        return cls(Q4_1, Q4_1.tiles(levels.to(torch.uint8), scales), levels.shape[1], bias)
+
+    @classmethod
+    def of8(cls, levels: Tensor, scale: Tensor, bias: Tensor | None = None) -> Native:
+        """A weight levels × scale: levels int8 [out, in], scale [out, in / 32], rounded to fp16."""
+        return cls(Q8_0, Q8_0.tiles(levels.view(torch.uint8) ^ 128, halves(scale)), levels.shape[1], bias)
 
     @staticmethod
     def can_serve(out_features: int, in_features: int) -> bool:
@@ -151,31 +161,7 @@ class Native:
 
 def quantised_floats(n: int, width: int) -> int:
     """The number of floats that `n` quantised rows of `width` columns take."""
-    return n * (width // 4 + 3 * (width // GROUP))
-
-
-def _blocks4(levels: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    fours = _tiles(levels)
-    pairs = (fours[:, :, 0::2] | (fours[:, :, 1::2] << 4)).flatten(2)
-    return torch.cat([pairs, _fp16_bytes(scale), _fp16_bytes(zero - 8 * scale)], -1).contiguous()
-
-
-def _blocks8(levels: Tensor, scale: Tensor) -> Tensor:
-    unsigned = (levels.view(torch.uint8) ^ 128).contiguous()
-    return torch.cat([_tiles(unsigned).flatten(2), _fp16_bytes(scale)], -1).contiguous()
-
-
-def _tiles(levels: Tensor) -> Tensor:
-    """Levels uint8 as [tiles, groups, 8, 16 outputs, 4 columns]."""
-    out, width = levels.shape
-    parts = levels.to(torch.uint8).view(out // TILE, TILE, width // GROUP, 8, 4)
-    return parts.permute(0, 2, 3, 1, 4).contiguous()
-
-
-def _fp16_bytes(numbers: Tensor) -> Tensor:
-    """Numbers [out, groups] as the bytes [tiles, groups, 32] of their fp16 forms."""
-    tiles = numbers.to(torch.float16).view(-1, TILE, numbers.shape[1]).transpose(1, 2)
-    return tiles.contiguous().view(torch.uint8)
+    return n * (width // 4 + 4 * (width // GROUP))
 
 
 def quantised_groups(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,37 +86,71 @@ INLINE Floats sums_of(Floats *v) {
     return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31));
 }
 
-/* The levels of the `part`-th LANES outputs of a block. Those of 8 bits are signed here. */
-INLINE Levels levels_of(const uint8_t *block, int part, const int bits) {
-    const __m256i low_half = _mm256_set1_epi8(15), sign = _mm256_set1_epi8(-128);
+typedef __m256i Ints;
+INLINE Ints bytes(const uint8_t *at) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
+INLINE Ints signed_bytes(const uint8_t *at) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
+INLINE Ints low_bits(Ints x, const int bits) { return _mm256_and_si256(x, _mm256_set1_epi32((1 << bits) - 1)); }
+INLINE Ints shifted_right(Ints x, const int bits) { return _mm256_srli_epi32(x, bits); }
+INLINE Ints shifted_left(Ints x, const int bits) { return _mm256_slli_epi32(x, bits); }
+INLINE Ints either(Ints a, Ints b) { return _mm256_or_si256(a, b); }
+INLINE Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+INLINE Floats as_floats(Ints x) { return _mm256_castsi256_ps(x); }
+/* The four bits of each output in TILE / 2 bytes, which hold outputs i and i + 8. */
+INLINE Ints fours(const uint8_t *at, int part) {
+    const Ints pairs = bytes(at);
+    return part ? shifted_right(pairs, 4) : low_bits(pairs, 4);
+}
+
+/* The q-th 4 columns' numbers in a plane of `bits` bits, times 2^up. */
+INLINE __m256i in_plane(const uint8_t *plane, int part, const int bits, const int q, const int up) {
+    const int per_byte = 8 / bits, down = q % per_byte * bits - up;
+    const __m256i packed = _mm256_loadu_si256((const __m256i *)(plane + 64 * (q / per_byte) + 32 * part));
+    if (bits == 8)
+        return packed;
+    return _mm256_and_si256(down > 0 ? _mm256_srli_epi16(packed, down) : _mm256_slli_epi16(packed, -down),
+                            _mm256_set1_epi8((char)(((1 << bits) - 1) << up)));
+}
+
+/* The levels of the `part`-th LANES outputs of a block. Those around 128 are signed here. */
+INLINE Levels levels_of(const uint8_t *block, int part, const Format format) {
+    const uint8_t *above = block + 2 * GROUP * format.first;
     Levels levels;
 #pragma GCC unroll 8
-    for (int q = 0; q < GROUP / 4; q++)
-        if (bits == 8) {
-            levels.of[q] = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(block + 64 * q + 32 * part)), sign);
-        } else {
-            const __m256i pair = _mm256_loadu_si256((const __m256i *)(block + 64 * (q / 2) + 32 * part));
-            levels.of[q] = _mm256_and_si256(q % 2 ? _mm256_srli_epi16(pair, 4) : pair, low_half);
-        }
+    for (int q = 0; q < GROUP / 4; q++) {
+        levels.of[q] = in_plane(block, part, format.first, q, 0);
+        if (format.second)
+            levels.of[q] = _mm256_or_si256(levels.of[q], in_plane(above, part, format.second, q, format.first));
+        if (format.table)
+            levels.of[q] = _mm256_shuffle_epi8(
+                _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)tables[format.table])), levels.of[q]);
+        if (format.centre == 128)
+            levels.of[q] = _mm256_xor_si256(levels.of[q], _mm256_set1_epi8(-128));
+    }
     return levels;
 }
 
-/* INTEGER + the products of the outputs' levels with a row's. Sums of 16 bits hold them: 8 pairs of products of 4 bits
- * are at most 8 * 2 * 15 * 127 = 30,480, and a pair of products of 8 bits is at most 2 * 128 * 127 = 32,512. */
-INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, const int bits) {
-    const int32_t *fours = (const int32_t *)columns;
+/* INTEGER + the products of the outputs' levels with a row's, in 4 times `begin` to `end` columns. Sums of 16 bits hold
+ * the products of a pair of columns, at most 2 * 128 * 127 = 32,512, and several pairs' where levels are small. */
+INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, const Format format, const int begin,
+                   const int end)
+{
+    const int32_t *fours_of = (const int32_t *)columns;
+    const int pairs_at_once = 32767 / (2 * 127 * largest_level(format));
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sum = _mm256_set1_epi32(INTEGER_BITS), pairs = _mm256_setzero_si256();
-    (void)offset; /* It is for levels of 8 bits that are not signed. */
+    (void)offset; /* It is for levels that are not signed. */
 #pragma GCC unroll 8
-    for (int q = 0; q < GROUP / 4; q++) {
-        const __m256i level = levels->of[q], row = _mm256_set1_epi32(fours[q]);
-        if (bits == 4) {
-            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(level, row));
-        } else {
+    for (int q = begin; q < end; q++) {
+        const __m256i level = levels->of[q], row = _mm256_set1_epi32(fours_of[q]);
+        if (format.centre == 128) {
             pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(row, level));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+        } else {
+            const __m256i products = _mm256_maddubs_epi16(level, row);
+            pairs = (q - begin) % pairs_at_once ? _mm256_add_epi16(pairs, products) : products;
+            if ((q - begin) % pairs_at_once == pairs_at_once - 1 || q == end - 1)
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
         }
     }
-    return _mm256_castsi256_ps(bits == 4 ? _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones)) : sum);
+    return _mm256_castsi256_ps(sum);
 }

@@ -74,29 +74,59 @@ INLINE Floats sums_of(Floats *v) {
     return _mm512_shuffle_f32x4(sums, sums, 0xd8);
 }
 
-/* The levels of the `part`-th LANES outputs of a block. */
-INLINE Levels levels_of(const uint8_t *block, int part, const int bits) {
-    const __m512i low_half = _mm512_set1_epi8(15);
-    Levels levels;
+typedef __m512i Ints;
+INLINE Ints bytes(const uint8_t *at) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at)); }
+INLINE Ints signed_bytes(const uint8_t *at) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)); }
+INLINE Ints low_bits(Ints x, const int bits) { return _mm512_and_si512(x, _mm512_set1_epi32((1 << bits) - 1)); }
+INLINE Ints shifted_right(Ints x, const int bits) { return _mm512_srli_epi32(x, bits); }
+INLINE Ints shifted_left(Ints x, const int bits) { return _mm512_slli_epi32(x, bits); }
+INLINE Ints either(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+INLINE Floats floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+INLINE Floats as_floats(Ints x) { return _mm512_castsi512_ps(x); }
+/* The four bits of each output in TILE / 2 bytes, which hold outputs i and i + 8. */
+INLINE Ints fours(const uint8_t *at, int part) {
+    const __m128i pairs = _mm_loadl_epi64((const __m128i *)at), low_half = _mm_set1_epi8(15);
+    (void)part;
+    return _mm512_cvtepu8_epi32(_mm_unpacklo_epi64(_mm_and_si128(pairs, low_half),
+                                                   _mm_and_si128(_mm_srli_epi16(pairs, 4), low_half)));
+}
+
+/* The q-th 4 columns' numbers in a plane of `bits` bits, times 2^up. */
+INLINE __m512i in_plane(const uint8_t *plane, int part, const int bits, const int q, const int up) {
+    const int per_byte = 8 / bits, down = q % per_byte * bits - up;
+    const __m512i packed = _mm512_loadu_si512(plane + 64 * (q / per_byte));
     (void)part; /* A tile has as many outputs as a vector. */
+    if (bits == 8)
+        return packed;
+    return _mm512_and_si512(down > 0 ? _mm512_srli_epi16(packed, down) : _mm512_slli_epi16(packed, -down),
+                            _mm512_set1_epi8((char)(((1 << bits) - 1) << up)));
+}
+
+/* The levels of the `part`-th LANES outputs of a block. */
+INLINE Levels levels_of(const uint8_t *block, int part, const Format format) {
+    const uint8_t *above = block + 2 * GROUP * format.first;
+    Levels levels;
 #pragma GCC unroll 8
-    for (int q = 0; q < GROUP / 4; q++)
-        if (bits == 8) {
-            levels.of[q] = _mm512_loadu_si512(block + 64 * q);
-        } else {
-            const __m512i pair = _mm512_loadu_si512(block + 64 * (q / 2));
-            levels.of[q] = _mm512_and_si512(q % 2 ? _mm512_srli_epi16(pair, 4) : pair, low_half);
-        }
+    for (int q = 0; q < GROUP / 4; q++) {
+        levels.of[q] = in_plane(block, part, format.first, q, 0);
+        if (format.second)
+            levels.of[q] = _mm512_or_si512(levels.of[q], in_plane(above, part, format.second, q, format.first));
+        if (format.table)
+            levels.of[q] = _mm512_shuffle_epi8(
+                _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)tables[format.table])), levels.of[q]);
+    }
     return levels;
 }
 
-/* INTEGER + the products of the outputs' levels with a row's. Those of 8 bits are 128 too large, by which `offset` is
- * too small. */
-INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, const int bits) {
-    const int32_t *fours = (const int32_t *)columns;
-    __m512i sum = _mm512_set1_epi32(bits == 4 ? INTEGER_BITS : offset);
+/* INTEGER + the products of the outputs' levels with a row's, in 4 times `begin` to `end` columns. Levels around 128 are
+ * that much too large, by which `offset` is too small. */
+INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, const Format format, const int begin,
+                   const int end)
+{
+    const int32_t *fours_of = (const int32_t *)columns;
+    __m512i sum = _mm512_set1_epi32(format.centre == 128 ? offset : INTEGER_BITS);
 #pragma GCC unroll 8
-    for (int q = 0; q < GROUP / 4; q++)
-        sum = _mm512_dpbusd_epi32(sum, levels->of[q], _mm512_set1_epi32(fours[q]));
+    for (int q = begin; q < end; q++)
+        sum = _mm512_dpbusd_epi32(sum, levels->of[q], _mm512_set1_epi32(fours_of[q]));
     return _mm512_castsi512_ps(sum);
 }

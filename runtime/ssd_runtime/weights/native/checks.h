@@ -10,7 +10,7 @@
 /* The rules by the codes that calls return, from 1; 0 is no refusal. */
 #define RULES(RULE)                                                                                        \
     RULE(POINTERS, "weights, rows, results and memory are given")                                          \
-    RULE(BITS, "a weight has 4 or 8 bits")                                                                 \
+    RULE(FORMAT, "a weight is stored in a known format")                                                   \
     RULE(WEIGHT, "a weight has whole tiles of 16 outputs and whole groups of 32 columns, and not too many") \
     RULE(BLOCKS, "a weight's blocks are as large as its bits, outputs and columns say")                    \
     RULE(BIAS, "a bias has a number for each output")                                                      \
@@ -67,10 +67,12 @@ static int within(int64_t number, int64_t least) {
 
 static int check_weight(const Weight *weight) {
     REQUIRE(POINTERS, weight && weight->blocks);
-    REQUIRE(BITS, weight->bits == 4 || weight->bits == 8);
+    REQUIRE(FORMAT, weight->format >= 0 && weight->format < FORMATS);
     REQUIRE(WEIGHT, within(weight->out, TILE) && weight->out % TILE == 0);
     REQUIRE(WEIGHT, within(weight->in, GROUP) && weight->in % GROUP == 0);
-    REQUIRE(BLOCKS, weight->bytes == weight->out / TILE * (weight->in / GROUP) * block_bytes(weight->bits));
+    const Format format = formats[weight->format];
+    REQUIRE(WEIGHT, !format.header || weight->in % (HEADED * GROUP) == 0);
+    REQUIRE(BLOCKS, weight->bytes == weight->out / TILE * tile_bytes(format, weight->in / GROUP));
     REQUIRE(BIAS, !weight->bias || weight->bias_bytes == 4 * weight->out);
     return AGREED;
 }

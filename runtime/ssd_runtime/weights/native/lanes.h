@@ -2,9 +2,9 @@
 #pragma once
 #include <immintrin.h>
 #include <stdint.h>
+#include "formats.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#define GROUP 32 /* Columns of a weight and of a row that share a scale. */
 #define INTEGER 12582912.0f /* 1.5 * 2^23: the bits of this number plus an integer of 22 bits are those of their sum. */
 #define INTEGER_BITS 0x4b400000
 

@@ -23,7 +23,7 @@ from ssd_runtime.weights.native.private import NotPrivateError, open_own, privat
 FOLDER = Path(__file__).parent
 SOURCES = (
     "sublayers.c",
-    *("attention.h", "avx2.h", "avx512.h", "checks.h", "exponential.h", "lanes.h", "pool.h", "products.h"),
+    *("attention.h", "avx2.h", "avx512.h", "checks.h", "exponential.h", "formats.h", "lanes.h", "pool.h", "products.h"),
 )
 """The file that is compiled, and those that it includes."""
 COMPILERS = ("gcc", "cc")

@@ -15,8 +15,8 @@
 #include <float.h>
 #include <math.h>
 
-#define TILE 16
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
+#define HALF_CHUNK 8
 #define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
 #define ITEM 65536 /* Bytes of a large weight that a thread takes at a time: some microseconds. */
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
@@ -24,15 +24,10 @@
 #define PARTS (TILE / LANES)
 
 typedef struct {
-    int64_t bits, out, in, own_threads, bytes, bias_bytes; /* The bytes of blocks and of bias. */
+    int64_t format, out, in, own_threads, bytes, bias_bytes; /* The bytes of blocks and of bias. */
     const uint8_t *blocks;
     const float *bias; /* NULL for none. */
 } Weight;
-
-/* Bytes of the block of a tile and a group. */
-static int64_t block_bytes(int64_t bits) {
-    return bits == 4 ? 320 : 544;
-}
 
 typedef struct {
     const float *weight;
@@ -82,24 +77,25 @@ static void quantise(const float *x, const Norm *norm, Rows rows, int64_t row, i
         const float scale = peak_of(peaks) / 127.0f;
         const Floats inverse = all(scale >= FLT_MIN ? 1.0f / scale : 0.0f);
         const int64_t at = (first * in + i * count) / GROUP + row - first;
-        int32_t sum = 0;
+        int32_t sums[2] = {0, 0};
         int finite = 1;
 #pragma GCC unroll 4
         for (int p = 0; p < GROUP / LANES; p++) {
             const Floats levels = multiply(parts[p], inverse);
             const int numbers = are_numbers(levels); /* Infinite ones are none either: their inverse is 0. */
             finite &= numbers;
-            sum += store_levels(rows.levels + at * GROUP + p * LANES, numbers ? levels : zeros());
+            sums[p * LANES >= GROUP / 2] += store_levels(rows.levels + at * GROUP + p * LANES, numbers ? levels : zeros());
         }
         rows.scales[at] = finite ? scale : NAN;
-        rows.sums[at] = (float)sum;
-        rows.offsets[at] = INTEGER_BITS - 128 * sum;
+        rows.sums[2 * at] = (float)sums[0];
+        rows.sums[2 * at + 1] = (float)sums[1];
+        rows.offsets[at] = INTEGER_BITS - 128 * (sums[0] + sums[1]);
     }
 }
 
 /* The number of floats that n quantised rows take. */
 static int64_t floats_of(int64_t n, int64_t in) {
-    return n * (in / 4 + 3 * (in / GROUP));
+    return n * (in / 4 + 4 * (in / GROUP));
 }
 
 typedef struct {
@@ -118,7 +114,7 @@ static void quantise_item(const void *about, int64_t row, int worker) {
 /* The quantised rows of x, in `memory`. */
 static Rows quantised(Threads threads, const float *x, const Norm *norm, int64_t n, int64_t in, float *memory) {
     const int64_t groups = n * (in / GROUP);
-    int32_t *offsets = (int32_t *)(memory + 2 * groups);
+    int32_t *offsets = (int32_t *)(memory + 3 * groups);
     const Rows rows = {.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups,
                        .offsets = offsets, .in = in};
     const Quantising about = {x, norm, rows, n};
@@ -126,71 +122,141 @@ static Rows quantised(Threads threads, const float *x, const Norm *norm, int64_t
     return rows;
 }
 
-/* The products of the chunk of `count` rows from `first` with the 16 outputs of a tile, [count][PARTS]. `count` and `bits`
- * are constant where it is called, so that the loops over rows unroll. */
-INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t first, const int count, const int bits,
-                        Floats *sums)
+/* The factors of a block's scales and minima, in the header before eight blocks. */
+INLINE void factors_of(const uint8_t *header, int part, const Format format, Floats *factors) {
+    factors[0] = halves(header + 2 * LANES * part);
+    if (format.header > 2 * TILE)
+        factors[1] = halves(header + 2 * TILE + 2 * LANES * part);
+}
+
+/* Scales and leasts of the `part`-th LANES outputs of a block, for both halves of its columns where these have their own. */
+INLINE void scales_of(const uint8_t *at, int part, const Format format, const Floats *factors, Floats *scale, Floats *least)
 {
-    const int64_t groups = rows.in / GROUP;
-    const int64_t size = bits == 4 ? 320 : 544, scales = bits == 4 ? 256 : 512;
-    const uint8_t *block = weight->blocks + tile * groups * size;
-    const int8_t *columns = rows.levels + first * rows.in;
-    const float *row_scales = rows.scales + first * groups, *row_sums = rows.sums + first * groups;
-    const int32_t *offsets = rows.offsets + first * groups;
-    Floats total[CHUNK * PARTS];
+    const int begin = LANES * part;
+    if (format.scaling == SCALE || format.scaling == SCALE_LEAST)
+        scale[0] = halves(at + 2 * begin);
+    if (format.scaling == SCALE_LEAST)
+        least[0] = halves(at + 2 * TILE + 2 * begin);
+    if (format.scaling == EXPONENT)
+        scale[0] = as_floats(shifted_left(bytes(at + begin), 23));
+    if (format.scaling == SIXES) {
+        const Ints low = bytes(at + begin), high = fours(at + TILE, part);
+        scale[0] = multiply(factors[0], floats(either(low_bits(low, 4), shifted_left(low_bits(high, 2), 4))));
+        least[0] = multiply(factors[1],
+                            floats(either(shifted_right(low, 4), shifted_left(shifted_right(high, 2), 4))));
+    }
+    for (int half = 0; half < 2; half++) {
+        if (format.scaling == SIGNED)
+            scale[half] = multiply(factors[0], floats(signed_bytes(at + TILE * half + begin)));
+        if (format.scaling == FOURS) {
+            const Ints both = bytes(at + TILE * half + begin);
+            scale[half] = multiply(factors[0], floats(low_bits(both, 4)));
+            least[half] = multiply(factors[1], floats(shifted_right(both, 4)));
+        }
+        if (has_minima(format) && (half == 0 || has_halves(format)))
+            least[half] = subtract(zeros(), least[half]);
+        if (format.centre && format.centre != 128 && (half == 0 || has_halves(format)))
+            least[half] = multiply(scale[half], all((float)-format.centre));
+    }
+}
+
+/* The products of `count` rows with the 16 outputs of a tile, [count][PARTS]: rows from `begin` of the chunk of `chunked`
+ * rows from `first`. `count` and `format` are constant where it is called, so that the loops over rows unroll. */
+INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t first, int chunked, int begin,
+                        const int count, const Format format, Floats *sums)
+{
+    const int64_t groups = rows.in / GROUP, size = block_bytes(format);
+    const int halves_of = has_halves(format) ? 2 : 1, columns_of = GROUP / 4 / halves_of;
+    const uint8_t *block = weight->blocks + tile * tile_bytes(format, groups);
+    const int64_t at_first = first * groups + begin;
+    const int8_t *columns = rows.levels + at_first * GROUP;
+    const float *row_scales = rows.scales + at_first, *row_sums = rows.sums + 2 * at_first;
+    const int32_t *offsets = rows.offsets + at_first;
+    Floats total[CHUNK * PARTS], factors[PARTS][2] = {0};
 #pragma GCC unroll 32
     for (int r = 0; r < count * PARTS; r++)
         total[r] = weight->bias ? load(weight->bias + tile * TILE + r % PARTS * LANES) : zeros();
     for (int64_t group = 0; group < groups; group++) {
+        if (format.header && group % HEADED == 0) {
+#pragma GCC unroll 2
+            for (int part = 0; part < PARTS; part++)
+                factors_of(block, part, format, factors[part]);
+            block += format.header;
+        }
 #pragma GCC unroll 9
         for (int64_t at = 0; at < size; at += 64)
             _mm_prefetch((const char *)block + AHEAD * size + at, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
-            const Levels levels = levels_of(block, part, bits);
-            const Floats scale = halves(block + scales + 2 * LANES * part);
-            const Floats least = bits == 4 ? halves(block + scales + 2 * TILE + 2 * LANES * part) : zeros();
-            /* scale * (INTEGER + dot) - scale * INTEGER, rounded once, is scale * dot: a scale of 11 bits times INTEGER
+            const Levels levels = levels_of(block, part, format);
+            Floats scale[2], least[2], shift[2];
+            scales_of(block + size - format.scales, part, format, factors[part], scale, least);
+            /* scale * (INTEGER + dot) - scale * INTEGER, rounded once, is scale * dot: a scale of 18 bits times INTEGER
              * is exact. That saves a conversion per row. */
-            const Floats shift = multiply(scale, all(-INTEGER));
+            for (int half = 0; half < halves_of; half++)
+                shift[half] = multiply(scale[half], all(-INTEGER));
 #pragma GCC unroll 16
             for (int r = 0; r < count; r++) {
-                Floats product = multiply_add(scale, dots(&levels, columns + r * GROUP, offsets[r], bits), shift);
-                if (bits == 4)
-                    product = multiply_add(least, all(row_sums[r]), product);
+                Floats product = zeros();
+#pragma GCC unroll 2
+                for (int half = 0; half < halves_of; half++) {
+                    const Floats dot = dots(&levels, columns + r * GROUP, offsets[r], format, half * columns_of,
+                                            (half + 1) * columns_of);
+                    const Floats part_of = multiply_add(scale[half], dot, shift[half]);
+                    product = half ? add(product, part_of) : part_of;
+                }
+                if (halves_of == 2) {
+                    product = multiply_add(least[0], all(row_sums[2 * r]), product);
+                    product = multiply_add(least[1], all(row_sums[2 * r + 1]), product);
+                } else if (format.centre != 128) {
+                    product = multiply_add(least[0], all(row_sums[2 * r] + row_sums[2 * r + 1]), product);
+                }
                 total[r * PARTS + part] = multiply_add(product, all(row_scales[r]), total[r * PARTS + part]);
             }
         }
         block += size;
-        columns += count * GROUP;
-        row_scales += count;
-        row_sums += count;
-        offsets += count;
+        columns += chunked * GROUP;
+        row_scales += chunked;
+        row_sums += 2 * chunked;
+        offsets += chunked;
     }
 #pragma GCC unroll 32
     for (int r = 0; r < count * PARTS; r++)
         sums[r] = total[r];
 }
 
-static void products(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count, Floats *sums)
-{
-#define CASE(n)                                                                 \
-    case n:                                                                     \
-        if (weight->bits == 4)                                                  \
-            products_of(weight, tile, rows, first, n, 4, sums);                 \
-        else                                                                    \
-            products_of(weight, tile, rows, first, n, 8, sums);                 \
+/* The products of a chunk of `count` rows from `first` with a tile of a format, as `products_of`. Chunks of 9 to 15 rows
+ * take two passes, since a function for each number would take long to compile. */
+#define CASE(format, n)                                                                               \
+    case n:                                                                                           \
+        products_of(weight, tile, rows, first, count, begin, n, formats[format], sums + begin * PARTS); \
         break;
-    switch (count) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
-        CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16)
+#define PRODUCTS(format)                                                                                        \
+    static void products_##format(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count,      \
+                                  Floats *sums)                                                                 \
+    {                                                                                                           \
+        for (int begin = 0, left; (left = count - begin) > 0; begin += left == CHUNK ? CHUNK : HALF_CHUNK)      \
+            switch (left < CHUNK && left > HALF_CHUNK ? HALF_CHUNK : left) {                                    \
+                CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4) CASE(format, 5) CASE(format, 6) \
+                CASE(format, 7) CASE(format, 8) CASE(format, 16)                                                \
+            }                                                                                                   \
     }
+PRODUCTS(Q4_0) PRODUCTS(Q4_1) PRODUCTS(Q5_0) PRODUCTS(Q5_1) PRODUCTS(Q8_0) PRODUCTS(Q2_K) PRODUCTS(Q3_K) PRODUCTS(Q4_K)
+PRODUCTS(Q5_K) PRODUCTS(Q6_K) PRODUCTS(IQ4_NL) PRODUCTS(MXFP4)
 #undef CASE
+
+static void products(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count, Floats *sums) {
+    static void (*const of_format[FORMATS])(const Weight *, int64_t, Rows, int64_t, int, Floats *) = {
+        [Q4_0] = products_Q4_0, [Q4_1] = products_Q4_1, [Q5_0] = products_Q5_0, [Q5_1] = products_Q5_1,
+        [Q8_0] = products_Q8_0, [Q2_K] = products_Q2_K, [Q3_K] = products_Q3_K, [Q4_K] = products_Q4_K,
+        [Q5_K] = products_Q5_K, [Q6_K] = products_Q6_K, [IQ4_NL] = products_IQ4_NL, [MXFP4] = products_MXFP4,
+    };
+    of_format[weight->format](weight, tile, rows, first, count, sums);
 }
 
 /* A weight's tiles come to threads in items of so many: torch's threads have fixed shares anyway. */
 static int64_t tiles_together(const Weight *weight, int64_t tiles, Threads threads) {
-    const int64_t bytes = weight->in / GROUP * block_bytes(weight->bits), most = tiles / (8 * threads.count);
+    const int64_t bytes = tile_bytes(formats[weight->format], weight->in / GROUP), most = tiles / (8 * threads.count);
     const int64_t tiles_of_item = (ITEM + bytes - 1) / bytes, fewer = tiles_of_item < most ? tiles_of_item : most;
     return threads.own && fewer > 1 ? fewer : 1;
 }

@@ -1,0 +1,92 @@
+"""The formats of quantised weights that our own code multiplies by (`native/formats.h`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+"""Columns that share a scale, of weights and of rows."""
+TILE = 16
+"""Outputs whose blocks are stored together."""
+HEADED = 8
+"""Groups under a header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format: its number in C, the bits of a level's two planes, the bytes of a block's scales and of a header."""
+
+    name: str
+    number: int
+    first: int
+    second: int
+    scales: int
+    header: int = 0
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight, those of scales included."""
+        return self.first + self.second + (self.scales + self.header / HEADED) / (2 * GROUP)
+
+    @property
+    def short(self) -> str:
+        """The end of a kernel's name: its bits for the formats of light copies, whose tables of latency say so."""
+        return {"Q4_1": "4", "Q8_0": "8"}.get(self.name, self.name)
+
+    @property
+    def columns(self) -> int:
+        """The number that the columns of a weight must be a multiple of."""
+        return GROUP * HEADED if self.header else GROUP
+
+    def tiles(self, levels: Tensor, scales: Tensor, header: Tensor | None = None) -> Tensor:
+        """Pack a weight as [tiles, bytes].
+
+        `levels` uint8 [out, in] are below 2^(first + second), `scales` are bytes [tiles, groups, scales], and `header`
+        bytes [tiles, groups / 8, header].
+        """
+        out, columns = levels.shape
+        apart = levels.view(out // TILE, TILE, columns // GROUP, GROUP // 4, 4).permute(0, 2, 3, 1, 4).flatten(3)
+        parts = [_plane(apart & ((1 << self.first) - 1), self.first)]
+        if self.second:
+            parts.append(_plane(apart >> self.first, self.second))
+        blocks = torch.cat([*parts, scales], -1)
+        if header is not None:
+            blocks = torch.cat([header, blocks.unflatten(1, (-1, HEADED)).flatten(2)], -1)
+        return blocks.flatten(1)
+
+
+Q4_0 = Format("Q4_0", 0, 4, 0, 32)
+Q4_1 = Format("Q4_1", 1, 4, 0, 64)
+Q5_0 = Format("Q5_0", 2, 4, 1, 32)
+Q5_1 = Format("Q5_1", 3, 4, 1, 64)
+Q8_0 = Format("Q8_0", 4, 8, 0, 32)
+Q2_K = Format("Q2_K", 5, 2, 0, 32, 64)
+Q3_K = Format("Q3_K", 6, 2, 1, 32, 32)
+Q4_K = Format("Q4_K", 7, 4, 0, 24, 64)
+Q5_K = Format("Q5_K", 8, 4, 1, 24, 64)
+Q6_K = Format("Q6_K", 9, 4, 2, 32, 32)
+IQ4_NL = Format("IQ4_NL", 10, 4, 0, 32)
+MXFP4 = Format("MXFP4", 11, 4, 0, 16)
+FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4)
+
+
+def _plane(numbers: Tensor, bits: int) -> Tensor:
+    """Pack numbers of `bits` bits [tiles, groups, 8, 64] as bytes [tiles, groups, 64 × bits]; 8 / bits share a byte."""
+    shared = numbers.unflatten(2, (-1, 8 // bits))
+    packed = shared[:, :, :, 0].clone()
+    for place in range(1, 8 // bits):
+        packed |= shared[:, :, :, place] << (bits * place)
+    return packed.flatten(2)
+
+
+def by_tile(numbers: Tensor) -> Tensor:
+    """Numbers [out, n] as [tiles, n, 16 outputs]."""
+    return numbers.unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
+
+
+def halves(numbers: Tensor) -> Tensor:
+    """Numbers [out, n] as the bytes [tiles, n, 32] of their fp16 forms."""
+    return by_tile(numbers.to(torch.float16)).view(torch.uint8)

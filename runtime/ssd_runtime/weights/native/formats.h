@@ -1,0 +1,78 @@
+/* How weights are stored: the bytes of a file's formats, ordered for the products.
+ *
+ * A weight is scale * (level - centre), or scale * level + least. Its level has `first` bits in one plane of bytes and
+ * `second` more, above those, in another, so that a product may read the first plane alone. Columns come in groups of
+ * GROUP, outputs in tiles of TILE. A block holds a tile's group: the first plane, the second, then `scales` bytes. A plane
+ * has the levels of 8 times 4 columns, [TILE][4 columns] each; as many of these as fit into 8 bits share their bytes. Eight
+ * groups of some formats have a header before them, of a factor or two for all their scales.
+ */
+#pragma once
+#include <stdint.h>
+
+#define GROUP 32 /* Columns of a weight and of a row that share a scale. */
+#define TILE 16
+#define HEADED 8 /* Groups under a header. */
+
+/* Where a level's number comes from: itself, or a table of 16 bytes. */
+typedef enum { ITSELF, NL, FP4 } Table;
+/* What a block's scales are:
+ * SCALE: [TILE] scales in fp16. SCALE_LEAST: then [TILE] leasts. EXPONENT: [TILE] exponents of 2 in 8 bits.
+ * SIXES: scales and minima of 6 bits, the factors of both in the header: [TILE] bytes of the low four bits of scale and
+ * minimum, then [TILE / 2] bytes of the high two bits of scale and minimum, of outputs i and i + 8.
+ * SIGNED: scales of 8 bits for either half of the columns, [2][TILE]; the header has their factor.
+ * FOURS: scales and minima of 4 bits for either half, [2][TILE]; the header has the factors of both. */
+typedef enum { SCALE, SCALE_LEAST, EXPONENT, SIXES, SIGNED, FOURS } Scaling;
+
+typedef struct {
+    int first, second, scales, header, centre;
+    Scaling scaling;
+    Table table;
+} Format;
+
+/* The numbers of formats are those of `kernels/formats.py`. Centres of 128 are taken from the sums of integers, others from
+ * the rows' sums. */
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, FORMATS };
+static const Format formats[FORMATS] = {
+    [Q4_0] = {4, 0, 32, 0, 8, SCALE, ITSELF},
+    [Q4_1] = {4, 0, 64, 0, 0, SCALE_LEAST, ITSELF},
+    [Q5_0] = {4, 1, 32, 0, 16, SCALE, ITSELF},
+    [Q5_1] = {4, 1, 64, 0, 0, SCALE_LEAST, ITSELF},
+    [Q8_0] = {8, 0, 32, 0, 128, SCALE, ITSELF},
+    [Q2_K] = {2, 0, 32, 64, 0, FOURS, ITSELF},
+    [Q3_K] = {2, 1, 32, 32, 4, SIGNED, ITSELF},
+    [Q4_K] = {4, 0, 24, 64, 0, SIXES, ITSELF},
+    [Q5_K] = {4, 1, 24, 64, 0, SIXES, ITSELF},
+    [Q6_K] = {4, 2, 32, 32, 32, SIGNED, ITSELF},
+    [IQ4_NL] = {4, 0, 32, 0, 128, SCALE, NL},
+    [MXFP4] = {4, 0, 16, 0, 12, EXPONENT, FP4},
+};
+
+/* Bytes of a block. */
+static inline int64_t block_bytes(const Format format) {
+    return 2 * GROUP * (format.first + format.second) + format.scales;
+}
+
+/* Bytes of a tile of `groups` groups. */
+static inline int64_t tile_bytes(const Format format, int64_t groups) {
+    return groups * block_bytes(format) + groups / HEADED * format.header;
+}
+
+/* Whether either half of a group's columns has a scale of its own, and whether leasts are minima, to be subtracted. */
+static inline int has_halves(const Format format) {
+    return format.scaling == SIGNED || format.scaling == FOURS;
+}
+static inline int has_minima(const Format format) {
+    return format.scaling == SIXES || format.scaling == FOURS;
+}
+
+/* The largest level, for sums that must not overflow. */
+static inline int largest_level(const Format format) {
+    return format.table == FP4 ? 24 : (1 << (format.first + format.second)) - 1;
+}
+
+/* Levels of the tables, plus the centre. Those of NL are ggml's `kvalues_iq4nl`, those of FP4 twice the numbers of E2M1. */
+static const uint8_t tables[3][16] = {
+    {0},
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
+};

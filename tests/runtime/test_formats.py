@@ -1,0 +1,72 @@
+"""A file's types of weights are multiplied as they are: the same numbers, in as many bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+
+from ssd_runtime.weights.gguf.tiles import format_of, tiles_of
+from ssd_runtime.weights.kernels.formats import FORMATS, GROUP, Q3_K
+from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.native.library import library
+from tests.gguf_files import random_blocks
+
+KINDS = [kind for kind in Type if format_of(kind) is not None]
+OUT, COLUMNS = 48, 768
+ROUNDING = 3e-7
+"""Relative to the sum of magnitudes: products and sums are in fp32."""
+pytestmark = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
+
+
+def kernel_and_weight(kind: Type) -> tuple[Native, torch.Tensor]:
+    data = random_blocks(kind, OUT, COLUMNS)
+    kept = format_of(kind)
+    assert kept is not None
+    return Native(kept, tiles_of(data, kind), COLUMNS), torch.from_numpy(np.array(dequantize(data, kind))).double()
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Rows as the code rounds them: 8 bits, and a scale per group."""
+    groups = x.unflatten(1, (-1, GROUP))
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups * (1 / scale)).round() * scale).flatten(1).double()
+
+
+def test_every_format_serves_a_type_of_files() -> None:
+    assert {kind.name for kind in KINDS} == {kept.name for kept in FORMATS}
+    assert [kept.number for kept in FORMATS] == list(range(len(FORMATS)))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_product_is_that_of_the_dequantised_weight_with_rounded_rows(kind: Type) -> None:
+    torch.manual_seed(0)
+    kernel, weight = kernel_and_weight(kind)
+    for rows in (1, 2, 7, 8, 9, 15, 16, 17, 40):
+        x = torch.randn(rows, COLUMNS)
+        got = kernel(x)
+        exact, magnitude = rounded(x) @ weight.T, rounded(x).abs() @ weight.abs().T
+        assert ((got - exact).abs() <= ROUNDING * magnitude).all()
+        for row in (0, rows - 1):
+            assert torch.equal(kernel(x[row : row + 1])[0], got[row]), "a row has the same bits beside others"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_weight_takes_the_bytes_that_it_has_in_the_file(kind: Type) -> None:
+    columns, size = GGML_QUANT_SIZES[kind]
+    kept = format_of(kind)
+    assert kept is not None
+    of_file = 8 * size / columns
+    assert of_file <= kept.bits <= of_file * (1.04 if kept is Q3_K else 1.0)
+    assert kernel_and_weight(kind)[0].nbytes == OUT * COLUMNS * kept.bits / 8
+
+
+def test_exponents_that_no_model_has_do_not_overflow() -> None:
+    data = random_blocks(Type.MXFP4, OUT, COLUMNS).reshape(OUT, -1, 17)
+    data[..., 0] = 255
+    kept = format_of(Type.MXFP4)
+    assert kept is not None
+    assert Native(kept, tiles_of(data.reshape(OUT, -1), Type.MXFP4), COLUMNS)(torch.ones(1, COLUMNS)).isfinite().all()
