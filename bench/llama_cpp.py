@@ -1,0 +1,193 @@
+"""Tokens/s of one request at a time on a `.gguf` file: ours, plain and `auto`, against llama.cpp's own server.
+
+`python -m bench.llama_cpp MODEL.gguf --server build/llama.cpp/bin/llama-server` decodes the same prompts with the same
+threads, greedily and in turn, prefills left out. The server decodes plainly, and with each type of speculation that
+needs no draft model. Every setting has a server of its own, so the weights are in memory once more for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from time import sleep
+from typing import Any
+from urllib.request import Request, urlopen
+
+import torch
+from rich.console import Console
+
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
+from bench.harness.contenders import PLAIN, Decode, Timed, about, difference, ours
+from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
+from bench.harness.provenance import Watch, disturbance
+from bench.harness.standings import standings
+from bench.harness.tables import show
+from ssd_profiles.errors import UserError, first_line
+from ssd_profiles.prompts import Prompt
+from ssd_runtime import Engine
+from ssd_runtime.commands.command import run_guarded
+from ssd_runtime.loading.models import conversation
+from ssd_runtime.loading.sources import find_packed
+
+LLAMA = "llama.cpp"
+STRATEGIES = (PLAIN, "auto")
+SPECULATIONS = (
+    "ngram-simple",
+    "ngram-simple+size-n=4+size-m=7",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-mod+n-match=4+n-min=1+n-max=7",
+    "ngram-cache",
+)
+"""The server's types of speculation without a draft model, by its own settings: drafts of up to 48 or 64 tokens after
+12 or 24 equal ones. So two are tried with short drafts, too, since rows are dear on a CPU."""
+SETTLE = 0.5
+"""Seconds between two contenders: the server's threads spin for a while after their work."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", help="a .gguf file, or demo@wheel")
+    parser.add_argument("--server", type=Path, required=True, help="llama-server, built for this processor")
+    parser.add_argument("--speculations", default=",".join(SPECULATIONS), help="such as ngram-simple+size-m=8; or none")
+    parser.add_argument("--prompts", type=Path, default=SPEC_BENCH)
+    parser.add_argument("--count", type=int, default=13, help="prompts, spread over the categories")
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/llama-cpp"), help="folder of rows; a killed run resumes"
+    )
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    engine = Engine.open(model=arguments.model, weights="packed")
+    prompts = stratified(arguments.prompts, arguments.count)
+    settings = [each for each in arguments.speculations.split(",") if each != "none"]
+    peers = {LLAMA: "none"} | {f"{LLAMA} {setting}": setting for setting in settings}
+    ledger = Ledger(
+        arguments.out / NAME,
+        {
+            **about(engine),
+            "prompts": [arguments.prompts.name, len(prompts)],
+            "max_new_tokens": arguments.max_new_tokens,
+            "contenders": [*peers, *STRATEGIES],
+            "name": f"{Path(arguments.model).name}, packed",
+        },
+    )
+    if todo := [prompt for prompt in prompts if not ledger.has(prompt.id, 0)]:
+        index = find_packed(arguments.model).gguf
+        assert index is not None
+        command = [str(arguments.server), "-m", str(index.path), "-t", str(arguments.threads)]
+        with ExitStack() as stack:
+            contenders: dict[str, Decode] = {}
+            for name, setting in peers.items():
+                log = arguments.out / f"{setting}.log"
+                contenders[name] = stack.enter_context(serving([*command, *options(setting)], log))
+            contenders |= {name: ours(engine, name, "beside llama.cpp") for name in STRATEGIES}
+            measure(ledger, engine, contenders, todo, arguments.max_new_tokens)
+    tell(ledger, list(peers), Console(highlight=False, width=160))
+
+
+def tell(ledger: Ledger, peers: Sequence[str], console: Console) -> None:
+    """Print the standings against plain decoding and llama.cpp, without and with its fastest speculation."""
+    rates = {name: each["overall"]["tokens_per_second"] for name, each in standings(ledger.rows, []).items()}
+    fastest = max(peers, key=lambda name: rates[name])
+    bases = list(dict.fromkeys((PLAIN, LLAMA, fastest)))
+    show(standings(ledger.rows, bases), PLAIN, bases, console)
+    console.print(f"llama.cpp's fastest setting on these prompts: {fastest}. {disturbance(ledger.stolen)}")
+
+
+def measure(
+    ledger: Ledger, engine: Engine, contenders: Mapping[str, Decode], prompts: Sequence[Prompt], new: int
+) -> None:
+    """Decode each prompt by all contenders in turn, in an order that rotates, after a prompt that warms up."""
+    names = list(contenders)
+    for number, prompt in enumerate([None, *prompts]):
+        ids = engine.loaded.encode([("user", "Hi there")] if prompt is None else conversation(prompt))
+        watch = Watch()
+        shift = number % len(names)
+        answers = dict[str, Timed]()
+        for name in names[shift:] + names[:shift]:
+            sleep(SETTLE)
+            answers[name] = contenders[name](ids, 8 if prompt is None else new)
+        stolen = watch.stolen()
+        if prompt is None:
+            continue
+        row = partial(Row.of, prompt=prompt.id, category=prompt.category or "all", repeat=0)
+        kinds = {
+            name: difference(engine, ids, answers[PLAIN].token_ids, answers[name].token_ids).value
+            for name in STRATEGIES
+        }
+        ledger.add(
+            [row(contender=name, divergence=kinds.get(name, NOT_COMPARED), timed=answers[name]) for name in contenders],
+            stolen,
+        )
+
+
+def options(setting: str) -> list[str]:
+    """The server's options for a type of speculation and settings of it, such as `ngram-simple+size-n=4`."""
+    kind, *assignments = setting.split("+")
+    pairs = [assignment.partition("=") for assignment in assignments]
+    return ["--spec-type", kind, *(word for name, _, value in pairs for word in (f"--spec-{kind}-{name}", value))]
+
+
+@contextmanager
+def serving(command: Sequence[str], log: Path) -> Iterator[Decode]:
+    """A server in a process of its own, as a contender; its messages go into `log`.
+
+    Raises UserError if it cannot be started.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = ["--host", "127.0.0.1", "--port", str(port), "--parallel", "1", "--ctx-size", "4096"]
+    try:
+        with log.open("wb") as out:
+            process = subprocess.Popen([*command, *where], stdout=out, stderr=out)
+    except OSError as error:
+        raise UserError(f"--server {command[0]}: cannot be run ({first_line(error)}); build it") from None
+    try:
+        while not _is_ready(url := f"http://127.0.0.1:{port}"):
+            if process.poll() is not None:
+                raise UserError(f"--server {command[0]}: ended before it could answer; {log} says why")
+            sleep(0.1)
+        yield partial(_complete, url)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/health"):
+            return True
+    except OSError:
+        return False
+
+
+def _complete(url: str, ids: list[int], new: int) -> Timed:
+    asked = {"prompt": ids, "n_predict": new, "temperature": 0, "cache_prompt": False, "return_tokens": True}
+    request = Request(f"{url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
+    with urlopen(request) as answer:
+        return timed(json.load(answer))
+
+
+def timed(answer: Mapping[str, Any]) -> Timed:
+    """The times of an answer by the server's own clock. It counts from the first token, which the prefill yields."""
+    timings = answer["timings"]
+    return Timed(
+        token_ids=answer["tokens"],
+        first_seconds=timings["prompt_ms"] / 1e3,
+        seconds=timings["predicted_ms"] / 1e3,
+        counted=timings["predicted_n"] - 1,
+    )
+
+
+if __name__ == "__main__":
+    run_guarded(main)

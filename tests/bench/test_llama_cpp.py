@@ -1,0 +1,106 @@
+"""The comparison with llama.cpp's server: its own times, its options, contenders in turn."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.benchmarks.parts import PARTS
+from bench.harness.contenders import PLAIN, Decode, Timed, ours
+from bench.harness.ledger import NAME, Ledger, read_rows
+from bench.llama_cpp import LLAMA, SPECULATIONS, measure, options, serving, tell, timed
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import Prompt
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import tiny_engine
+
+SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        new = asked["n_predict"]
+        # Fields of an answer of llama-server, build 11434.
+        timings = {"cache_n": 0, "prompt_n": len(asked["prompt"]), "prompt_ms": 250.0, "predicted_n": new,
+                   "predicted_ms": 1500.0, "predicted_per_second": (new - 1) / 1.5}
+        answer = json.dumps({"tokens": asked["prompt"][-1:] * new, "timings": timings}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+"""A stand-in for llama-server."""
+
+
+def test_a_server_is_asked_for_as_many_tokens_as_ours_and_ends_with_the_comparison(tmp_path: Path) -> None:
+    with serving([sys.executable, "-c", SERVER], tmp_path / "log") as decode:
+        answer = decode([3, 5], 4)
+    assert answer == Timed(token_ids=[5] * 4, first_seconds=0.25, seconds=1.5, counted=3)
+    with pytest.raises(OSError, match="refused"):
+        decode([3, 5], 4)
+
+
+def test_a_server_that_cannot_start_is_told_in_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for command, why in ((["false"], f"ended before it could answer; {log} says why"), (["./none"], "cannot be run")):
+        with pytest.raises(UserError, match=why), serving(command, log):
+            pass
+
+
+def test_speed_is_that_of_the_servers_own_timings() -> None:
+    timings = {"prompt_ms": 612.5, "predicted_n": 48, "predicted_ms": 1410.0, "predicted_per_second": 33.33}
+    found = timed({"tokens": list(range(48)), "timings": timings})
+    assert found.counted / found.seconds == pytest.approx(timings["predicted_per_second"], abs=0.01)
+
+
+def test_settings_are_the_servers_own_options() -> None:
+    assert options("none") == ["--spec-type", "none"]
+    assert options("ngram-mod+n-match=4+n-max=7") == [
+        *("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "4", "--spec-ngram-mod-n-max", "7")
+    ]
+    known = "--spec-type --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match"
+    known += " --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits"
+    assert {word for each in SPECULATIONS for word in options(each) if word.startswith("--")} <= set(known.split())
+
+
+def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.llama_cpp.SETTLE", 0.0)
+    asked = list[tuple[str, tuple[int, ...]]]()
+    engine = tiny_engine(save_tiny_model(tmp_path / "model"))
+    slow, fast = f"{LLAMA} {SPECULATIONS[0]}", f"{LLAMA} {SPECULATIONS[1]}"
+    seconds = {LLAMA: 0.5, slow: 1.0, fast: 0.25}
+
+    def peer(name: str, ids: list[int], new: int) -> Timed:
+        asked.append((name, tuple(ids)))
+        return Timed(token_ids=[0] * new, first_seconds=0.1, seconds=seconds[name], counted=new - 1)
+
+    contenders: dict[str, Decode] = {name: partial(peer, name) for name in seconds}
+    contenders |= {name: ours(engine, name, "s") for name in (PLAIN, "auto")}
+    ledger = Ledger(tmp_path / NAME, {"contenders": list(contenders)})
+    prompts = [Prompt(str(number), turns=(text[:40],)) for number, text in enumerate(TEXTS[:2])]
+    measure(ledger, engine, contenders, prompts, 6)
+    rows = read_rows(tmp_path / NAME)
+    assert [row.contender for row in rows] == list(contenders) * 2
+    assert {row.divergence for row in rows if row.contender in (PLAIN, "auto")} == {"none"}
+    assert len({ids for _, ids in asked}) == 3
+    assert len({name for name, _ in asked[::3]}) > 1, "the order rotates"
+    console = Console(record=True, width=160)
+    tell(ledger, list(seconds), console)
+    assert f"fastest setting on these prompts: {fast}" in console.export_text()
+
+
+def test_the_page_lists_every_setting_that_is_measured() -> None:
+    part = next(part for part in PARTS if part.tool == "bench.llama_cpp")
+    keys = {figure.key for figure in part.figures}
+    assert {f"{LLAMA} {each} tokens/s" for each in SPECULATIONS} <= keys
