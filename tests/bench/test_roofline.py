@@ -27,7 +27,7 @@ TIMES = Times(
 def test_bytes_by_kind_are_those_of_the_matrices_that_a_step_reads(tied: bool, tmp_path: Path) -> None:
     hidden, inner, layers, vocabulary, heads, kv_heads, width = 64, 96, 3, 160, 4, 2, 32
     truth = tiny_model(
-        "llama",
+        "qwen3",
         tie_word_embeddings=tied,
         hidden_size=hidden,
         intermediate_size=inner,
