@@ -1,14 +1,12 @@
-"""Compiles and loads the C code of this folder, once per processor and user."""
+"""Loads the C code of this folder: as it comes with a wheel, else compiled once per processor and user."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,26 +16,21 @@ from torch import Tensor
 
 from ssd_artifacts.files import cache_folder
 from ssd_runtime.devices.device import processor_flags
+from ssd_runtime.weights.native.forms import (
+    COMPILERS,
+    FLAGS,
+    FOLDER,
+    FORMS,
+    NEEDED,
+    compile_library,
+    form_name,
+    library_name,
+)
 from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder, temporary_folder
 
-FOLDER = Path(__file__).parent
-SOURCES = (
-    "sublayers.c",
-    *("attention.h", "avx2.h", "avx512.h", "checks.h", "exponential.h", "formats.h", "lanes.h", "pool.h", "products.h"),
-)
-"""The file that is compiled, and those that it includes."""
-COMPILERS = ("gcc", "cc")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-D_GNU_SOURCE", "-fopenmp", "-pthread", "-fPIC", "-c")
-"""-ffp-contract=off: sums must not depend on where a compiler finds it convenient to fuse two operations."""
 WITHOUT_AVX512 = ("-mno-avx512f",)
-LINK_FLAGS = ("-shared", "-pthread")
-"""No -fopenmp: its threads are those of torch's own OpenMP library, which it makes visible to all. A second library
-would have threads of its own, which wait on the same processors."""
-NEEDED = frozenset({"avx2", "fma", "f16c"})
-"""Instruction sets without which the code does not run, as Linux names them. It uses AVX-512 VNNI where that is."""
 INSTRUCTIONS = {8: "avx2-", 16: "vnni"}
 """Beginnings of kernels' names, by the floats in a vector that the code was compiled for."""
-SECONDS = 120.0
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -105,13 +98,24 @@ def missing_note() -> str | None:
 
 @cache
 def library() -> Library | None:
-    """The compiled code, without AVX-512 if `SSD_NATIVE` is avx2; None where it is not `wanted` or does not compile."""
-    if not wanted():
+    """The C code, without AVX-512 if `SSD_NATIVE` is avx2; None where it is not `wanted`, or cannot be compiled."""
+    return (_shipped() or _compiled_here()) if wanted() else None
+
+
+def _shipped() -> Library | None:
+    """The library that the package has for this processor; None if it has none, or none of these sources."""
+    forms = ("avx2",) if os.environ.get("SSD_NATIVE") == "avx2" else FORMS
+    best = next(form for form in forms if processor_flags() >= FORMS[form])
+    try:
+        return Library(os.open(FOLDER / form_name(best), os.O_RDONLY), None)
+    except OSError:
         return None
-    flags = (*FLAGS, *(WITHOUT_AVX512 if os.environ.get("SSD_NATIVE") == "avx2" else ()))
-    texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SOURCES]
-    about = hashlib.sha256("\n".join([*texts, *flags, *LINK_FLAGS, *sorted(processor_flags())]).encode())
-    name = f"sublayers-{about.hexdigest()[:16]}.so"
+
+
+def _compiled_here() -> Library | None:
+    """The library from the user's cache, compiled unless it is there; None if that fails."""
+    flags = (*FLAGS, "-march=native", *(WITHOUT_AVX512 if os.environ.get("SSD_NATIVE") == "avx2" else ()))
+    name = library_name("sublayers", flags, sorted(processor_flags()))
     kept = cache_folder() / "native"
     try:
         try:
@@ -125,25 +129,17 @@ def library() -> Library | None:
         return None
 
 
-def _compiled(folder: Path, name: str, flags: Sequence[str]) -> int:
+def _compiled(folder: Path, name: str, flags: tuple[str, ...]) -> int:
     """Open the library `name` in a private folder; compile it first unless there is one of this user.
 
     Raises OSError or SubprocessError if that fails.
     """
     if (file := open_own(folder / name)) is not None:
         return file
-    compiler = os.environ.get("CC") or next((each for each in COMPILERS if shutil.which(each)), None)
-    if compiler is None:
-        raise FileNotFoundError("no C compiler")
     with temporary_folder(folder) as work:
-        compiled, linked = work / "compiled.o", work / name
-        for command in (
-            [compiler, *flags, "-o", str(compiled), str(FOLDER / SOURCES[0])],
-            [compiler, *LINK_FLAGS, "-o", str(linked), str(compiled)],
-        ):
-            subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
-        linked.chmod(0o700)
-        os.replace(linked, folder / name)
+        compile_library(flags, work / name)
+        (work / name).chmod(0o700)
+        os.replace(work / name, folder / name)
     if (file := open_own(folder / name)) is None:
         raise FileNotFoundError(name)
     return file

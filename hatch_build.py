@@ -1,0 +1,45 @@
+"""Compiles the C code into the wheel, so that its users need no compiler."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import runpy
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FOLDER = "ssd_runtime/weights/native"
+
+
+class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds a library per set of instructions to the wheel of Linux on x86-64, if there is a compiler.
+
+    Editable installs get none: they compile the sources at first use, which change.
+    """
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile the libraries, and say what they run on in the wheel's tag."""
+        here = (platform.machine(), platform.libc_ver()[0]) == ("x86_64", "glibc")
+        if not here or version == "editable" or os.environ.get("SSD_BUILD_NATIVE") == "0":
+            return
+        native = runpy.run_path(str(Path(self.root, "runtime", FOLDER, "forms.py")))
+        self.work = TemporaryDirectory()
+        libraries = {form: Path(self.work.name, native["form_name"](form)) for form in native["FORMS"]}
+        try:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(native["compile_library"], map(native["form_flags"], libraries), libraries.values()))
+        except (OSError, subprocess.SubprocessError) as error:
+            self.app.display_warning(f"The wheel has no compiled code, and needs a C compiler where it runs: {error}")
+            return
+        # They need nothing but the C library, and of that the newest of the versions that their symbols name.
+        needed = b"".join(each.read_bytes() for each in libraries.values())
+        newest = max(int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", needed))
+        build_data["force_include"] |= {str(each): f"{FOLDER}/{each.name}" for each in libraries.values()}
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-manylinux_2_{newest}_x86_64"
