@@ -27,13 +27,18 @@ def build(folder: Path) -> tuple[Path, Path]:
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     [source] = (folder / "unpacked").iterdir()
+    return sdist, build_wheel(source, folder)
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    """Build the wheel of a source tree into an empty folder."""
     _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), at=source)
     [wheel] = folder.glob("*.whl")
-    return sdist, wheel
+    return wheel
 
 
 class CleanEnvironment:
-    """A virtual environment that has what a wheel asks for and nothing else.
+    """A virtual environment that has what a wheel asks for and nothing else. Commands find no other program: no compiler.
 
     The requirements are linked from the environment of the tests, so that torch is not installed a second time.
     """
@@ -52,9 +57,10 @@ class CleanEnvironment:
 
     def run(self, *command: str, cache: Path) -> subprocess.CompletedProcess[str]:
         """Run a command of the environment, outside the working tree and without its paths."""
-        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        environment = kept | {"SSD_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-        program = [str(self.folder / "bin" / command[0]), *command[1:]]
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "CC")}
+        programs = self.folder / "bin"
+        environment = kept | {"SSD_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "PATH": str(programs)}
+        program = [str(programs / command[0]), *command[1:]]
         return subprocess.run(
             program,
             cwd=self.folder,

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Type
 
+from ssd_runtime import Engine, RunSettings
+from ssd_runtime.weights.native.forms import COMPILERS, FORMS, form_name
+from ssd_runtime.weights.native.library import library
 from tests.folders import save_tiny_model
-from tests.packages import ROOT, CleanEnvironment, build, required
+from tests.gguf_files import SIZES, save_gguf
+from tests.models import tiny_model
+from tests.packages import ROOT, CleanEnvironment, build, build_wheel, required
 
 PACKAGES = ("profiles/ssd_profiles", "artifacts/ssd_artifacts", "runtime/ssd_runtime", "compiler/ssd_compiler")
+LIBRARIES = {f"ssd_runtime/weights/native/{form_name(form)}" for form in FORMS}
+LETTERS = [chr(ord("!") + number) for number in range(SIZES["vocab_size"])]
+DECODE = """
+import json, sys
+from ssd_runtime import Engine, RunSettings
+engine = Engine.open(model=sys.argv[1], weights="packed", draft_bits="none")
+[answer] = engine.generate(["abc"], RunSettings(max_new_tokens=8, strategy="plain"))
+with open("/proc/self/maps") as mapped:
+    loaded = {line.split()[-1] for line in mapped if "sublayers" in line}
+print(json.dumps([answer.generation.token_ids, list(loaded)]))
+"""
+"""Prints token ids, and the files of our own C code that the process has in its memory."""
 WHERE = "import json, {modules}; print(json.dumps([each.__file__ for each in ({modules},)]))"
 
 
@@ -35,7 +54,8 @@ def test_the_wheel_holds_every_file_of_the_packages(built: tuple[Path, Path]) ->
         for file in (ROOT / package).rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }
-    assert inside == there
+    assert inside == there | LIBRARIES
+    assert "-py3-none-manylinux_2_" in built[1].name
     for needed in (
         "ssd_runtime/weights/native/sublayers.c",
         "ssd_runtime/weights/native/products.h",
@@ -46,6 +66,16 @@ def test_the_wheel_holds_every_file_of_the_packages(built: tuple[Path, Path]) ->
         *(f"{Path(package).name}/py.typed" for package in PACKAGES),
     ):
         assert needed in inside
+
+
+@pytest.mark.parametrize(("name", "value"), [("SSD_BUILD_NATIVE", "0"), ("CC", "false")])
+def test_a_wheel_can_be_built_without_a_compiler(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    wheel = build_wheel(ROOT, tmp_path)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
 
 
 def test_the_sdist_can_be_tested(built: tuple[Path, Path]) -> None:
@@ -65,6 +95,26 @@ def test_the_installed_wheel_decodes(clean: CleanEnvironment, tmp_path: Path) ->
     done = clean.run("ssd-run", "-m", str(model), "-n", "8", "--json", "The river", cache=tmp_path / "cache")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0])["new_tokens"] == 8
+
+
+@pytest.mark.parametrize("setting", ["1", "avx2"])
+def test_the_installed_wheel_decodes_packed_weights_without_a_compiler(
+    setting: str, clean: CleanEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a library of the wheel, with the token ids of the library that the sources are compiled to here."""
+    if (ours := library()) is None:
+        pytest.skip("needs AVX2")
+    monkeypatch.setenv("SSD_NATIVE", setting)
+    save_gguf(tmp_path / "model.gguf", tiny_model("llama", **SIZES), Type.Q4_1, {"tokenizer.ggml.tokens": LETTERS})
+    assert not any(shutil.which(name, path=str(clean.folder / "bin")) for name in COMPILERS)
+    done = clean.run("python", "-c", DECODE, str(tmp_path / "model.gguf"), cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    token_ids, loaded = json.loads(done.stdout)
+    form = "avx2" if setting == "avx2" or ours.instructions == "avx2-" else "vnni"
+    assert loaded == [str(clean.packages / "ssd_runtime" / "weights" / "native" / form_name(form))]
+    engine = Engine.open(model=str(tmp_path / "model.gguf"), weights="packed", draft_bits="none")
+    [answer] = engine.generate(["abc"], RunSettings(max_new_tokens=8, strategy="plain"))
+    assert token_ids == answer.generation.token_ids
 
 
 def test_the_installed_bundle_and_domains_can_be_read(clean: CleanEnvironment, tmp_path: Path) -> None:

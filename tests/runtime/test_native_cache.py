@@ -1,4 +1,4 @@
-"""The folder of compiled libraries: what another user may have put there is not loaded."""
+"""Which library is loaded: the wheel's for this processor, else a compiled one that no other user put there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ssd_runtime.weights.native import forms
 from ssd_runtime.weights.native import library as native
+from ssd_runtime.weights.native.forms import FORMS, NEEDED, SOURCES, form_name
 from ssd_runtime.weights.native.library import library, missing_note
 
 OTHER = 12345
@@ -128,3 +130,42 @@ def test_a_compile_removes_what_killed_ones_left(folder: Path) -> None:
     assert library.__wrapped__() is not None
     assert not left.exists()
     assert running.exists()
+
+
+ALL = FORMS["vnni"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting", "form"),
+    [(ALL, "1", "vnni"), (ALL, "avx2", "avx2"), *((ALL - {each}, "1", "avx2") for each in sorted(ALL - NEEDED))],
+)
+def test_the_wheels_library_for_the_processor_is_loaded_and_none_is_compiled(
+    flags: frozenset[str], setting: str, form: str, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setenv("SSD_NATIVE", setting)
+    monkeypatch.setattr(native, "processor_flags", lambda: flags)
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    shutil.copy(compiled, tmp_path / form_name(form))
+    assert library.__wrapped__() is not None
+    assert not (tmp_path / "cache").exists()
+    (tmp_path / form_name(form)).rename(tmp_path / "sublayers-of-other-sources.so")
+    assert library.__wrapped__() is None
+
+
+def test_every_source_and_flag_is_in_the_name_of_the_wheels_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {form_name(form) for form in FORMS}
+    for name in SOURCES:
+        shutil.copy(forms.FOLDER / name, tmp_path)
+    monkeypatch.setattr(forms, "FOLDER", tmp_path)
+    assert {form_name(form) for form in FORMS} == names
+    for name in SOURCES:
+        with (tmp_path / name).open("a") as source:
+            source.write("\n")
+        names.add(form_name("vnni"))
+    monkeypatch.setattr(forms, "FLAGS", ("-O1",))
+    names.add(form_name("vnni"))
+    assert len(names) == len(FORMS) + len(SOURCES) + 1
