@@ -38,7 +38,7 @@ def build_wheel(source: Path, folder: Path) -> Path:
 
 
 class CleanEnvironment:
-    """A virtual environment that has what a wheel asks for and nothing else. Commands find no other program: no compiler.
+    """A virtual environment that has what a wheel asks for and nothing else. Commands find no compiler.
 
     The requirements are linked from the environment of the tests, so that torch is not installed a second time.
     """
