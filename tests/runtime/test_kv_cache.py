@@ -262,8 +262,7 @@ def test_a_prompt_that_begins_like_an_earlier_sequence_is_not_run_again(variant:
     with small_memory():
         prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
         session = Session(decoder, prefixes=prefixes)
-        answer = generate(session, first, PlainPlanner(), limits).token_ids
-        session.close()
+        answer = generate(session, first, PlainPlanner(), limits).token_ids  # which closes the session
         turns = {
             "next turn": [*first, *answer, 5, 6, 7, 8, 9],
             "system prompt": [*first[:18], 3, 3, 3, 3],
@@ -281,7 +280,6 @@ def test_a_prompt_that_begins_like_an_earlier_sequence_is_not_run_again(variant:
             got = decode(session, again, PlainPlanner(), limits).token_ids
             expected = generate(plain, ids, PlainPlanner(), limits).token_ids
             assert compare(Session(decoder), ids, expected, got).kind is not Kind.ERROR
-            session.close()
 
 
 def test_prefixes_of_other_weights_are_not_used() -> None:

@@ -262,7 +262,10 @@ def _standing_still() -> float:
 
 
 def run_alone(session: Session, work: Work[T], prompt: Sequence[int]) -> T:
-    """Run the work of a lone sequence with memory of its own, in the steps that sequences share elsewhere."""
+    """Run the work of a lone sequence with memory of its own, in the steps that sequences share elsewhere.
+
+    At its end a session of a pool is closed, as the session of every job is.
+    """
     scheduler = Scheduler(session.decoder, 1, cache_bytes=0)
     return scheduler.finish(scheduler.add(session, work, prompt))
 
