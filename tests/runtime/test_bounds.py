@@ -49,7 +49,7 @@ def test_a_value_out_of_bounds_is_refused_in_one_line_wherever_it_comes_from(
     for value in outside(parameter):
         with pytest.raises(UserError, match=rf"^{told}"):
             SETTINGS[strategy](**{parameter.name: value})
-        text = "1" * 5000 if value == -(10**4000) else str(value)
+        text = "1" * 1000 if value == -(10**4000) else str(value)
         with pytest.raises(UserError, match=rf"^--set {told}"):
             read_settings(strategy, [f"{parameter.name}={text}"])
         with pytest.raises(ApiError, match=rf"^ssd.parameters: {told}"):
