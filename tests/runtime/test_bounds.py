@@ -28,7 +28,7 @@ SERVER = ServerSettings(model_name="tiny", max_context=100, vocabulary=97, has_b
 def outside(parameter: Field[Any]) -> list[Any]:
     """Values just beyond the bounds, far beyond them, and of other types."""
     if "bounds" not in parameter.metadata:
-        return ["", "Nearest", "x" * 10_000]
+        return ["", "Nearest", "x" * 1_000]
     least, most = parameter.metadata["bounds"]
     if isinstance(most, int):
         return [least - 2, most + 1, 10**30, -(10**4000), "x", f"{most}.0", ""]
