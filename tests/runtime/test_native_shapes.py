@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from ssd_runtime.weights.native.library import Library
 from tests.native_blocks import EPSILON, Block, any_weight
 
 pytestmark = pytest.mark.usefixtures("threads")
-DRAWS = 8
+DRAWS = int(os.environ.get("SSD_SHAPES", "8"))
 SPOILT = 2
 WRONG = (0, -1, 1, 2**28, 2**31 + 1, 2**62, 2**63 - 1, -(2**63))
 """Numbers that stand in for each number of a call, beside its neighbours."""
