@@ -86,12 +86,17 @@ def open_requests(address: str) -> float:
     return sum(metric(address, f"vllm:num_requests_{state}") for state in ("running", "waiting"))
 
 
-def metric(address: str, name: str) -> float:
-    """The sum of a metric of a server, over all labels."""
+def defects(address: str) -> float:
+    """Requests that a server failed by itself."""
+    return metric(address, "ssd:requests_without_answer_total", 'why="(?:failed|http 5..)"')
+
+
+def metric(address: str, name: str, labels: str = "") -> float:
+    """The sum of a metric of a server, over all labels or those that match."""
     connection = http.client.HTTPConnection(address, timeout=60)
     connection.request("GET", "/metrics")
     told = connection.getresponse().read().decode()
-    return sum(float(found) for found in re.findall(rf"(?m)^{name}(?:\{{.*\}})? (\S+)$", told))
+    return sum(float(found) for found in re.findall(rf"(?m)^{name}(?:\{{.*{labels}.*\}})? (\S+)$", told))
 
 
 def post(address: str, **fields: Any) -> http.client.HTTPResponse:

@@ -21,7 +21,7 @@ import pytest
 from tests.clients import connected, leave_at_random, request
 from tests.folders import TEXTS, save_tiny_model
 from tests.ports import unused_port
-from tests.served import log_of, memory, metric, open_requests, send, server
+from tests.served import defects, log_of, memory, metric, open_requests, send, server
 
 ROUNDS = 3
 ROUND = {"whole": 60, "wrong": 10, "leaving": 30}
@@ -141,6 +141,7 @@ def test_a_crowd_leaks_nothing_and_gets_what_lone_requests_get(room: Path) -> No
         assert taken[-1] < taken[-2] + MOST_GROWTH
         assert eventually(lambda: files(process) == usual), (files(process), usual)
         assert metric(address, "ssd:kv_pool_used_bytes") == metric(address, "ssd:prefix_bytes")
+        assert defects(address) == 0
         assert "Traceback" not in log_of(room)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import re
 import socket
 import threading
 import time
@@ -15,7 +13,7 @@ import pytest
 
 from tests.clients import connected, leave_at_random, request
 from tests.folders import save_tiny_model
-from tests.served import log_of, post, served
+from tests.served import defects, log_of, post, served
 
 GRACE = 1.0
 
@@ -40,10 +38,7 @@ def test_clients_that_leave_are_no_defect(folder: Path) -> None:
         for thread in leaving:
             thread.join()
         assert post(address, max_tokens=2).status == 200
-        connection = http.client.HTTPConnection(address, timeout=60)
-        connection.request("GET", "/metrics")
-        told = connection.getresponse().read().decode()
-        assert not re.findall('why="(failed|http 5..)"', told)
+        assert defects(address) == 0
         process.terminate()
         assert process.wait(60) == 0
     told = log_of(folder).partition(":serving ")[2].splitlines()
