@@ -100,7 +100,7 @@ def test_every_order_ends_once_whenever_it_is_cancelled(
 def test_a_defect_in_one_order_leaves_the_others_alone(
     engine: Engine, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: ClaspPlanner, context: int, pending: int) -> Any:
+    def fail(self: ClaspPlanner, context: int) -> Any:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(ClaspPlanner, "plan", fail)
