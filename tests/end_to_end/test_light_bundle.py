@@ -82,7 +82,7 @@ def compiled(room: Path, bits: DraftBits, memory: int | None = None) -> tuple[Pa
         max_new_tokens=24,
     )
     out = room / f"bundle-{bits}-{memory}"
-    compile_bundle(settings, out, False, Reporter(Console(file=said, bits=200)))
+    compile_bundle(settings, out, False, Reporter(Console(file=said, width=200)))
     return out, said.getvalue()
 
 
