@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssd_runtime.weights.gguf.blocks import levels4, levels8, requantised
 from ssd_runtime.weights.gguf.tiles import format_of, tiles_of
-from ssd_runtime.weights.kernels.formats import Q8_0, Format, halves
+from ssd_runtime.weights.kernels.formats import Q8_0, Format, tiles8
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.kernels.kernel import Kernel
@@ -56,7 +56,7 @@ def kernel_of(stored: Sequence[Stored], form: str, bias: Tensor | None) -> Kerne
         return Int8(torch.cat([levels for levels, _ in whole]), torch.cat([scale for _, scale in whole]), bias)
     kept = _own_format(*stored[0])
     assert kept is not None, "the form is one of our own"
-    tiles = [tiles_of(*each) if is_kept(each[1], form) else _tiles8(*each) for each in stored]
+    tiles = [tiles_of(*each) if is_kept(each[1], form) else tiles8(*requantised(*each)) for each in stored]
     return Native(kept, torch.cat(tiles), _columns(*stored[0]), bias)
 
 
@@ -64,12 +64,6 @@ def _own_format(data: NDArray[np.uint8], kind: Type) -> Format | None:
     """Our own format for a tensor: the file's, or Q8_0 for types without one; None if our code cannot serve it."""
     kept = format_of(kind) or Q8_0
     return kept if Native.can_serve(len(data), _columns(data, kind)) else None
-
-
-def _tiles8(data: NDArray[np.uint8], kind: Type) -> Tensor:
-    """The tiles of a tensor that is requantised to Q8_0."""
-    levels, scale = requantised(data, kind)
-    return Q8_0.tiles(levels.view(torch.uint8) ^ 128, halves(scale))
 
 
 def _columns(data: NDArray[np.uint8], kind: Type) -> int:

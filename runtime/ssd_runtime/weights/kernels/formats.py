@@ -36,11 +36,6 @@ class Format:
         """The end of a kernel's name: its bits for the formats of light copies, whose tables of latency say so."""
         return {"Q4_1": "4", "Q8_0": "8"}.get(self.name, self.name)
 
-    @property
-    def columns(self) -> int:
-        """The number that the columns of a weight must be a multiple of."""
-        return GROUP * HEADED if self.header else GROUP
-
     def tiles(self, levels: Tensor, scales: Tensor, header: Tensor | None = None) -> Tensor:
         """Pack a weight as [tiles, bytes].
 
@@ -71,6 +66,11 @@ Q6_K = Format("Q6_K", 9, 4, 2, 32, 32)
 IQ4_NL = Format("IQ4_NL", 10, 4, 0, 32)
 MXFP4 = Format("MXFP4", 11, 4, 0, 16)
 FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4)
+
+
+def tiles8(levels: Tensor, scale: Tensor) -> Tensor:
+    """Pack a weight levels × scale as tiles of `Q8_0`: levels int8 [out, in], scale [out, in / 32] rounded to fp16."""
+    return Q8_0.tiles(levels.view(torch.uint8) ^ 128, halves(scale))
 
 
 def _plane(numbers: Tensor, bits: int) -> Tensor:

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ssd_runtime.weights.kernels.formats import GROUP, Q4_1, Q8_0, TILE, Format, halves
+from ssd_runtime.weights.kernels.formats import GROUP, Q4_1, Q8_0, TILE, Format, halves, tiles8
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.native.library import floats, library
 
@@ -73,7 +73,7 @@ class Native:
     @classmethod
     def of8(cls, levels: Tensor, scale: Tensor, bias: Tensor | None = None) -> Native:
         """A weight levels × scale: levels int8 [out, in], scale [out, in / 32], rounded to fp16."""
-        return cls(Q8_0, Q8_0.tiles(levels.view(torch.uint8) ^ 128, halves(scale)), levels.shape[1], bias)
+        return cls(Q8_0, tiles8(levels, scale), levels.shape[1], bias)
 
     @staticmethod
     def can_serve(out_features: int, in_features: int) -> bool:

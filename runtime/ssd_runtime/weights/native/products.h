@@ -1,13 +1,8 @@
-/* Products of fp32 rows with weights of 4 and 8 bits.
+/* Products of fp32 rows with quantised weights, which are stored as `formats.h` says.
  *
- * Columns come in groups of 32. A weight is scale * level + least, where level is unsigned and scale and least belong to
- * one output and one group; 8-bit weights are scale * (level - 128). A row is quantised to 8 bits with a scale of its own
- * per group, so a group's product is an exact integer, and sums over groups run in one order: a row's result is the same
- * to the bit whatever rows stand beside it and however many threads there are.
- *
- * Blocks are ordered by 16 outputs (a tile), then by group: the levels of 8 times 4 columns, each [16 outputs][4 columns],
- * two of them in the low and the high halves of the same bytes at 4 bits; 16 scales; at 4 bits, 16 leasts. Scales and
- * leasts are fp16.
+ * A row is quantised to 8 bits with a scale of its own per group of columns, so the product of whatever shares the scales
+ * of weight and row is an exact integer, and sums over groups run in one order: a row's result is the same to the bit
+ * whatever rows stand beside it and however many threads there are.
  */
 #pragma once
 #include "lanes.h"
@@ -16,7 +11,7 @@
 #include <math.h>
 
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
-#define HALF_CHUNK 8
+#define HALF_CHUNK 8 /* Most rows of a pass where a chunk is not full. */
 #define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
 #define ITEM 65536 /* Bytes of a large weight that a thread takes at a time: some microseconds. */
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
@@ -36,7 +31,7 @@ typedef struct {
 } Norm;
 
 /* Quantised rows, in chunks of CHUNK rows and the rest: per chunk of `count` rows, levels [in / GROUP][count][GROUP], and
- * [in / GROUP][count] scales, sums of levels, and -128 * sum as INTEGER_BITS + that. So the rows of a chunk lie at
+ * [in / GROUP][count] scales, sums of the levels of either half, and -128 times both as INTEGER_BITS + that. So the rows of a chunk lie at
  * distances that are constant where `count` is. */
 typedef struct {
     int8_t *levels;

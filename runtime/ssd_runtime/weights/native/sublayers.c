@@ -1,4 +1,4 @@
-/* Sub-layers of a decoder on fp32 rows and weights of 4 and 8 bits, for processors with AVX-512 VNNI or AVX2. */
+/* Sub-layers of a decoder on fp32 rows and quantised weights, for processors with AVX-512 VNNI or AVX2. */
 #include "checks.h"
 
 /* Floats in a vector, which tell the instructions that this code was compiled for. */
