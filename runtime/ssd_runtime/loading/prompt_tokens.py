@@ -82,15 +82,12 @@ class PromptTokens:
         template: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
-        most: int | None = None,
     ) -> list[int]:
         """Encode a conversation through the chat template, or another one, up to the beginning of the answer.
 
-        Raises UserError for spelled control tokens that cannot be encoded as text, TooLongError where a part or the
-        whole has far more than `most` tokens, and errors as `render` does.
+        Raises UserError for spelled control tokens that cannot be encoded as text, and errors as `render` does.
         """
-        self.require_short([list(turns), list(tools), dict(variables or {})], most)
-        return self.encode(self.render(turns, template, tools, variables), most)
+        return self.encode(self.render(turns, template, tools, variables))
 
     def render(
         self,
@@ -124,7 +121,7 @@ class PromptTokens:
             raise TemplateRefused(str(error).replace(self._mark, "")) from None
 
     def encode(self, rendered: Rendered, most: int | None = None) -> list[int]:
-        """Encode what `render` has written. Raises UserError and TooLongError as `chat` does."""
+        """Encode what `render` has written. Raises UserError as `chat` does, and TooLongError as `raw` does."""
         self.require_short(rendered.text.replace(self._mark, ""), most)
         if rendered.is_marked:
             return self._encoded(rendered.text, add_special_tokens=False)
@@ -135,7 +132,7 @@ class PromptTokens:
         self._renderer.close()
 
     def text(self, text: str, most: int | None = None) -> list[int]:
-        """Encode a user's text without a template. Raises UserError as `chat` does."""
+        """Encode a user's text without a template. Raises UserError as `chat` does, and TooLongError as `raw` does."""
         self.require_short(text, most)
         marked = text if self._allow_special else self._marked(text)
         return self.raw(text) if marked == text else self._encoded(marked, add_special_tokens=True)
