@@ -157,7 +157,7 @@ def _contenders(names: list[str], engine: Engine, sampling: SamplingParams, is_p
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a comparison decodes."""
+    """Prompts and settings that a comparison decodes."""
 
     prompts: Sequence[Prompt]
     contenders: Mapping[str, Make]

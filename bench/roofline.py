@@ -1,4 +1,4 @@
-"""How near this engine and llama.cpp come to the memory's speed, and what further rows of a step cost each.
+"""Measures how near this engine and llama.cpp come to the memory's speed, and what further rows of a step cost.
 
 `python -m bench.roofline MODEL.gguf --llama-bench build/llama.cpp/bin/llama-bench` measures in turn, in every round:
 how fast a loop reads memory, and for both engines plain steps, prefills, and steps of 2 to 32 rows. All have the same
@@ -61,7 +61,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is known of one engine: bytes of weights that a step reads, by kind, and its times in every round."""
+    """One engine's figures: bytes of weights that a step reads, by kind, and its times in every round."""
 
     weights: Mapping[str, int]
     rounds: Sequence[Times]

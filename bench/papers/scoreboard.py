@@ -1,4 +1,4 @@
-"""What the papers claim, what is measured here, and a verdict that follows from it."""
+"""Claims of the papers, measurements of them here, and the verdicts that follow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NotMeasuredError(Exception):
 
 @cache
 def measured_once() -> Mapping[str, Any]:
-    """What was measured once, by name: a title, the tool, the processor, the commit, the date and the numbers."""
+    """Measurements that were made once, by name: title, tool, processor, commit, date and numbers."""
     found: dict[str, Any] = json.loads(ONCE.read_text(encoding="utf-8"))
     return found
 
@@ -37,7 +37,7 @@ class Look:
         return self._figure(self._outcome(part), contender, figure)
 
     def among(self, part: str, first: int, last: int, contender: str, figure: str = "speedup") -> float:
-        """The same over the prompts `first` to `last` of the stream, counted from 1. Raises NotMeasuredError."""
+        """A figure over the prompts `first` to `last` of the stream, counted from 1. Raises NotMeasuredError."""
         outcome = self._outcome(part)
         prompts = list(dict.fromkeys(row.prompt for row in outcome.rows))[first - 1 : last]
         rows = tuple(row for row in outcome.rows if row.prompt in prompts)

@@ -65,7 +65,7 @@ class DomainOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """How masks are searched and timed, and how long."""
+    """Options of the search for masks, and of their timing."""
 
     search: Annotated[
         str,

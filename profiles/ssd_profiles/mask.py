@@ -1,4 +1,4 @@
-"""What a draft runs of the model: the sub-layers that it skips, and the precision of those that it runs."""
+"""Plans of a draft: the sub-layers that it skips, and the precision of those that it runs."""
 
 from __future__ import annotations
 

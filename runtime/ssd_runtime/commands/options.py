@@ -182,7 +182,7 @@ class StrategyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:
-    """What is recorded of the prompts."""
+    """The record of the prompts."""
 
     record: Annotated[
         Path | None,

@@ -80,7 +80,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """How an answer's tokens are chosen, and where it ends."""
+    """Options of sampling, and of the end of an answer."""
 
     max_new_tokens: Annotated[
         int | None,
@@ -165,7 +165,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """What is printed, and how."""
+    """Options of the output."""
 
     compare: Annotated[
         bool,

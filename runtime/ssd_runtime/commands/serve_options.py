@@ -24,7 +24,7 @@ GRACE = 25.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Where a server listens, who may use it, and what it tells clients."""
+    """The server's address, its clients' rights, and what it tells them."""
 
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.", rich_help_panel=SERVER_PANEL)] = (
         "127.0.0.1"
@@ -125,7 +125,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitOptions:
-    """What requests may take."""
+    """Limits of requests."""
 
     allow_strategies: Annotated[
         list[str] | None,
@@ -174,7 +174,7 @@ class LimitOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
-    """Where replicas of the server run."""
+    """The cluster that replicas of the server run on."""
 
     replicas: Annotated[
         str | None,

@@ -1,1 +1,1 @@
-"""What a machine has: clocks, memory, placement of tensors and their transfer."""
+"""The machine: clocks, memory, placement of tensors and their transfer."""

@@ -25,7 +25,7 @@ CONTEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a chat template has written."""
+    """A conversation as a chat template has written it."""
 
     text: str
     is_marked: bool

@@ -30,7 +30,7 @@ class Plan:
     mask: SubLayerPlan | None = None
     """Sub-layers that drafting skips; None if the drafter uses no mask."""
     detail: str = ""
-    """Figures of this step, for `--explain-steps`."""
+    """Figures that the plan was chosen by."""
 
     @classmethod
     def masked(

@@ -1,1 +1,1 @@
-"""What a generation gives: tokens, their texts and its result."""
+"""Results of a generation: tokens, their texts and figures."""

@@ -1,4 +1,4 @@
-"""How the C code of this folder is compiled: into a wheel for many processors, or at first use for this one.
+"""Compiles the C code of this folder: into a wheel for many processors, or at first use for this one.
 
 `hatch_build.py` runs this file by itself, so it imports the standard library alone.
 """
