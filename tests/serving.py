@@ -19,7 +19,6 @@ from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.serving.http.app import Service, make_app
-from ssd_runtime.serving.http.connections import BoundedProtocol
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
@@ -27,6 +26,7 @@ from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.opening import watch_gauges
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.http.transport.connections import BoundedProtocol
 from tests.tables import latency_table
 
 LAYERS = 8

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ssd_runtime.serving.http.app import Service
-from ssd_runtime.serving.http.connections import BoundedProtocol
+from ssd_runtime.serving.http.transport.connections import BoundedProtocol
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
 
@@ -63,7 +63,7 @@ def ended(client: socket.socket) -> bool:
 
 @pytest.mark.parametrize("begun", [b"", b"POST", request()[:60], request() + b"GET /health"])
 def test_a_head_has_to_come_in_time(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    monkeypatch.setattr("ssd_runtime.serving.http.connections.HEAD_SECONDS", 1.0)
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.HEAD_SECONDS", 1.0)
     with socket.create_connection(address, timeout=60) as client:
         client.sendall(begun)
         time.sleep(0.3)
@@ -75,7 +75,7 @@ def test_a_head_has_to_come_in_time(address: tuple[str, int], monkeypatch: pytes
 
 def test_a_head_that_dawdles_has_no_more_time(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of it begins no new time."""
-    monkeypatch.setattr("ssd_runtime.serving.http.connections.HEAD_SECONDS", 1.0)
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.HEAD_SECONDS", 1.0)
     with socket.create_connection(address, timeout=60) as client, pytest.raises(ConnectionError):
         for _ in range(100):
             client.sendall(b"G")
@@ -114,7 +114,7 @@ def test_clients_that_never_read_lose_their_connections(
     address: tuple[str, int], service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others are answered meanwhile."""
-    monkeypatch.setattr("ssd_runtime.serving.http.connections.SEND_SECONDS", 1.0)
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.SEND_SECONDS", 1.0)
     connect = BoundedProtocol.connection_made
 
     def connect_with_small_buffer(protocol: BoundedProtocol, transport: asyncio.Transport) -> None:

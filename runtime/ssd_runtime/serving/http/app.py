@@ -20,10 +20,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ssd_runtime.serving.http.bodies import read_body
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
-from ssd_runtime.serving.http.leaving import GONE, in_a_thread, until_gone
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers import Answer, Subscription
 from ssd_runtime.serving.http.openai.errors import ApiError
@@ -35,7 +33,9 @@ from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest,
 from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
-from ssd_runtime.serving.http.web_pages import web_page_guard
+from ssd_runtime.serving.http.transport.bodies import read_body
+from ssd_runtime.serving.http.transport.leaving import GONE, in_a_thread, until_gone
+from ssd_runtime.serving.http.transport.web_pages import web_page_guard
 from ssd_runtime.serving.record import Recorder
 
 T = TypeVar("T")

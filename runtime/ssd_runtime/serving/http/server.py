@@ -19,8 +19,8 @@ from starlette.applications import Starlette
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.serving.http.app import Service, make_app
-from ssd_runtime.serving.http.connections import BoundedProtocol, without_broken_sends
 from ssd_runtime.serving.http.reload import BundleWatch
+from ssd_runtime.serving.http.transport.connections import BoundedProtocol, without_broken_sends
 
 log = logging.getLogger("ssd_serve")
 KEEP_ALIVE = 75

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from ssd_runtime.engine.opening import LoadSettings
 from ssd_runtime.serving.http.keys import read_keys
 from ssd_runtime.serving.http.opening import ServiceOptions
-from ssd_runtime.serving.http.web_pages import web_page_guard
+from ssd_runtime.serving.http.transport.web_pages import web_page_guard
 from ssd_runtime.serving.ray_app.handle import ServedReplicas
 from ssd_runtime.serving.ray_app.replica import Replica
 from ssd_runtime.serving.ray_app.router import Router

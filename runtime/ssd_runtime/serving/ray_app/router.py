@@ -16,11 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ssd_runtime.serving.http.bodies import read_body
-from ssd_runtime.serving.http.leaving import GONE, until_gone
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.http.settings import BODY_SECONDS
+from ssd_runtime.serving.http.transport.bodies import read_body
+from ssd_runtime.serving.http.transport.leaving import GONE, until_gone
 from ssd_runtime.serving.ray_app.call import Call, Message
 from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
 from ssd_runtime.serving.ray_app.merged_metrics import merged

@@ -1,0 +1,1 @@
+"""Connections of clients: their bodies, limits and origins, and clients that leave."""
