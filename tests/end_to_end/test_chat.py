@@ -19,10 +19,9 @@ import pytest
 
 from ssd_profiles.prompts import read_prompts
 from tests.clocks import ANY_MACHINE
+from tests.commands import COMPILE, RUN, Done, command
 from tests.folders import TEXTS, save_tiny_model
 
-RUN = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_runtime.commands.run import main; main()"]
-COMPILE = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_compiler.cli import main; main()"]
 LONG = 400
 CLOSING = re.compile(
     r"^(\d+) tokens?, [\d.]+ tokens/s, mean acceptance length ([\d.]+), first token after ([\d.]+) s$", re.M
@@ -36,13 +35,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def environment(room: Path) -> dict[str, str]:
-    return {**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1", "TERM": "dumb"}
-
-
-def run(room: Path, *options: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    program = [*RUN, "--model", "model", "--strategy", "plain", *options]
-    return subprocess.run(program, cwd=room, env=environment(room), input=text, capture_output=True, check=False)
+def run(room: Path, *options: str, text: bytes = b"") -> Done:
+    return command(room, RUN, "--model", "model", "--strategy", "plain", *options, given=text, TERM="dumb")
 
 
 class Terminal:
@@ -51,11 +45,12 @@ class Terminal:
     def __init__(self, room: Path, *options: str) -> None:
         self._errors = open(room / "errors.txt", "w+")  # noqa: SIM115 - closed by close()
         self._end, inner = pty.openpty()
-        program = [*RUN, "--model", "model", "--strategy", "lookup", *options]
+        code = f"{ANY_MACHINE}from {RUN} import main; main()"
+        program = [sys.executable, "-c", code, "--model", "model", "--strategy", "lookup", *options]
         self.process = subprocess.Popen(
             program,
             cwd=room,
-            env=environment(room),
+            env={**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1", "TERM": "dumb"},
             stdin=inner,
             stdout=inner,
             stderr=self._errors,
@@ -201,10 +196,10 @@ def test_standard_input_is_a_prompt(room: Path) -> None:
     options = ["--max-new-tokens", "12"]
     given = run(room, *options, "The river\nrose")
     piped = run(room, *options, text=b"The river\nrose\n")
-    assert piped.stdout == given.stdout != b""
-    assert CLOSING.search(piped.stderr.decode())
-    assert run(room, *options, "--quiet", text=b"The river").stderr == b""
-    assert run(room, *options, "--json", text=b"The river").stdout.count(b"\n") == 2
+    assert piped.stdout == given.stdout != ""
+    assert CLOSING.search(piped.stderr)
+    assert run(room, *options, "--quiet", text=b"The river").stderr == ""
+    assert run(room, *options, "--json", text=b"The river").stdout.count("\n") == 2
     ignored = run(room, *options, "The river\nrose", text=b"something else")
     assert ignored.stdout == given.stdout
 
@@ -213,15 +208,15 @@ def test_standard_input_is_a_prompt(room: Path) -> None:
 def test_bad_standard_input_is_refused(room: Path, text: bytes, says: str) -> None:
     done = run(room, text=text)
     assert done.returncode == 2
-    assert done.stderr.decode().startswith("error: prompt: ")
-    assert says in done.stderr.decode()
+    assert done.stderr.startswith("error: prompt: ")
+    assert says in done.stderr
 
 
 def test_the_closing_line_sums_a_file(room: Path) -> None:
     (room / "three.jsonl").write_text('{"prompt": "The river"}\n{"prompt": "The baker"}\n{"prompt": "Ada"}\n')
     for more, says in (((), ""), (("--concurrency", "3"), " tokens/s together")):
         done = run(room, "--prompts", "three.jsonl", "--max-new-tokens", "10", "--json", *more)
-        [line] = done.stderr.decode().splitlines()
+        [line] = done.stderr.splitlines()
         assert line.startswith("3 prompts, 30 tokens, ")
         assert line.endswith(says or " s")
         total = json.loads(done.stdout.splitlines()[-1])["summary"]
@@ -259,18 +254,11 @@ def test_recorded_prompts_make_a_domain(room: Path) -> None:
     records = [json.loads(line) for line in (room / "mine.jsonl").read_text().splitlines()]
     assert "123" not in json.dumps([record["messages"] for record in records])
     options = ["--model", "model", "--domain-file", "mine=mine.jsonl", "--evaluations", "8", "--device", "cpu"]
-    compiled = subprocess.run(
-        [*COMPILE, *options, "--out", "bundle"], cwd=room, env=environment(room), capture_output=True, check=False
-    )
-    assert compiled.returncode == 0, compiled.stderr.decode()
-    answered = subprocess.run(
-        [*RUN, "--artifact", "bundle", "--strategy", "fixed:mine", "The river", "--max-new-tokens", "8"],
-        cwd=room,
-        env=environment(room),
-        capture_output=True,
-        check=False,
-    )
-    assert answered.returncode == 0, answered.stderr.decode()
+    compiled = command(room, COMPILE, *options, "--out", "bundle")
+    assert compiled.returncode == 0, compiled.stderr
+    mine = ["--artifact", "bundle", "--strategy", "fixed:mine", "The river", "--max-new-tokens", "8"]
+    answered = command(room, RUN, *mine)
+    assert answered.returncode == 0, answered.stderr
     assert answered.stdout
 
 

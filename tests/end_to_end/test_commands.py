@@ -34,10 +34,8 @@ from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.sequence.session import Session
 from tests.clocks import ANY_MACHINE
+from tests.commands import COMPILE, RUN, command
 from tests.folders import TEXTS, save_tiny_model
-
-COMPILE = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_compiler.cli import main; main()"]
-RUN = [sys.executable, "-c", f"{ANY_MACHINE}from ssd_runtime.commands.run import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +57,6 @@ def compile_options(out: str) -> list[str]:
     files = [f"--domain-file={name}={name}.jsonl" for name in ("rivers", "apples")]
     searched = ["--evaluations", "24", "--device", "cpu", "--exits", "3", "--concurrency", "3,1"]
     return ["--model", "model", *files, "--out", out, *searched]
-
-
-def command(folder: Path, program: list[str], *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **environment}
-    done = subprocess.run(
-        [*program, *options], cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
-    # Not `text=True`, which would turn a carriage return of the model's into a line feed.
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def within(
@@ -670,12 +659,15 @@ def test_a_compile_that_runs_out_of_memory_is_one_line(
     assert not (room / "scarce").exists()
 
 
-@pytest.mark.parametrize("python_warnings", ["", "error"])
-def test_ignored_generation_settings_are_noted_once(room: Path, tmp_path: Path, python_warnings: str) -> None:
+@pytest.mark.parametrize("warnings", ["default", "error"])
+def test_ignored_generation_settings_are_noted_once(room: Path, tmp_path: Path, warnings: str) -> None:
     shutil.copytree(room / "model", tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
     options = ["--model", "model", "--strategy", "plain", "--max-new-tokens", "2", "--json", "The river"]
-    done = command(tmp_path, RUN, *options, PYTHONWARNINGS=python_warnings)
+    code = f"{ANY_MACHINE}from {RUN} import main; main()"
+    program = [sys.executable, "-W", warnings, "-c", code, *options]
+    env = {**os.environ, "SSD_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert len(records(done)) == 2
     assert re.match(r"note: .*sets no_repeat_ngram_size, .*\n", done.stderr)
 
@@ -701,7 +693,7 @@ def test_interrupted_and_resumed(room: Path) -> None:
     env = {**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1"}
     options = compile_options("resumed")
     process = subprocess.Popen(
-        [*COMPILE, *options],
+        [sys.executable, "-c", f"{ANY_MACHINE}from {COMPILE} import main; main()", *options],
         cwd=room,
         env=env,
         stderr=subprocess.PIPE,

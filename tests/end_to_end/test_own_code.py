@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands import COMPILE, RUN, command
 from tests.folders import save_tiny_model
 from tests.own_code import WAYS, with_own_code
 
 COMMANDS = {
-    "ssd-run": ("ssd_runtime.commands.run", ["hi", "--strategy", "plain"]),
+    "ssd-run": (RUN, ["hi", "--strategy", "plain"]),
     "ssd-serve": ("ssd_runtime.commands.serve", ["--strategy", "plain", "--port", "0"]),
-    "ssd-compile": ("ssd_compiler.cli", ["--domains", "gsm8k", "--out", "bundle"]),
+    "ssd-compile": (COMPILE, ["--domains", "gsm8k", "--out", "bundle"]),
 }
 INPUTS = ("a yes", "a terminal", "nothing")
 
@@ -38,24 +37,14 @@ def test_no_answer_makes_code_run(model: Path, tmp_path: Path, name: str, given:
     assert "needs code of its own" in line
 
 
-def asked(folder: Path, name: str, given: str) -> tuple[int, str]:
+def asked(folder: Path, name: str, way: str) -> tuple[int, str]:
     """Exit code and standard error of a command, with a yes waiting on its standard input or terminal."""
     module, options = COMMANDS[name]
-    command = [sys.executable, "-c", f"from {module} import main; main()", "--model", "own", *options]
-    environment = {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     terminal, its_end = os.openpty()
     try:
         os.write(terminal, b"y\n" * 9)
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            check=False,
-            **({"stdin": its_end} if given == "a terminal" else {"input": "y\n" * 9 if given == "a yes" else ""}),
-        )
+        given = {"a yes": b"y\n" * 9, "a terminal": Path(os.ttyname(its_end)), "nothing": b""}
+        done = command(folder, module, "--model", "own", *options, given=given[way])
     finally:
         os.close(terminal)
         os.close(its_end)

@@ -364,7 +364,7 @@ TINY_PLANS |= {
         "test", Extended(Masked(TINY_MASK, 0.0, ((1.0, 2),)), 2, known_words(), 0.8, 1.0, (1.0,) * 32, 9.0), 2
     ),
 }
-RUNS = int(os.environ.get("SSD_SAMPLES", "2000"))
+RUNS = int(os.environ.get("SSD_SAMPLES", "1000"))
 """Samples per plan. Raise it by the environment after a change of how tokens are chosen."""
 SHARP = SamplingParams(1.4, top_k=3, repetition_penalty=0.6, rejection=True)
 

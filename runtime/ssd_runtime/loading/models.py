@@ -34,7 +34,7 @@ from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.loading.pretrained import read_generation_config, read_tokenizer
 from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.loading.sources import (
-    DEMOS,
+    NAMED,
     Source,
     can_be_packed,
     find_model,
@@ -42,6 +42,7 @@ from ssd_runtime.loading.sources import (
     source_of,
     weight_files,
 )
+from ssd_runtime.loading.wheels import DEMO
 from ssd_runtime.model.families import family_of
 from ssd_runtime.templates.renderer import TemplateRefused
 from ssd_runtime.weights.dtype_names import AUTO, read_dtype
@@ -286,14 +287,15 @@ def _requantised(tensors: Mapping[str, str]) -> tuple[str, ...]:
 def weights_of(bundle: Bundle | None, spec: str, device: str | None = None, dtype: str | None = None) -> str:
     """The `weights` for a model given as `spec`, on a device and in a dtype, which are as for `load_model`.
 
-    A bundle decides it for files. Without one, a `.gguf` file stays packed wherever packed weights can run.
+    A bundle decides it for files. Without one, a `.gguf` file stays packed wherever packed weights can run, but for the
+    demo model's, which stands for checkpoints.
     """
     if not can_be_packed(spec):
         return "dense"
     if bundle is not None:
         packed = (bundle.model.quantization or "").split(" ")[0] == PACKED
     else:
-        packed = spec not in DEMOS and read_dtype(dtype) in (None, "fp32") and _device(device).type == "cpu"
+        packed = NAMED.get(spec) is not DEMO and read_dtype(dtype) in (None, "fp32") and _device(device).type == "cpu"
     return "packed" if packed else "dense"
 
 

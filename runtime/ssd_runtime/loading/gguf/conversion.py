@@ -26,7 +26,7 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 VERSION = 2
 """Counts the changes of what a conversion writes; folders of other versions are not used."""
 KEPT = "model.gguf"
-"""Name of a copy of the file beside its settings."""
+"""Name of the file beside its settings, where it is kept there."""
 
 
 def gguf_digest(index: GgufIndex) -> str:
@@ -36,9 +36,10 @@ def gguf_digest(index: GgufIndex) -> str:
 
 
 def converted(name: str, digest: str, packed: bool, read: Callable[[], GgufIndex], keep: bool = False) -> Path:
-    """The folder of a file's model in fp32, or with `packed` of its settings alone, and the file itself if `keep`.
+    """The folder of a file's model in fp32, or with `packed` of its settings alone.
 
-    The file has this digest; it is read, and converted, if the folder is not there. Raises UserError if it cannot be.
+    With `keep` the file is moved there. It has this digest. It is read and converted if the folder is not there; raises
+    UserError if it cannot be.
     """
     kind = "-packed" if packed else ""
     folder = cache_folder() / "models" / f"{name}-{digest[:12]}-v{VERSION}{kind}"
@@ -48,7 +49,7 @@ def converted(name: str, digest: str, packed: bool, read: Callable[[], GgufIndex
             with new_folder(folder) as temporary:
                 _convert(index, temporary, packed)
                 if keep:
-                    shutil.copy(index.path, temporary / KEPT)
+                    shutil.move(index.path, temporary / KEPT)
     return folder
 
 
