@@ -92,6 +92,7 @@ class Decoder:
             self._norm = Norm(base, "norm", self.family.norm_offset)
             self._head = Linear(model, ("lm_head",), self.packed)
             self.projections = Projections(self.layers, self._head)
+            self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
@@ -204,6 +205,7 @@ class Decoder:
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
         if any(changed):
+            self.projections.use_huge_pages()
             self.sublayers.follow(self.light.bits)
             self._choose_threads()
             self._changed = True

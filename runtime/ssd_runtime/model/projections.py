@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from torch import nn
 from ssd_profiles.mask import BITS, SubLayerPlan
 from ssd_runtime.model.layer import Layer
 from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.kernels.huge_pages import use_huge_pages
+from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.linear import ALWAYS, Linear, named
 
 
@@ -72,6 +74,12 @@ class Projections:
             for native in linear.natives:
                 native.own_threads = own
 
+    def use_huge_pages(self) -> None:
+        """Move our own kernels' weights, and those of light copies, into huge pages."""
+        copies = (copy.kernel for linear in self for copy in linear.copies.values())
+        kernels = chain((native for linear in self for native in linear.natives), copies)
+        use_huge_pages(kernel for kernel in kernels if isinstance(kernel, Native))
+
     def serve(self, rows: Sequence[bool]) -> None:
         """Let packed copies serve forwards of n rows if `rows[n - 1]` is true; the last entry holds beyond its end."""
         self._serves = tuple(rows)
@@ -95,6 +103,7 @@ class LightCopies:
         for index, linears in self._projections.by_sublayer():
             for linear in linears:
                 linear.lighten(bits, index in both)
+        self._projections.use_huge_pages()
 
     def most_bytes(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> int:
         """Bytes that all copies for drafts with `masks` would take at most; 0 if there can be none."""

@@ -35,7 +35,7 @@ class Native:
     beside it.
     """
 
-    __slots__ = ("_about", "_bias", "_blocks", "_library", "address", "in_features", "name", "out_features")
+    __slots__ = ("_about", "_bias", "_blocks", "_library", "address", "in_features", "moved", "name", "out_features")
 
     rounding = torch.int8
 
@@ -63,6 +63,13 @@ class Native:
             None if self._bias is None else self._bias.data_ptr(),
         )
         self.address = ctypes.addressof(self._about)
+        self.moved = False
+
+    def move(self, room: Tensor) -> None:
+        """Keep the packed weight in `room` [nbytes], uint8, from now on."""
+        self._blocks = room.copy_(self._blocks.flatten())
+        self._about.blocks = room.data_ptr()
+        self.moved = True
 
     @classmethod
     def of4(cls, levels: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> Native:
