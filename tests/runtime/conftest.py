@@ -42,4 +42,5 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     plain = _without_avx512()
     monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: plain)
     monkeypatch.setattr("ssd_runtime.model.native_attention.library", lambda: plain)
+    monkeypatch.setattr("ssd_runtime.model.native_run.library", lambda: plain)
     return plain

@@ -11,10 +11,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.native_run import run_natively
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.kernels.native import Native
 from tests.gguf_files import SIZES, save_gguf
@@ -74,3 +76,37 @@ def run_light(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_an_unchanged_model_runs_on_light_copies() -> None:
     assert all(y.isfinite().all() for y in run_light(replaced("mlp.down_proj", 0, 0)))
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "mistral-sliding", "smollm3"])
+@torch.inference_mode()
+def test_sublayers_in_one_call_are_those_one_by_one(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every kind of draft: masks, light copies in two sets of bits, and parts of the model."""
+    if not Native.can_serve(16, 32):
+        pytest.skip("needs AVX2 and a C compiler")
+    decoder = Decoder(tiny_model(variant, **SIZES))
+    decoder.lighten("8")
+    places = 2 * decoder.shape.num_layers
+    light = decoder.light.mask
+    eights = dict.fromkeys(range(places), 8)
+    masks = [light, *(SubLayerPlan.of(len(decoder.layers), skip).lightened(eights) for skip in ({1, 4}, {0, 2, 5}))]
+
+    def states() -> list[torch.Tensor]:
+        cache = decoder.new_cache()
+        cache.reserve(64)
+        found = []
+        for slot, rows in ((0, 9), (9, 1), (10, 4)):
+            batch = Batch.of([decoder.batches.consecutive(cache, slot, rows)])
+            x = decoder.embed(decoder.probe_ids(rows))
+            found += [decoder.run(x, batch, mask) for mask in masks]
+            found.append(decoder.run(decoder.run(x, batch, light, 0, 3), batch, light, 3))
+        return found
+
+    calls, real = list[int](), run_natively
+    monkeypatch.setattr(
+        "ssd_runtime.model.sublayers.run_natively", lambda parts, *more: calls.append(len(parts)) or real(parts, *more)
+    )
+    whole = states()
+    assert max(calls) == places
+    monkeypatch.setattr("ssd_runtime.model.sublayers.FEW_ROWS", 0)
+    assert all(map(torch.equal, whole, states()))

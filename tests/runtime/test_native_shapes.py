@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention, _Block, _Segment
+from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention, SegmentPlace, _Block
+from ssd_runtime.model.native_run import NativeSubLayer, run_natively
 from ssd_runtime.weights.kernels.kernel import RmsNorm, _Norm
 from ssd_runtime.weights.kernels.native import _Weight
 from ssd_runtime.weights.native.library import Library
@@ -205,8 +206,8 @@ def _width(function: str, given: dict[str, Any]) -> int:
     return int(weight.out_features)
 
 
-def _segments(function: str, given: dict[str, Any]) -> list[_Segment]:
-    return list((_Segment * given["count"]).from_address(given["segments"])) if function == "attention" else []
+def _segments(function: str, given: dict[str, Any]) -> list[SegmentPlace]:
+    return list((SegmentPlace * given["count"]).from_address(given["segments"])) if function == "attention" else []
 
 
 def _structures(function: str, given: dict[str, Any]) -> list[ctypes.Structure]:
@@ -289,3 +290,44 @@ def test_sequences_that_misfit_are_refused_by_the_rule(instructions: Library) ->
                 change(segments[-1], block)
             with pytest.raises(RuntimeError, match=f"do not agree: {rule}"):
                 block.attention(0, 0, x, segments, (rotation, rotation))
+
+
+def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], Tensor, Any]:
+    """Sub-layers of one width in random order, and rows for them."""
+    block = Block(own, (16, 80))
+    inner = 32 * random.randint(1, 9)
+    mlp = any_weight(2 * inner, block.hidden, own)[0], any_weight(block.hidden, inner, own)[0]
+    norm = random.choice([None, RmsNorm(torch.rand(block.hidden), EPSILON)])
+    parts = [NativeSubLayer(0, 0, block.attention), NativeSubLayer(0, 0, mlp=mlp, norm=norm)]
+    batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
+    return block, random.choices(parts, k=random.randint(1, 5)), torch.randn(sum(block.rows), block.hidden), batch
+
+
+def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        block, parts, x, batch = random_run(seeded(seed, 2))
+        before = [cache.clone() for cache in block.caches]
+        expected = x
+        for part in parts:
+            if part.attention is not None:
+                expected = part.attention(0, 0, expected, batch.sequences, block.rotation)
+            elif part.mlp is not None:
+                expected = part.mlp[0].fused_mlp(part.mlp[1], expected, part.norm)
+        kept = [cache.clone() for cache in block.caches]
+        for cache, old in zip(block.caches, before, strict=True):
+            cache.copy_(old)
+        assert torch.equal(run_natively(parts, x, batch), expected), seed
+        assert all(map(torch.equal, block.caches, kept)), seed
+
+
+def test_runs_that_misfit_are_refused_by_the_rule(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        own = seeded(seed, 2)
+        _, parts, x, batch = random_run(own)
+        wide = any_weight(64, x.shape[1] + 32, own)[0], any_weight(x.shape[1] + 32, 32, own)[0]
+        with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more, all of x's width"):
+            run_natively([*parts, NativeSubLayer(0, 0, mlp=wide)], x, batch)
+        with pytest.raises(RuntimeError, match="do not agree: weights, rows, results and memory are given"):
+            run_natively([*parts, NativeSubLayer(0, 0)], x, batch)
+        with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more"):
+            run_natively([], x, batch)

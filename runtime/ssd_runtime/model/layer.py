@@ -173,11 +173,16 @@ class Layer:
         """Whether the MLP block is x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)), with an RMS norm or none."""
         return (
             isinstance(self.activation, SILU)
-            and not hooked(self.activation)
+            and not self.activation_hooked
             and self.residual == 1.0
             and self.mlp_after is None
             and (self.mlp_norm is None or self.mlp_norm.rms is not None)
         )
+
+    @property
+    def activation_hooked(self) -> bool:
+        """Whether a call of the activation runs more than itself."""
+        return isinstance(self.activation, nn.Module) and hooked(self.activation)
 
     def linears(self) -> tuple[Linear, ...]:
         """All projections but light copies."""

@@ -21,7 +21,9 @@ HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 """Sizes of heads for which the code is compiled."""
 
 
-class _Segment(ctypes.Structure):
+class SegmentPlace(ctypes.Structure):
+    """`Segment` in `weights/native/attention.h`."""
+
     _fields_ = (
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
@@ -87,10 +89,14 @@ class NativeAttention:
         sizes = len(qkv), heads, kv_heads, head_dim
         norm_addresses = [None if each is None else each.address for each in norms]
         self._block = _Block(projections, output.address, *norm_addresses, scale, *sizes)
-        self._address = ctypes.addressof(self._block)
+        self.address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
         self._per_row = (2 * heads + 2 * kv_heads) * head_dim
         self._per_row += quantised_floats(1, qkv[0].in_features) + quantised_floats(1, heads * head_dim)
+
+    def floats(self, n: int, longest: int, threads: int) -> int:
+        """The numbers of memory that a call takes for `n` rows, with scores of `longest` numbers."""
+        return n * self._per_row + threads * 2 * min(QUERIES, n * self._group) * longest
 
     def __call__(
         self, layer: int, kind: int, x: Tensor, segments: Sequence[Segment], rotation: Rotation | None
@@ -102,33 +108,19 @@ class NativeAttention:
         x = x.contiguous()
         n = x.shape[0]
         y = torch.empty_like(x)
-        given = (_Segment * len(segments))()
-        longest = 0
+        given = (SegmentPlace * len(segments))()
         for segment, place in zip(segments, given, strict=True):
-            view = segment.views[kind]
-            slots = view.end - view.begin
-            longest = max(longest, slots)
-            place.keys, place.values, place.bytes, place.room, place.stride = segment.cache.address(layer, view.begin)
-            place.rows = segment.rows
-            place.slots = slots
-            place.own = segment.slot - view.begin
-            if (bias := view.bias) is not None:
-                place.bias, place.bias_stride, place.bias_bytes = bias.data_ptr(), bias.stride(0), bias.nbytes
-        longest += TILE
+            describe(place, segment, kind)
+            locate(place, segment, kind, layer)
+        longest = longest_of(segments, kind)
         threads = torch.get_num_threads()
-        queries = min(QUERIES, n * self._group)
-        size = n * self._per_row + threads * 2 * queries * longest
+        size = self.floats(n, longest, threads)
         memory = floats(size)
-        cos, sin = (None, None) if rotation is None else rotation
         code = self._library.attention(
-            self._address,
+            self.address,
             ctypes.addressof(given),
             len(given),
-            None if cos is None else cos.data_ptr(),
-            None if sin is None else sin.data_ptr(),
-            0 if cos is None else cos.nbytes,
-            0 if cos is None else cos.shape[-1],
-            0 if cos is None else cos.stride(0),
+            *angles(rotation),
             x.data_ptr(),
             x.nbytes,
             n,
@@ -141,3 +133,33 @@ class NativeAttention:
         if code:
             raise self._library.refusal(code)
         return y
+
+
+def describe(place: SegmentPlace, segment: Segment, kind: int) -> None:
+    """Write the rows of a segment and what they see in layers of a kind."""
+    view = segment.views[kind]
+    assert isinstance(segment.slot, int)
+    place.rows = segment.rows
+    place.slots = view.end - view.begin
+    place.own = segment.slot - view.begin
+    if (bias := view.bias) is not None:
+        place.bias, place.bias_stride, place.bias_bytes = bias.data_ptr(), bias.stride(0), bias.nbytes
+
+
+def locate(place: SegmentPlace, segment: Segment, kind: int, layer: int) -> None:
+    """Write where a layer of a kind has the keys and values that a segment sees."""
+    at = segment.cache.address(layer, segment.views[kind].begin)
+    place.keys, place.values, place.bytes, place.room, place.stride = at
+
+
+def longest_of(segments: Sequence[Segment], kind: int) -> int:
+    """The length of the scores of a query in layers of a kind."""
+    return max(segment.views[kind].end - segment.views[kind].begin for segment in segments) + TILE
+
+
+def angles(rotation: Rotation | None) -> tuple[int | None, int | None, int, int, int]:
+    """A rotation as `Rotation` in `weights/native/attention.h` is."""
+    if rotation is None:
+        return None, None, 0, 0, 0
+    cos, sin = rotation
+    return cos.data_ptr(), sin.data_ptr(), cos.nbytes, cos.shape[-1], cos.stride(0)

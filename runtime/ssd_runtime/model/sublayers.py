@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from ssd_runtime.model.batch import Batch, Segment, Variants
 from ssd_runtime.model.families import Family
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention
+from ssd_runtime.model.native_run import NativeSubLayer, run_natively
 from ssd_runtime.model.rotary import Rotation, rotate
 
 KEY_MULTIPLE = 64
@@ -26,6 +27,8 @@ verification: all but those beside a row that needs the next multiple.
 """
 
 
+FEW_ROWS = 64
+"""Most rows of a call of many sub-layers."""
 KEY_BLOCK = 512
 """Keys that torch's attention on CPUs multiplies at a time. In whole blocks its products have the same sizes however
 many keys there are, so that hidden keys change no bit."""
@@ -93,6 +96,10 @@ class SubLayers:
         self._forms = {FULL: self.layers}
         self._forms |= {bits: [layer.light(bits) for layer in self.layers] for bits in precisions}
         self._native = {bits: [self._native_attention(each) for each in form] for bits, form in self._forms.items()}
+        self._whole = {
+            bits: [part for layer in range(len(self.layers)) for part in self._native_parts(layer, bits)]
+            for bits in self._forms
+        }
 
     @property
     def are_native(self) -> bool:
@@ -202,6 +209,27 @@ class SubLayers:
         with self._lock.inner:
             parts = self._forms[self._form(bits)][layer]
             return parts.add_mlp(x.to(parts.device) if self._spread else x)
+
+    def run(self, wanted: Sequence[tuple[int, int]], x: Tensor, batch: Batch) -> Tensor | None:
+        """The sub-layers of these indices and bits on `x`, in one call of our own code; None where it serves not all.
+
+        A call holds the lock to its end, so only a few rows may take one.
+        """
+        if not wanted or batch.sequences is None or len(x) > FEW_ROWS:
+            return None
+        parts = [self._whole[self._form(bits)][index] for index, bits in wanted]
+        if any(part is None or (part.mlp is not None and self.layers[part.layer].activation_hooked) for part in parts):
+            return None
+        with self._lock.inner:
+            return run_natively([part for part in parts if part is not None], x, batch)
+
+    def _native_parts(self, layer: int, bits: int) -> Iterator[NativeSubLayer | None]:
+        """The attention block and the MLP of a layer as our own code runs them, as far as it serves them."""
+        attention, parts = self._native[bits][layer], self._forms[bits][layer]
+        yield None if attention is None else NativeSubLayer(layer, parts.kind, attention)
+        mlp = None if self._spread else parts.native_mlp
+        norm = None if parts.mlp_norm is None else parts.mlp_norm.rms
+        yield None if mlp is None else NativeSubLayer(layer, parts.kind, mlp=mlp, norm=norm)
 
     def _native_attention(self, layer: Layer) -> NativeAttention | None:
         """The layer's attention block as one call of our own code; None where that does not serve it."""

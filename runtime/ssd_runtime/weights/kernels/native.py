@@ -146,8 +146,7 @@ class Native:
         x = x.contiguous()
         n = x.shape[0]
         y = floats(n, down.out_features)
-        inner = down.in_features
-        size = n * inner + quantised_floats(n, self.in_features) + quantised_floats(n, inner)
+        size = mlp_floats(n, self, down)
         memory = floats(size)
         code = self._library.mlp(
             self.address,
@@ -169,6 +168,12 @@ class Native:
 def quantised_floats(n: int, width: int) -> int:
     """The number of floats that `n` quantised rows of `width` columns take."""
     return n * (width // 4 + 4 * (width // GROUP))
+
+
+def mlp_floats(n: int, gate_up: Native, down: Native) -> int:
+    """The numbers of memory that an MLP of these weights takes for `n` rows."""
+    inner = down.in_features
+    return n * inner + quantised_floats(n, gate_up.in_features) + quantised_floats(n, inner)
 
 
 def quantised_groups(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,8 @@
     RULE(OWN, "rows write their keys and values to slots of the pool alone")                               \
     RULE(STRIDE, "the pool holds the slots of all key-value heads one after the other")                    \
     RULE(VISIBLE, "a bias has a row for each row, of as many numbers as it sees slots")                    \
-    RULE(LONGEST, "scores have room for the largest number of slots, and for 16 more")
+    RULE(LONGEST, "scores have room for the largest number of slots, and for 16 more")                     \
+    RULE(RUN, "there is a sub-layer or more, all of x's width")
 
 #define CODE(name, text) REFUSED_##name,
 enum { AGREED, RULES(CODE) CODES };
@@ -104,6 +105,11 @@ static int check_linear(const Weight *weight, const Norm *norm, const float *x, 
     return AGREED;
 }
 
+/* The floats of memory that an MLP takes for n rows. */
+static int64_t mlp_floats(const Weight *gate_up, const Weight *down, int64_t n) {
+    return n * down->in + floats_of(n, gate_up->in) + floats_of(n, down->in);
+}
+
 static int check_mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float *x, int64_t bytes,
                      int64_t n, const float *y, const float *memory, int64_t floats, int threads)
 {
@@ -112,7 +118,7 @@ static int check_mlp(const Weight *gate_up, const Weight *down, const Norm *norm
     REQUIRE(INNER, gate_up->out == 2 * down->in);
     REQUIRE(STREAM, down->out == gate_up->in);
     AGREE(check_rows(x, bytes, n, gate_up->in, norm, y, memory, threads));
-    REQUIRE(MEMORY, floats == n * down->in + floats_of(n, gate_up->in) + floats_of(n, down->in));
+    REQUIRE(MEMORY, floats == mlp_floats(gate_up, down, n));
     return AGREED;
 }
 

@@ -54,6 +54,8 @@ class Library:
         self.attention = functions.attention
         rotation = (POINTER, POINTER, COUNT, COUNT, COUNT)
         self.attention.argtypes = (POINTER, *sized, *rotation, *rows, COUNT, POINTER, *memory)
+        self.run = functions.run
+        self.run.argtypes = (POINTER, COUNT, COUNT, *rows, POINTER, *memory)
         self._rule = functions.rule
         self._rule.argtypes = (ctypes.c_int,)
         self._rule.restype = ctypes.c_char_p

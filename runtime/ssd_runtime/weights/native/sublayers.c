@@ -203,3 +203,51 @@ int attention(const Block *block, const Segment *segments, int64_t count, const 
     leave(threads);
     return AGREED;
 }
+
+/* A sub-layer of a run: an attention block, or an MLP where `block` is NULL. */
+typedef struct {
+    const Block *block;
+    const Segment *segments; /* The keys and values of its layer, of all sequences. */
+    Rotation rotation;
+    int64_t longest;
+    const Weight *gate_up, *down;
+    const Norm *norm; /* Of the MLP. */
+} SubLayer;
+
+static int check_run(const SubLayer *sublayers, int64_t number, int64_t bytes, int64_t n, int64_t floats) {
+    REQUIRE(POINTERS, sublayers);
+    REQUIRE(RUN, number >= 1);
+    REQUIRE(ROWS, within(n, 0));
+    for (int64_t i = 0; i < number; i++) {
+        const SubLayer *each = &sublayers[i];
+        REQUIRE(POINTERS, each->block ? each->block->qkv && each->block->qkv[0] : each->gate_up && each->down);
+        REQUIRE(RUN, 4 * n * (each->block ? each->block->qkv[0] : each->gate_up)->in == bytes);
+    }
+    REQUIRE(MEMORY, floats >= bytes / 4);
+    return AGREED;
+}
+
+/* y [n, hidden] = the sub-layers on x, one after the other. `memory` holds a state, then what the sub-layer needs that
+ * needs most. After a refusal the sub-layers before the one that was refused have written their keys and values. */
+int run(const SubLayer *sublayers, int64_t number, int64_t count, const float *x, int64_t bytes, int64_t n, float *y,
+        float *memory, int64_t floats, int wanted)
+{
+    AGREE(check_run(sublayers, number, bytes, n, floats));
+    float *rest = memory + bytes / 4;
+    const int64_t left = floats - bytes / 4;
+    for (int64_t i = 0; i < number; i++) {
+        const SubLayer *each = &sublayers[i];
+        const Rotation by = each->rotation;
+        float *to = (number - i) % 2 ? y : memory;
+        if (each->block) {
+            AGREE(attention(each->block, each->segments, count, by.cos, by.sin, by.bytes, by.width, by.stride, x, bytes, n,
+                            each->longest, to, rest, left, wanted));
+        } else {
+            const int64_t needed = mlp_floats(each->gate_up, each->down, n);
+            REQUIRE(MEMORY, left >= needed);
+            AGREE(mlp(each->gate_up, each->down, each->norm, x, bytes, n, to, rest, needed, wanted));
+        }
+        x = to;
+    }
+    return AGREED;
+}
