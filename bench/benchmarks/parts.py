@@ -208,27 +208,33 @@ PARTS = (
             Equal(),
         ),
     ),
-    Part(
-        name="llama-cpp",
-        title="Packed weights against llama.cpp",
-        tool="bench.llama_cpp",
-        arguments=("demo@wheel", "--server", LLAMA_SERVER, "--prompts", SPEC_BENCH, "--max-new-tokens", "48"),
-        count=13,
-        says="The same 4-bit file (Q4_1, head Q8_0) and the same threads; llama.cpp built for this processor, its own "
-        "server with and without each of its n-gram speculations; prompts in turn.",
-        figures=(
-            Size(),
-            Rate("llama.cpp, tokens/s", LLAMA),
-            *(Rate(f"llama.cpp with `{each}`, tokens/s", f"{LLAMA} {each}") for each in SPECULATIONS),
-            PLAIN_RATE,
-            AUTO_RATE,
-            Ratio("plain decoding ÷ llama.cpp", "plain", LLAMA, bold=True),
-            Ratio("`auto` ÷ llama.cpp", "auto", LLAMA, bold=True),
-            Ratio("`auto` ÷ plain decoding", "auto", "plain"),
-            Equal(),
-        ),
-        needs=LLAMA_SERVER,
-        make=" && ".join(BUILD_LLAMA),
+    *(
+        Part(
+            name=name,
+            title=f"Packed weights against llama.cpp, {size}",
+            tool="bench.llama_cpp",
+            arguments=(model, "--server", LLAMA_SERVER, "--prompts", SPEC_BENCH, "--max-new-tokens", "48"),
+            count=13,
+            says=f"The same file ({types}) and the same threads; llama.cpp built for this processor, its own server "
+            "with and without each of its n-gram speculations; prompts in turn.",
+            figures=(
+                Size(),
+                Rate("llama.cpp, tokens/s", LLAMA),
+                *(Rate(f"llama.cpp with `{each}`, tokens/s", f"{LLAMA} {each}") for each in SPECULATIONS),
+                PLAIN_RATE,
+                AUTO_RATE,
+                Ratio("plain decoding ÷ llama.cpp", "plain", LLAMA, bold=True),
+                Ratio("`auto` ÷ llama.cpp", "auto", LLAMA, bold=True),
+                Ratio("`auto` ÷ plain decoding", "auto", "plain"),
+                Equal(),
+            ),
+            needs=LLAMA_SERVER,
+            make=" && ".join(BUILD_LLAMA),
+        )
+        for name, model, size, types in (
+            ("llama-cpp", "qwen@wheel", "1.5B", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M"),
+            ("llama-cpp-135m", "demo@wheel", "135M", "Q4_1, head Q8_0"),
+        )
     ),
     Part(
         name="at-once",
