@@ -257,17 +257,18 @@ class Decoder:
         if paired:
             x = x.repeat(2, 1)  # rows of stride 0 would be summed in another order
         every = range(first, 2 * self.shape.num_layers if last is None else last)
+        kept = {
+            index: FULL if mask is None else mask.bits_of(index)
+            for index in every
+            if mask is None or not mask.skipped[index]
+        }
         with self.lock:
-            if states is None and not paired:
-                kept = [(index, _bits(mask, index)) for index in every if mask is None or not mask.skipped[index]]
-                if (whole := blocks.run(kept, x, batch)) is not None:
-                    return whole
-            for index in every:
-                if mask is None or not mask.skipped[index]:
-                    layer, is_mlp = divmod(index, 2)
-                    bits = _bits(mask, index)
-                    x = blocks.mlp(layer, x, bits) if is_mlp else blocks.attention(layer, x, batch, bits)
-                if states is not None:
+            if states is None:
+                x = blocks.run(list(kept.items()), x, batch)
+            else:
+                for index in every:
+                    if index in kept:
+                        x = blocks.run([(index, kept[index])], x, batch)
                     states.append(self._handed(x[:1] if paired else x))
         return self._handed(x[:1] if paired else x)
 
@@ -303,10 +304,6 @@ class Decoder:
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""
         return x.to(self.device) if self._spread else x
-
-
-def _bits(mask: SubLayerPlan | None, index: int) -> int:
-    return FULL if mask is None else mask.bits_of(index)
 
 
 def _rope_switch(config: PreTrainedConfig, family: Family) -> int | None:

@@ -97,7 +97,7 @@ class SubLayers:
         self._forms |= {bits: [layer.light(bits) for layer in self.layers] for bits in precisions}
         self._native = {bits: [self._native_attention(each) for each in form] for bits, form in self._forms.items()}
         self._whole = {
-            bits: [part for layer in range(len(self.layers)) for part in self._native_parts(layer, bits)]
+            bits: [part for layer in range(len(self.layers)) for part in self._native_sublayers(layer, bits)]
             for bits in self._forms
         }
 
@@ -210,20 +210,31 @@ class SubLayers:
             parts = self._forms[self._form(bits)][layer]
             return parts.add_mlp(x.to(parts.device) if self._spread else x)
 
-    def run(self, wanted: Sequence[tuple[int, int]], x: Tensor, batch: Batch) -> Tensor | None:
-        """The sub-layers of these indices and bits on `x`, in one call of our own code; None where it serves not all.
+    def run(self, wanted: Sequence[tuple[int, int]], x: Tensor, batch: Batch) -> Tensor:
+        """The sub-layers of these indices and bits on `x` [rows, hidden], one after the other.
 
-        A call holds the lock to its end, so only a few rows may take one.
+        Our own code takes one call for all of them where it serves each, and where rows are few.
         """
-        if not wanted or batch.sequences is None or len(x) > FEW_ROWS:
-            return None
-        parts = [self._whole[self._form(bits)][index] for index, bits in wanted]
-        if any(part is None or (part.mlp is not None and self.layers[part.layer].activation_hooked) for part in parts):
-            return None
         with self._lock.inner:
-            return run_natively([part for part in parts if part is not None], x, batch)
+            parts = [] if len(x) > FEW_ROWS or batch.sequences is None else self._native_parts(wanted)
+            if parts:
+                return run_natively(parts, x, batch)
+            for index, bits in wanted:
+                layer, is_mlp = divmod(index, 2)
+                x = self.mlp(layer, x, bits) if is_mlp else self.attention(layer, x, batch, bits)
+            return x
 
-    def _native_parts(self, layer: int, bits: int) -> Iterator[NativeSubLayer | None]:
+    def _native_parts(self, wanted: Sequence[tuple[int, int]]) -> list[NativeSubLayer]:
+        """These sub-layers as our own code runs them; empty if it does not serve all."""
+        parts = [self._whole[self._form(bits)][index] for index, bits in wanted]
+        found = [
+            part
+            for part in parts
+            if part is not None and not (part.mlp is not None and self.layers[part.layer].activation_hooked)
+        ]
+        return found if len(found) == len(parts) else []
+
+    def _native_sublayers(self, layer: int, bits: int) -> Iterator[NativeSubLayer | None]:
         """The attention block and the MLP of a layer as our own code runs them, as far as it serves them."""
         attention, parts = self._native[bits][layer], self._forms[bits][layer]
         yield None if attention is None else NativeSubLayer(layer, parts.kind, attention)

@@ -13,6 +13,7 @@ import torch
 from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import DeviceKey, LatencyTable, base_of
 from ssd_profiles.latency_law import broken_law
+from ssd_profiles.mask import FULL
 from ssd_runtime.devices.clock import seconds
 from ssd_runtime.devices.device import device_identity
 from ssd_runtime.devices.memory import available_bytes
@@ -30,7 +31,7 @@ COARSE_QUERIES = (1, 2, 4, 8, 32)
 COARSE_SECONDS = 10.0
 FAR = 2048
 """A context at which the cost of attention is visible."""
-ENGINE = 6
+ENGINE = 7
 """Version of the decoder's speed and of its measurement; tables of older versions are measured again."""
 MAX_ROUNDS = 9
 STEPS_PER_ROUND = 3
@@ -252,21 +253,16 @@ class _Bench:
         x = self._rows(n)
         batch = self._batch(context, n)
 
-        def work() -> None:
-            for layer in layers:
-                decoder.sublayers.attention(layer, x, batch)
-
-        return work
+        parts = [(2 * layer, FULL) for layer in layers]
+        return lambda: decoder.sublayers.run(parts, x, batch)
 
     def _mlp(self, n: int) -> Callable[[], object]:
         decoder = self.decoder
         x = self._rows(n)
 
-        def work() -> None:
-            for layer in range(decoder.shape.num_layers):
-                decoder.sublayers.mlp(layer, x)
-
-        return work
+        batch = self._batch(0, n)
+        parts = [(2 * layer + 1, FULL) for layer in range(decoder.shape.num_layers)]
+        return lambda: decoder.sublayers.run(parts, x, batch)
 
     def _head(self, n: int) -> Callable[[], object]:
         decoder = self.decoder

@@ -143,10 +143,11 @@ class _LightBench:
         whole = SubLayerPlan.of(decoder.shape.num_layers)
 
         def attention(layers: list[int], bits: int) -> Callable[[], object]:
-            return lambda: [decoder.sublayers.attention(layer, x, batch, bits) for layer in layers]
+            return lambda: decoder.sublayers.run([(2 * layer, bits) for layer in layers], x, batch)
 
         def mlp(bits: int) -> Callable[[], object]:
-            return lambda: [decoder.sublayers.mlp(layer, x, bits) for layer in range(decoder.shape.num_layers)]
+            parts = [(2 * layer + 1, bits) for layer in range(decoder.shape.num_layers)]
+            return lambda: decoder.sublayers.run(parts, x, batch)
 
         def head(bits: int) -> Callable[[], object]:
             return lambda: argmax(decoder.logits(x, bits)).tolist()
