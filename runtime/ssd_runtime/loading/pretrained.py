@@ -95,4 +95,6 @@ def read_model(folder: Path, config: PreTrainedConfig, **settings: Any) -> tuple
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
     """The model of a config without memory for its weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    model.tie_weights()  # the first 5.x versions of transformers leave weights without memory apart
+    return model
