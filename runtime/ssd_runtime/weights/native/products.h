@@ -13,7 +13,8 @@
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
 #define HALF_CHUNK 8 /* Most rows of a pass where a chunk is not full. */
 #define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
-#define ITEM 65536 /* Bytes of a large weight that a thread takes at a time: some microseconds. */
+#define ITEM 1048576 /* Bytes of a large weight that a thread takes at a time: some ten microseconds. Memory is a tenth
+                      * slower where two threads read turns of 64 KiB. */
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
                   * within a page of 4 KiB alone; this takes a fifth off a row's time at 4 bits, a third at 8. */
 #define PARTS (TILE / LANES)
