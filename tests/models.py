@@ -132,6 +132,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Name to (model type, what differs from `SMALL`)."""
+IN_BOTH = [(name, torch.float32) for name in VARIANTS] + [(name, torch.bfloat16) for name in list(VARIANTS)[::4]]
+"""All variants in fp32, and every fourth in bf16."""
 
 
 def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:

@@ -30,7 +30,7 @@ from ssd_runtime.weights.packed_linear import PackedLinear
 from tests.kernels import kernel_name
 
 pytestmark = pytest.mark.model
-NEW_TOKENS = 32
+NEW_TOKENS = 24
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, ModelRequest, ModelRunner, Work
 from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
-from tests.models import VARIANTS, VOCABULARY, tiny_model
+from tests.models import IN_BOTH, VARIANTS, VOCABULARY, tiny_model
 
 LAYERS = 4
 ALL = 2 * LAYERS
@@ -160,8 +160,7 @@ def test_a_rejection_at_each_position(position: int) -> None:
     assert {cycle.accepted for cycle in got.cycles[:-1]} == {min(position, 8)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "dtype"), IN_BOTH, ids=str)
 @pytest.mark.parametrize("position", [2])
 def test_a_right_sibling_saves_a_draft(variant: str, position: int, dtype: torch.dtype) -> None:
     """Across windows too; longrope's drafts end at its switch."""
@@ -210,8 +209,7 @@ def lengths(got: Generation, new: int) -> list[tuple[Cycle, int]]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "dtype"), IN_BOTH, ids=str)
 def test_every_family_with_early_exits(variant: str, dtype: torch.dtype) -> None:
     """Rows leave at different depths and are brought together again, across windows and longrope's change of angles."""
     model = tiny_model(variant, seed=3).to(dtype)

@@ -36,7 +36,7 @@ from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
-from tests.models import VARIANTS, tiny_model
+from tests.models import IN_BOTH, tiny_model
 from tests.small_memory import small_memory
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
@@ -78,8 +78,7 @@ def rounding(decoder: Decoder) -> float:
     return 1.5 * float((torch.cat(each) - at_once).abs().max())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "dtype"), IN_BOTH, ids=str)
 def test_sequences_beside_each_other_decode_as_alone(variant: str, dtype: torch.dtype) -> None:
     decoder = Decoder(tiny_model(variant, seed=3).to(dtype))
     prompts = [list(range(3, 13)), [7, 8], list(range(1, 40)), [50, 40, 30, 20], list(range(60, 85)), [9, 9, 4] * 3]
