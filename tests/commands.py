@@ -18,7 +18,7 @@ from tests.clocks import take_any_machine
 RUN = "ssd_runtime.commands.run"
 COMPILE = "ssd_compiler.cli"
 IMPORTED = (__name__, COMPILE, "ssd_compiler.search.stage", "ssd_compiler.stages", "bayes_opt", "sklearn.linear_model")
-"""What the commands import, at once or later."""
+"""Modules that the commands import, at once or later."""
 STREAMS = ("stdin", "stdout", "stderr")
 
 

