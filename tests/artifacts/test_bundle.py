@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
-from ssd_artifacts.manifest import tool_version
 from ssd_artifacts.successors import SuccessorSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
-from tests.damage import contents, edit_manifest, edit_yaml, replace_text, rewrite, swap
+from tests.damage import contents, edit_manifest, replace_text, rewrite, swap
 
 
 @pytest.fixture
@@ -37,39 +33,10 @@ def test_round_trip_is_byte_stable(saved: Path, tmp_path: Path) -> None:
     assert loaded.report == '{"Ω": 1}'
 
 
-def test_a_bundle_in_the_old_form_loads_and_is_saved_in_the_new_one(saved: Path, tmp_path: Path) -> None:
-    written = contents(saved)
-    for name in bundle().domains:
-        replace_text(saved, f"domains/{name}.yaml", "oracle_speedup: ", "potential: ")
-    loaded = Bundle.load(saved)
-    assert loaded.domains == bundle().domains
-    loaded.save(tmp_path / "again")
-    assert contents(tmp_path / "again") == written
-
-
 def test_a_field_under_both_names_is_refused(saved: Path) -> None:
     replace_text(saved, "domains/one.yaml", "oracle_speedup: 1.4", "oracle_speedup: 1.4\npotential: 1.3")
     with pytest.raises(UserError, match="potential"):
         Bundle.load(saved)
-
-
-def test_a_bundle_need_not_have_successors(tmp_path: Path) -> None:
-    replace(bundle(), successors=None).save(tmp_path / "older")
-    assert Bundle.load(tmp_path / "older").successors is None
-
-
-def test_a_bundle_of_before_several_sequences_were_timed_loads(saved: Path) -> None:
-    def forget(data: dict[str, Any]) -> None:
-        del data["validation"]["under_load"]
-
-    edit_yaml(saved, "domains/one.yaml", forget)
-    name = next(saved.glob("latency/*")).relative_to(saved).as_posix()
-    table = json.loads((saved / name).read_text())
-    new = {"wide_queries", "growth", "sequences", "joint"}
-    rewrite(saved, name, json.dumps({key: value for key, value in table.items() if key not in new}))
-    loaded = Bundle.load(saved)
-    assert loaded.domains == bundle().domains
-    assert next(iter(loaded.latency.values())).step_seconds(50, 64, None, 8) > 0
 
 
 def test_a_bundle_may_be_moved_and_accompanied(saved: Path, tmp_path: Path) -> None:
@@ -125,25 +92,17 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "file truncated": (lambda f: (f / "anchors.safetensors").write_bytes(b""), r"anchors.safetensors: altered"),
     "surplus file": (lambda f: (f / "extra.pkl").write_text("x"), r"extra.pkl: not listed"),
     "newer format": (lambda f: edit_manifest(f, lambda d: d.update(format_version=3)), "format 3"),
-    "newer format with more in it": (
-        lambda f: edit_manifest(f, lambda d: d.update(format_version=9, surprises=[1])),
-        "format 9",
-    ),
     "huge manifest": (lambda f: (f / "manifest.yaml").write_text("# " + "x" * (17 << 20)), "larger than any"),
     "deep manifest": (lambda f: (f / "manifest.yaml").write_text("[" * 5000), "not valid YAML"),
     "a year 0": (lambda f: (f / "manifest.yaml").write_text("created: 0000-00-00"), "not valid YAML"),
     "manifest not yaml": (lambda f: (f / "manifest.yaml").write_text("{"), "not valid YAML"),
-    "manifest empty": (lambda f: (f / "manifest.yaml").write_text(""), "manifest.yaml"),
     "python tag": (
         lambda f: (f / "manifest.yaml").write_text("!!python/object/apply:os.system ['true']"),
         "not valid YAML",
     ),
-    "a tag of an empty number": (lambda f: (f / "manifest.yaml").write_text('created: !!int ""'), "tags are not"),
     "a tag that fits nothing": (lambda f: (f / "manifest.yaml").write_text("created: !!map [a]"), "tags are not"),
     "alias bomb": (lambda f: (f / "manifest.yaml").write_text("a: &a [1]\nb: *a\n"), "aliases"),
-    "too deep": (lambda f: (f / "manifest.yaml").write_text("a: " + "[" * 100_000), "nested deeper|not valid YAML"),
     "duplicate key": (lambda f: rewrite(f, "domains/one.yaml", "name: one\nname: two\n"), "twice"),
-    "unlisted domain": (lambda f: edit_manifest(f, lambda d: d["domains"].append("three")), "three"),
     "wrong record": (lambda f: rewrite(f, "domains/one.yaml", "name: one\n"), "one.yaml: context"),
     "long mask": (
         lambda f: rewrite(
@@ -151,28 +110,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         r"frontier\[0\]",
     ),
-    "not a number": (
-        lambda f: rewrite(
-            f,
-            "domains/one.yaml",
-            (f / "domains/one.yaml").read_text().replace("oracle_speedup: 1.4", "oracle_speedup: .nan"),
-        ),
-        "oracle_speedup",
-    ),
     "bad latency": (lambda f: rewrite(f, next(f.glob("latency/*")).relative_to(f).as_posix(), "{}"), "latency"),
     "negative count": (
         lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=-3)),
         "num_layers",
-    ),
-    "absurd count": (
-        lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=10**12)),
-        "num_layers",
-    ),
-    "absurd draft length": (
-        lambda f: rewrite(
-            f, "domains/one.yaml", (f / "domains/one.yaml").read_text().replace("draft_length: 4", "draft_length: 9999")
-        ),
-        "draft_length",
     ),
     "a draft length that was not rated": (
         lambda f: rewrite(
@@ -181,12 +122,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "acceptance profile",
     ),
     "anchors not a number": (lambda f: spoil_anchors(f, "features"), "damaged anchors"),
-    "other prompts not a number": (lambda f: spoil_anchors(f, "others"), "damaged anchors"),
     "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),
     "bad successors": (lambda f: rewrite(f, "followers.safetensors", "nothing"), "damaged successors"),
     "successors that are no tokens": (lambda f: spoil_successors(f, [5, 6, -2, 3]), "damaged successors"),
-    "pairs without successors": (lambda f: spoil_successors(f, [5, 6]), "damaged successors"),
-    "bad anchors": (lambda f: rewrite(f, "anchors.safetensors", "nothing"), "damaged anchors"),
 }
 
 
@@ -253,11 +191,3 @@ def test_what_is_not_a_bundles_is_never_replaced(saved: Path, change: Callable[[
     change(saved)
     with pytest.raises(UserError, match=says):
         require_replaceable(saved)
-
-
-def test_a_source_tree_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("ssd_artifacts.manifest.version", missing)
-    assert tool_version() == "unknown"

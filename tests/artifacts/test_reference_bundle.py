@@ -18,10 +18,6 @@ def test_the_reference_bundle_is_whole_and_small() -> None:
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 3 << 20
 
 
-def test_any_other_artifact_is_a_folder_of_the_users() -> None:
-    assert bundle_path(Path("build/demo")) == Path("build/demo")
-
-
 def test_a_bundle_of_the_users_own_called_demo_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()

@@ -53,26 +53,6 @@ def test_precisions_read_as_layers() -> None:
     assert str(mask) == ("attention 1 · mlp 1; in 8 bits: attention 0,2-3; in 4 bits: mlp 3 · head")
 
 
-@given(masks)
-def test_counts_and_order(mask: SubLayerPlan) -> None:
-    skipped = list(mask)
-    assert skipped == sorted(skipped)
-    assert mask.attention_skipped + mask.mlp_skipped == len(skipped)
-    assert mask.first_changed == (skipped[0] if skipped else len(mask))
-    assert mask.jaccard(mask) == 1.0
-
-
-def test_reads_as_layers() -> None:
-    assert str(SubLayerPlan.of(12, {6, 8, 10, 18, 9})) == "attention 3-5,9 · mlp 4"
-    assert str(SubLayerPlan.of(2)) == "nothing"
-
-
-@pytest.mark.parametrize("bad", ["1ff", "zz", "-1"])
-def test_a_mask_of_other_length_is_refused(bad: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        SubLayerPlan.from_hex(bad, 4)
-
-
 def test_indices_must_exist() -> None:
     with pytest.raises(ValueError, match=r"0\.\.7"):
         SubLayerPlan.of(4, {8})

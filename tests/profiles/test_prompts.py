@@ -48,12 +48,3 @@ def test_bad_files_name_the_line(tmp_path: Path, text: str | bytes, says: str) -
     with pytest.raises(UserError, match=says) as error:
         read_prompts(write(tmp_path, text))
     assert "\n" not in str(error.value)
-
-
-def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
-    assert read_prompts(write(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n'))[0].turns == ("a",)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read_prompts(tmp_path / "none.jsonl")

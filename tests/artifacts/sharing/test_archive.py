@@ -15,12 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.integrity import ORIGIN, SIGNATURE
+from ssd_artifacts.integrity import ORIGIN
 from ssd_artifacts.manifest import MANIFEST, REPORT_PAGE
 from ssd_artifacts.sharing.archive import archive_bytes, pack, unpack
 from ssd_artifacts.sharing.opening import open_bundle
-from ssd_artifacts.sharing.receiving import receive
-from ssd_artifacts.sharing.reference import read_reference
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle
 from tests.damage import contents, edit_manifest
@@ -94,12 +92,6 @@ def test_a_page_made_elsewhere_does_not_travel(saved: Path, tmp_path: Path) -> N
     pack(saved, tmp_path / "old.ssd.tar")
     assert REPORT_PAGE not in unpacked(tmp_path / "old.ssd.tar", tmp_path / "new")
     Bundle.load(tmp_path / "new")
-
-
-def test_a_signature_travels(saved: Path, tmp_path: Path) -> None:
-    (saved / SIGNATURE).write_text("signed")
-    pack(saved, tmp_path / "signed.ssd.tar")
-    assert unpacked(tmp_path / "signed.ssd.tar", tmp_path / "new")[SIGNATURE] == b"signed"
 
 
 def test_a_damaged_bundle_is_not_packed(saved: Path, tmp_path: Path) -> None:
@@ -209,15 +201,6 @@ def test_no_archive_with_changed_bytes_is_unpacked(archive: Path, tmp_path: Path
             unpack(other, folder)
     finally:
         shutil.rmtree(folder)
-
-
-def test_a_cached_bundle_without_its_manifest_is_to_be_deleted(archive: Path) -> None:
-    cached = receive(read_reference(str(archive)))
-    (cached / MANIFEST).unlink()
-    with pytest.raises(UserError, match=f"^{cached}: the cached bundle is damaged; delete this folder$"):
-        receive(read_reference(str(archive)))
-    shutil.rmtree(cached)
-    assert receive(read_reference(str(archive))) == cached
 
 
 def test_an_archive_is_a_bundle_from_elsewhere(archive: Path, saved: Path, tmp_path: Path) -> None:
