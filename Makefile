@@ -27,8 +27,9 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 ## What hangs on transformers, with the oldest one that is supported.
-OLDEST_TESTS = tests/runtime/gguf tests/runtime/templates/test_equal.py $(addprefix tests/runtime/test_,$(addsuffix .py, \
-	families models checkpoint placement decoder_parts sampling text))
+OLDEST_TESTS = tests/runtime/gguf tests/runtime/templates/test_equal.py $(addprefix tests/runtime/,$(addsuffix .py, \
+	model/test_families loading/test_models loading/test_checkpoint model/test_parity model/test_decoder_parts \
+	sampling/test_sampling engine/test_output))
 test-oldest: $(OLDEST)/.ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal $(OLDEST_TESTS) -m "not statistics"
 

@@ -82,7 +82,7 @@ together() {
 }
 
 tests() {
-  "$python" -m pytest tests/runtime/test_card.py tests/runtime/test_placement.py -x
+  "$python" -m pytest tests/runtime/model/test_card.py tests/runtime/model/test_parity.py -x
 }
 
 if [ -n "$only" ]; then

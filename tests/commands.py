@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import io
+import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +47,52 @@ def command(folder: Path, module: str, *options: str, given: bytes | Path = b"",
 
 
 Done = subprocess.CompletedProcess[str]
+Within = Callable[..., Done]
+"""Runs a command: its folder, its main function and its options."""
+
+
+def call_within(
+    patch: pytest.MonkeyPatch,
+    captured: pytest.CaptureFixture[str],
+    folder: Path,
+    main: Callable[[], None],
+    *options: str,
+) -> Done:
+    """Run a command inside this process, which saves the seconds that its imports take."""
+    take_any_machine(patch)
+    patch.chdir(folder)
+    patch.setenv("SSD_CACHE", str(folder / "cache"))
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    patch.setattr(sys, "argv", ["ssd", *options])
+    patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = captured.readouterr()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(options, ended.value.code, shown.out, shown.err)
+
+
+def compile_options(out: str, evaluations: int = 24, exits: int = 3, loads: str = "3,1") -> list[str]:
+    """Options that compile a bundle of two files of prompts."""
+    files = [f"--domain-file={name}={name}.jsonl" for name in ("rivers", "apples")]
+    searched = ["--evaluations", str(evaluations), "--device", "cpu", "--exits", str(exits), "--concurrency", loads]
+    return ["--model", "model", *files, "--out", out, *searched]
+
+
+def records(done: Done) -> list[dict[str, Any]]:
+    """The lines of JSON of a command that has ended well."""
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.split("\n") if line]
+
+
+def assert_refused(done: Done, says: str) -> None:
+    """The command has said what is wrong in one line, and nothing else."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1
+    assert "Traceback" not in done.stderr
+    assert re.search(says, lines[0]), lines[0]
 
 
 def _main(module: str, options: list[str], folder: Path, env: Mapping[str, str], streams: list[Path]) -> None:

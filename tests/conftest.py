@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -25,3 +27,23 @@ def any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Latency tables and hashes of tests stay out of the user's cache."""
     monkeypatch.setenv("SSD_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def made_up_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines plan with made-up latencies: measuring a device takes seconds."""
+    from ssd_runtime.profiling.latency import device_key
+    from tests.tables import latency_table
+
+    monkeypatch.setattr(
+        "ssd_runtime.engine.latency_tables.measure_latency",
+        lambda decoder, *_: replace(latency_table(decoder.shape.num_layers), device=device_key(decoder)),
+    )
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tiny model, which nobody changes."""
+    from tests.folders import save_tiny_model  # imports transformers, which not all tests need
+
+    return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model")

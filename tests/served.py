@@ -113,7 +113,6 @@ def send(address: str, path: str, body: bytes, timeout: float = 600, **headers: 
 def memory(process: int, kind: str) -> int:
     """Bytes of memory of a process: `VmRSS` at present, or `VmHWM`, the most since `reset_peak`."""
     found = re.search(rf"(?m)^{kind}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    assert found is not None
     return int(found[1]) << 10
 
 

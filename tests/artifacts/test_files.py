@@ -1,11 +1,17 @@
+"""Files appear whole or not at all, and a model is known by its files."""
+
 from __future__ import annotations
 
 import errno
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from ssd_artifacts.files import new_folder, write_atomically
+from ssd_artifacts.fingerprint import config_sha256, tokenizer_sha256, weight_hashes
+from ssd_profiles.errors import UserError
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -39,3 +45,63 @@ def test_a_full_disk_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OSError, match=r"No space left on device: .*folder"), new_folder(tmp_path / "folder"):
         full()
     assert list(tmp_path.iterdir()) == []
+
+
+TENSORS = {f"layer.{i}.weight": np.arange(9000, dtype=np.float32) + i for i in range(3)}
+
+
+class Words:
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words)}
+
+    def encode(self, text: str) -> list[int]:
+        return [len(text)]
+
+
+def test_sharding_does_not_matter_and_values_do(tmp_path: Path) -> None:
+    one, two, three = tmp_path / "one.safetensors", tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file(TENSORS, one)
+    save_file({name: TENSORS[name] for name in list(TENSORS)[:1]}, two)
+    save_file({name: TENSORS[name] for name in list(TENSORS)[1:]}, three)
+    assert weight_hashes([one]) == weight_hashes([three, two])
+    changed = tmp_path / "changed.safetensors"
+    middle = TENSORS["layer.1.weight"].copy()
+    middle[2000] += 1  # outside the sampled slices
+    save_file({**TENSORS, "layer.1.weight": middle}, changed)
+    assert weight_hashes([changed]).full != weight_hashes([one]).full
+    assert weight_hashes([changed]).sample == weight_hashes([one]).sample
+
+
+def test_the_sample_alone_is_quick_and_the_full_hash_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file(TENSORS, path)
+    assert weight_hashes([path], full=False).full == ""
+    full = weight_hashes([path])
+    monkeypatch.setattr("ssd_artifacts.fingerprint._tensors", lambda _: pytest.fail("read again"))
+    assert weight_hashes([path], full=False) == full
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"\xff" * 100)
+    with pytest.raises(UserError, match="safetensors"):
+        weight_hashes([path])
+
+
+def test_what_a_configuration_says_about_loading_does_not_count() -> None:
+    base = {"hidden_size": 8, "dtype": "float32", "transformers_version": "5.0"}
+    assert config_sha256(base) == config_sha256({**base, "dtype": "bfloat16", "transformers_version": "5.1"})
+    # What users set when they load a model, and what another release of transformers adds.
+    assert config_sha256(base) == config_sha256({**base, "pad_token_id": 2, "output_attentions": True, "new": None})
+    assert config_sha256(base) != config_sha256({**base, "hidden_size": 9})
+
+
+def test_tokenizers_differ_by_vocabulary_and_template() -> None:
+    one = tokenizer_sha256(Words(["a", "b"]), None)
+    assert one == tokenizer_sha256(Words(["a", "b"]), None)
+    assert len({one, tokenizer_sha256(Words(["b", "a"]), None), tokenizer_sha256(Words(["a", "b"]), "{{x}}")}) == 3

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from bench.benchmarks.__main__ import OUTCOMES
 from bench.benchmarks.figures import Equal, Rate, Ratio, Size
-from bench.benchmarks.page import GLANCE, PAGE, page, quoted, today, value
+from bench.benchmarks.page import GLANCE, PAGE, today
 from bench.benchmarks.parts import PARTS
 from bench.compare import SINGLE
 from bench.harness.ledger import NOT_COMPARED, Row, write_rows
 from bench.harness.outcomes import Outcome, read_outcomes
 from bench.harness.peers.in_process import PEERS
-from ssd_profiles.errors import UserError
 from ssd_runtime.planning.registry import check_strategy, read_settings
 
 
@@ -62,47 +58,6 @@ def test_near_ties_and_wrong_outputs_are_told() -> None:
     assert Equal().text(outcome(rows({"plain": 1.0, "auto": 1.0}, "near_tie"))) == "0 of 4, 4 near ties"
     assert "4 WRONG" in Equal().text(outcome(rows({"plain": 1.0, "auto": 1.0}, "error")))
     assert Equal().text(outcome(rows({"plain": 1.0, "auto": 1.0}, NOT_COMPARED))) == "0 of 0"
-
-
-def test_a_figure_of_an_earlier_command_gives_way_to_a_measured_one() -> None:
-    earlier = replace(outcome(processor="Other"), known={"auto/plain": {"speedup": 9.0, "low": 8.0, "high": 9.5}})
-    assert value({"spec-bench": [earlier]}, "spec-bench", "auto/plain") == "9.00 (8.00–9.50)"
-    measured = outcome(rows({"plain": 2.0, "auto": 1.0}))
-    found = {"spec-bench": [earlier, measured]}
-    assert today(found) == {"spec-bench": [measured]}
-    assert value(found, "spec-bench", "auto/plain") == "2.00 (2.00–2.00)"
-    assert "9.00" not in page(found, "now")
-
-
-def test_the_page_has_a_column_per_machine_and_names_what_was_not_measured() -> None:
-    first = outcome(rows({"plain": 2.0, "auto": 1.0}))
-    other = outcome(rows({"plain": 3.0, "auto": 1.0}), processor="B CPU (456def)")
-    text = page({"spec-bench": [first, other]}, "now")
-    assert "|  | A CPU | B CPU |" in text
-    assert "| **2.00** (2.00–2.00) | **3.00** (3.00–3.00) |" in text
-    assert "the code has changed since" not in text
-    assert "the code has changed since" in page({"spec-bench": [first]}, "later")
-    assert "## Not measured yet" in text
-
-
-def test_texts_quote_the_outcomes() -> None:
-    found = {"spec-bench": [outcome(rows({"plain": 2.0, "auto": 1.0}))]}
-    text = "It is <!--f spec-bench: auto/plain-->1.00<!--/f--> times on <!--f spec-bench: machine--><!--/f-->."
-    filled = quoted(text, found)
-    assert "-->2.00 (2.00–2.00)<!--/f-->" in filled
-    assert "-->A CPU<!--/f-->" in filled
-    assert quoted(filled, found) == filled
-    assert "not measured" in quoted(text, {})
-    with pytest.raises(UserError, match="no such figure"):
-        quoted("<!--f spec-bench: speed--><!--/f-->", found)
-
-
-def test_texts_quote_the_machine_with_the_most_parts_even_where_another_was_measured_later() -> None:
-    slow, fast = rows({"plain": 2.0, "auto": 1.0}), rows({"plain": 3.0, "auto": 1.0})
-    first, later = outcome(slow), outcome(fast, processor="B CPU (456def)")
-    found = {"spec-bench": [later, first], "gsm8k": [outcome(slow, part="gsm8k")]}
-    assert value(found, "spec-bench", "auto/plain") == "2.00 (2.00–2.00)"
-    assert value({"spec-bench": [later, first]}, "spec-bench", "auto/plain") == "3.00 (3.00–3.00)"
 
 
 def test_every_part_is_a_command_that_there_is() -> None:

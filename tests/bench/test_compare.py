@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from bench import compare
+from bench import at_once, compare, demo
+from bench.demo import Contender, measure, table
 from bench.harness.contenders import Decode, Timed
-from bench.harness.ledger import NOT_COMPARED, Ledger, Row
+from bench.harness.ledger import NAME, Ledger, Row, read_rows
 from bench.harness.peers.in_process import PEERS
 from bench.harness.standings import against, standings
-from bench.harness.tables import sameness
 from ssd_profiles.errors import UserError
 from ssd_runtime import Engine
+from ssd_runtime.planning.settings import AutoSettings
 from tests.folders import TEXTS, save_tiny_model
+from tests.serving import tiny_engine
 
 
 def row(prompt: str, contender: str, seconds: float, counted: int = 10, category: str = "a") -> Row:
@@ -41,36 +46,9 @@ def test_speed_is_total_tokens_over_total_seconds_of_the_same_prompts() -> None:
     assert set(found["plain"]["categories"]) == {"a", "b"}
 
 
-def test_with_the_measured_verification_the_formula_accounts_for_every_second_of_drafting() -> None:
-    """Chains, and trees whose accepted siblings are no draft steps."""
-    plain = replace(row("1", "plain", 10.0), cycles={"plain_steps": 10, "plain_seconds": 10.0})
-    for tokens in (7, 9):
-        spent = {"draft_seconds": 2.0, "verify_seconds": 3.0, "skipped_attention": 0, "skipped_mlp": 0}
-        cycles = {"drafts": 2, "drafted": 6, "accepted": 5, "draft_tokens": tokens, **spent}
-        found = standings([plain, replace(row("1", "drafting", 5.0, counted=tokens), cycles=cycles)], ["plain"])
-        assert found["drafting"]["overall"]["expected_speedup_with_verification"] == pytest.approx(tokens / 5.0)
-
-
-def test_outputs_that_nobody_compared_are_not_counted_as_different() -> None:
-    rows = [replace(row("1", name, 1.0), divergence=NOT_COMPARED) for name in ("plain", "drafting")]
-    figures = standings(rows, ["plain"])["drafting"]["overall"]
-    assert sameness(figures) == NOT_COMPARED
-    assert sameness(standings([row("1", "plain", 1.0)], [])["plain"]["overall"]) == "1 of 1"
-
-
-def test_what_other_guests_took_is_weighted_by_time(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "rows.jsonl", {"contenders": ["plain"]})
-    ledger.add([row("0", "plain", 5.0)])
-    assert ledger.stolen is None
-    ledger.add([row("1", "plain", 3.0)], stolen=0.0)
-    ledger.add([row("2", "plain", 1.0)], stolen=0.2)
-    assert ledger.stolen == pytest.approx(0.05)
-
-
 def test_an_output_of_another_length_counts_by_its_own_tokens() -> None:
     rows = [row("1", "plain", 2.0), row("1", "other", 1.0, counted=5)]
     ratio = against(rows, "plain", "other")
-    assert ratio is not None
     assert ratio["speedup"] == 1.0
 
 
@@ -128,3 +106,66 @@ def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatc
     prompts.write_text(json.dumps({"id": "1", "prompt": "a"}) + "\n" + json.dumps({"id": "1", "prompt": "b"}))
     with pytest.raises(UserError, match="two prompts of one id"):
         compare.main()
+
+
+def row_ledger(prompt: str, contender: str, seconds: float, repeat: int) -> Row:
+    return Row(prompt, "all", contender, repeat, "none", 10, 0.1, seconds, 10)
+
+
+ROWS = [
+    *(row_ledger(prompt, "plain", 2.0, repeat) for prompt in "abc" for repeat in range(3)),
+    *(row_ledger("a", "auto", seconds, repeat) for repeat, seconds in enumerate((1.0, 2.0, 8.0))),
+    *(row_ledger(prompt, "auto", 1.0, repeat) for prompt in "bc" for repeat in range(3)),
+]
+
+
+def test_repeats_make_an_interval_no_narrower() -> None:
+    again = [*ROWS, *(Row(**{**asdict(each), "repeat": each.repeat + 3}) for each in ROWS)]
+    assert against(again, "plain", "auto") == pytest.approx(against(ROWS, "plain", "auto"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text[:40]}) for text in TEXTS[:2] * 2))
+    return path
+
+
+def test_requests_at_once(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Continuous batching takes longer to start than all the rest.
+    monkeypatch.setattr(at_once, "continuous", lambda _: 1 / 0)
+    folder = save_tiny_model(tmp_path / "model")
+    out = tmp_path / "out"
+    options = ["--model", str(folder), "--prompts", str(prompts), "--at", "1,2", "--max-new-tokens", "5"]
+    for rounds in ("1", "2"):
+        monkeypatch.setattr(sys, "argv", ["peers", *options, "--rounds", rounds, "--out", str(out)])
+        at_once.main()
+    rows = read_rows(out / NAME)
+    assert {row.category for row in rows} == {"1 at once", "2 at once"}
+    assert len({row.prompt for row in rows}) == 4
+    assert {row.contender for row in rows} >= {"plain", "auto", "transformers generate, padded"}
+    assert all(row.divergence in ("none", "near_tie") for row in rows)
+    assert {row.tokens for row in rows if row.category == "2 at once"} == {4 * 5}
+    assert against([row for row in rows if row.category == "1 at once"], "plain", "auto") is not None
+
+
+def test_both_ways_are_measured_on_every_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 12)
+    engine = tiny_engine(save_tiny_model(tmp_path / "model"))
+    contenders = [
+        Contender("guesses alone", engine, AutoSettings(light=0)),
+        Contender("auto", engine, AutoSettings(light=0)),
+    ]
+    found = measure(contenders, {"a river": TEXTS[0], "apples": TEXTS[1]})
+    for row in found.values():
+        assert list(row) == ["guesses alone", "auto"]
+        for outcome in row.values():
+            assert outcome.to_json()["identical"] is True
+            assert outcome.plain is not None
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(table("Both", found))
+    lines = shown.getvalue().splitlines()
+    [river, apples, both] = [line for line in lines if re.search("a river|apples|all", line)]
+    assert [re.findall(r"\b\d+\b", line)[0] for line in (river, apples, both)] == ["12", "12", "24"]
+    for line in (river, apples, both):
+        assert len(re.findall(r"\d+\.\d\dx", line)) == 2

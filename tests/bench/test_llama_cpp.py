@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.benchmarks.parts import PARTS
 from bench.harness.contenders import PLAIN, Decode, Timed, ours
 from bench.harness.ledger import NAME, Ledger, read_rows
-from bench.llama_cpp import LLAMA, SPECULATIONS, measure, options, serving, tell, timed
+from bench.llama_cpp import LLAMA, SPECULATIONS, measure, serving, tell
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from tests.folders import TEXTS, save_tiny_model
@@ -56,22 +55,6 @@ def test_a_server_that_cannot_start_is_told_in_one_line(tmp_path: Path) -> None:
             pass
 
 
-def test_speed_is_that_of_the_servers_own_timings() -> None:
-    timings = {"prompt_ms": 612.5, "predicted_n": 48, "predicted_ms": 1410.0, "predicted_per_second": 33.33}
-    found = timed({"tokens": list(range(48)), "timings": timings})
-    assert found.counted / found.seconds == pytest.approx(timings["predicted_per_second"], abs=0.01)
-
-
-def test_settings_are_the_servers_own_options() -> None:
-    assert options("none") == ["--spec-type", "none"]
-    assert options("ngram-mod+n-match=4+n-max=7") == [
-        *("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "4", "--spec-ngram-mod-n-max", "7")
-    ]
-    known = "--spec-type --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match"
-    known += " --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits"
-    assert {word for each in SPECULATIONS for word in options(each) if word.startswith("--")} <= set(known.split())
-
-
 def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,9 +81,3 @@ def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_
     console = Console(record=True, width=160)
     tell(ledger, list(seconds), console)
     assert f"fastest setting on these prompts: {fast}" in console.export_text()
-
-
-def test_the_page_lists_every_setting_that_is_measured() -> None:
-    part = next(part for part in PARTS if part.tool == "bench.llama_cpp")
-    keys = {figure.key for figure in part.figures}
-    assert {f"{LLAMA} {each} tokens/s" for each in SPECULATIONS} <= keys

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.harness.contenders import Timed, ours
-from bench.harness.pricing import PricedPlanner, priced, read_latency
-from ssd_profiles.errors import UserError
+from bench.harness.pricing import PricedPlanner, priced
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime import Engine, SamplingParams
 from ssd_runtime.engine.loop import decoding
@@ -80,24 +77,3 @@ def test_drafts_and_verifications_cost_what_the_table_says(engine: Engine) -> No
         steps = (engine.latency.step_seconds(cycle.context + i, 1, mask) for i in range(cycle.drafted))
         assert cycle.draft_seconds == pytest.approx(sum(steps))
         assert cycle.verify_seconds == pytest.approx(engine.latency.step_seconds(cycle.context, cycle.verified))
-
-
-def test_sub_layers_on_lighter_copies_have_no_price(engine: Engine) -> None:
-    skipped = SubLayerPlan.of(engine.decoder.shape.num_layers, {2, 3, 5}).skipped
-    with pytest.raises(UserError, match="--draft-bits none"):
-        watched(engine, SubLayerPlan(skipped, (8,) * (len(skipped) + 1)))
-
-
-def test_a_table_in_a_file_serves_models_of_other_depths(tmp_path: Path) -> None:
-    table = latency_table(4)
-    path = tmp_path / "table.json"
-    path.write_text(table.to_json())
-    same, deeper = (read_latency(path, layers) for layers in (4, 10))
-    assert same.step_seconds(64, 3) == pytest.approx(table.step_seconds(64, 3), rel=1e-4)
-    added = 6 * sum(table.sublayer_seconds(64, 1)[:2])
-    assert deeper.step_seconds(64) - table.step_seconds(64) == pytest.approx(added, rel=1e-4)
-    one = table.attention[table.layer_kinds[0]]
-    mixed = replace(table, layer_kinds=("full", "window") * 2, attention={"full": one, "window": one})
-    path.write_text(mixed.to_json())
-    with pytest.raises(UserError, match="expected layers of one kind, got full, window"):
-        read_latency(path, 8)

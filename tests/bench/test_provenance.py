@@ -1,16 +1,22 @@
-"""Figures name the commit that they are of, and what was taken from the machine meanwhile."""
+"""Figures name their commit, and prompts and commands are those that texts name."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
+import re
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from bench import prompts
+from bench.fixtures.prompts.prompt_files import SHARED
 from bench.harness.code_digest import changes_section, changes_since
-from bench.harness.provenance import Watch, commit, stolen_seconds
+from bench.harness.provenance import commit
+from bench.prompts import FILES, PromptFile, all_rows, odd_questions, provide
+from ssd_profiles.errors import UserError
 
 
 def test_a_commit_is_marked_where_anything_but_documents_has_changed(
@@ -38,19 +44,6 @@ def test_a_commit_is_marked_where_anything_but_documents_has_changed(
     assert commit() == f"{clean}+"
 
 
-def test_stolen_time_is_the_eighth_figure_of_all_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stat = tmp_path / "stat"
-    monkeypatch.setattr("bench.harness.provenance.STAT", stat)
-    assert stolen_seconds(stat) is None
-    assert Watch().stolen() is None, "not every system counts it"
-    ticks = os.sysconf("SC_CLK_TCK")
-    stat.write_text(f"cpu  1 2 3 4 5 6 7 {3 * ticks} 9 10\ncpu0 0 0 0 0 0 0 0 0 0 0\n")
-    assert stolen_seconds(stat) == 3.0
-    monkeypatch.setattr("bench.harness.provenance.monotonic", lambda: 110.0)
-    watch = Watch(began=100.0, before=1.0)
-    assert watch.stolen() == pytest.approx(0.2 / (os.cpu_count() or 1))
-
-
 def test_outcomes_of_earlier_code_hold_where_only_declared_changes_lie_between(tmp_path: Path) -> None:
     declared = tmp_path / "same_speed.json"
     steps = [{"before": "a", "after": "b", "why": "One."}, {"before": "b", "after": "c", "why": "Two."}]
@@ -62,3 +55,74 @@ def test_outcomes_of_earlier_code_hold_where_only_declared_changes_lie_between(t
         assert changes_since(measured, packages, declared) is None
     assert changes_section(["a", "b", "c", None], "c", declared).splitlines()[-2:] == ["- One.", "- Two."]
     assert changes_section(["c", "x"], "c", declared) == ""
+
+
+QUESTIONS = [{"question_id": number, "turns": [f"Why {number}? é"]} for number in range(4)]
+PUBLIC = "".join(json.dumps(each) + "\n" for each in QUESTIONS).encode()
+ODD = "".join(json.dumps(QUESTIONS[number], ensure_ascii=False) + "\n" for number in (1, 3)).encode()
+
+
+def odd_file(url: str = "https://example.org/q.jsonl", content: bytes = ODD) -> PromptFile:
+    return PromptFile("set/odd.jsonl", url, "MIT", hashlib.sha256(content).hexdigest(), odd_questions)
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Answers of the network, by address."""
+    answers = dict[str, bytes]()
+    monkeypatch.setattr(prompts, "_fetched", answers.__getitem__)
+    return answers
+
+
+def test_a_file_is_fetched_selected_and_then_only_checked(
+    tmp_path: Path, web: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = odd_file()
+    web[file.url] = PUBLIC
+    assert provide([file], tmp_path) == []
+    assert (tmp_path / file.name).read_bytes() == ODD
+    assert "fetched from https://example.org" in capsys.readouterr().out
+    web.clear()
+    assert provide([file], tmp_path) == []
+    assert "as measured" in capsys.readouterr().out
+    (tmp_path / file.name).write_bytes(ODD + b"\n")
+    [wrong] = provide([file], tmp_path)
+    assert "SHA-256" in wrong
+    assert "delete it" in wrong
+
+
+@pytest.mark.parametrize("content", [b"<html>", b'{"id": 1}\n'])
+def test_another_file_at_the_address_is_one_line(content: bytes) -> None:
+    with pytest.raises(UserError, match="not the file that was expected"):
+        odd_file().made_of(content)
+
+
+def test_other_prompts_are_not_written(tmp_path: Path, web: dict[str, bytes]) -> None:
+    file = odd_file(content=b"others")
+    web[file.url] = PUBLIC
+    [wrong] = provide([file], tmp_path)
+    assert "not those that were measured" in wrong
+    assert not (tmp_path / file.name).exists()
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="a developer's folder of prompts")
+def test_the_shared_folder_holds_these_files(tmp_path: Path) -> None:
+    assert provide(FILES, tmp_path) == []
+    assert provide(FILES, tmp_path, check=True) == []
+    assert all_rows([]) == []
+
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.compile(r"(?<![\w./])bench(?:\.[a-z_]+){1,3}(?![\w(])")
+
+
+def named(path: Path) -> set[str]:
+    return {name.removesuffix(".py") for name in NAMED.findall(path.read_text(encoding="utf-8"))}
+
+
+def test_modules_that_texts_name_are_there() -> None:
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile", *ROOT.glob("bench/**/*.py")]
+    commands = {name: path for path in texts if path.name != "CHANGELOG.md" for name in named(path)}
+    assert len(commands) > 10
+    missing = {name: path.name for name, path in commands.items() if find_spec(name) is None}
+    assert not missing

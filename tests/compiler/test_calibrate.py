@@ -1,12 +1,17 @@
-"""Calibration keeps the right parts of the model's own continuations."""
+"""Calibration, domains found without labels, and anchors."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 
+from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.calibrate import continue_prompts, samples_of
+from ssd_compiler.data.clusters import clusters
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.sampling.params import SamplingParams
 from tests.models import tiny_model
 
@@ -31,3 +36,94 @@ def test_continuations_are_what_the_runtime_would_answer() -> None:
         whole = model.generate(torch.tensor([ids]), max_new_tokens=21, do_sample=False, eos_token_id=None)[0].tolist()
         assert ids + sample.continuation == whole
     assert found != continue_prompts(decoder, prompts, 21, frozenset(), lambda: None)
+
+
+def groups(sizes: list[int], spread: float = 0.3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    centres = 3.0 * np.eye(len(sizes), 24) + 5.0
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    return (centres[labels] + spread * random.normal(size=(len(labels), 24))).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("sizes", [[30, 20], [12, 30, 9], [20, 18, 16, 14]])
+@pytest.mark.parametrize("given", [True, False])
+def test_separate_groups_are_found_and_counted(sizes: list[int], given: bool) -> None:
+    features, labels = groups(sizes)
+    found = clusters(features, len(sizes) if given else None, seed=0)
+    assert np.bincount(found).tolist() == sorted(sizes, reverse=True)
+    for label in set(labels.tolist()):
+        assert len(set(found[labels == label].tolist())) == 1
+
+
+def test_one_group_stays_one_domain() -> None:
+    features, _ = groups([40], spread=1.0)
+    assert set(clusters(features, None, seed=0).tolist()) == {0}
+
+
+def test_the_largest_is_the_first_behind_strays_too() -> None:
+    """Ten of one kind, nine of another with five strays beside them."""
+    features, labels = groups([10, 9, 5], spread=0.1)
+    features[labels == 2] = features[labels == 1][0] + 0.5 * (features[labels == 2] - features[labels == 1][0])
+    assert np.bincount(clusters(features, 3, seed=0)).tolist() == [14, 10]
+
+
+def cloud(axis: int, count: int, seed: int, spread: float = 0.2) -> np.ndarray:
+    """Points around a unit vector, with a large dimension that all domains share."""
+    random = np.random.default_rng(seed)
+    points = spread * random.standard_normal((count, 16))
+    points[:, axis] += 1.0
+    points[:, 15] += 30.0
+    return points.astype(np.float32)
+
+
+POOL = {name: cloud(axis, 40, axis) for axis, name in enumerate("abc")}
+HELD = {name: cloud(axis, 20, 10 + axis) for axis, name in enumerate("abc")}
+
+
+def test_unseen_prompts_reach_their_domain_and_others_none() -> None:
+    router = PromptRouter(build_anchors(POOL, HELD, "mean", 5, 0))
+    for axis, name in enumerate("abc"):
+        routes = [router.nearest(torch.from_numpy(row)) for row in cloud(axis, 50, 20 + axis)]
+        assert np.mean([route.domain == name for route in routes]) >= 0.98
+        assert np.mean([route.known for route in routes]) >= 0.9
+    unknown = [router.nearest(torch.from_numpy(row)) for row in cloud(7, 50, 30)]
+    assert np.mean([route.known for route in unknown]) <= 0.2
+
+
+def test_two_domains_tell_others_by_prompts_of_no_domain() -> None:
+    """Centred on their middle, two domains lie opposite to each other, and any prompt is somewhat like one of them."""
+    pool, held = ({name: rows[name] for name in "ab"} for rows in (POOL, HELD))
+    others = np.concatenate([cloud(axis, 10, 40 + axis) for axis in (5, 6)])
+    router = PromptRouter(build_anchors(pool, held, "mean", 5, 0, out_of_domain=others))
+    for axis, known in ((0, True), (1, True), (7, False), (8, False)):
+        routes = [router.nearest(torch.from_numpy(row)).known for row in cloud(axis, 50, 20 + axis)]
+        assert np.mean([route == known for route in routes]) >= 0.85
+
+
+def test_representatives_cover_a_domain_that_falls_apart() -> None:
+    """As the same prompts with and without worked examples do."""
+    pool = {"two": np.concatenate([cloud(0, 30, 1), cloud(1, 10, 2)]), "one": cloud(2, 40, 3)}
+    anchors = build_anchors(pool, pool, "mean", 6, 0, "per_domain")
+    mine = anchors.features[anchors.labels == 0]
+    assert (mine[:, 0] > 0.5).any()
+    assert (mine[:, 1] > 0.5).any()
+    assert all(any(np.array_equal(row, one) for one in pool["two"]) for row in mine)
+
+
+def test_a_domain_that_joins_gives_what_compiling_all_gives() -> None:
+    whole = build_anchors(POOL, HELD, "mean", 5, 0)
+    first = {name: POOL[name] for name in "ab"}
+    base = build_anchors(first, HELD, "mean", 5, 0)
+    joined = build_anchors({"c": POOL["c"]}, HELD, "mean", 5, 0, base=base)
+    assert joined.domains == whole.domains
+    assert np.array_equal(joined.features, whole.features)
+    assert np.array_equal(joined.labels, whole.labels)
+    assert np.array_equal(joined.others, whole.others)
+    np.testing.assert_allclose(joined.center, whole.center, rtol=1e-5, atol=1e-5)
+    assert joined.threshold == pytest.approx(whole.threshold, abs=1e-3)
+
+
+def test_one_domain_alone() -> None:
+    anchors = build_anchors({"a": POOL["a"]}, {"a": HELD["a"]}, "mean", 50, 0)
+    assert len(anchors.features) == 40
+    assert anchors.threshold < 1.0

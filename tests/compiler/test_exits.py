@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from bench.fixtures.planted import plant
-from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
-from ssd_compiler.exits import training
 from ssd_compiler.exits.fitting import Regression, exit_layers, fit_exits
-from ssd_compiler.exits.training import CachedFeatures, cache_features, train_exits
-from ssd_compiler.exits.tuning import THRESHOLDS, WIDTHS, ExitTrace, _Chain, _Costs, _replay, exit_traces, tune_exits
+from ssd_compiler.exits.tuning import THRESHOLDS, WIDTHS, ExitTrace, exit_traces, tune_exits
 from ssd_profiles.errors import UserError
-from ssd_profiles.formulas import expected_tokens
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
@@ -51,12 +46,6 @@ def test_layers_are_spread_and_leave_out_the_last() -> None:
         assert found[-1] >= 0.5 * layers, "spread over the depth, however many were asked for"
     with pytest.raises(UserError, match="one layer"):
         exit_layers(1, 3)
-
-
-def test_as_many_heads_as_layers_to_the_bound_give_each_of_these_one() -> None:
-    assert exit_layers(30, 5, depth=5) == (1, 2, 3, 4, 5)
-    assert exit_layers(30, 3, depth=15) == (5, 10, 15)
-    assert exit_layers(30, 40, depth=99) == tuple(range(1, 30))
 
 
 @torch.inference_mode()
@@ -122,28 +111,6 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
     assert drafted > 3
 
 
-def test_training_lowers_the_loss_on_its_features_and_leaves_the_model_alone(
-    samples: list[Sample], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
-    fitted = fit_exits(DECODER, samples, samples, LAYERS, lambda: None)
-    features = cache_features(DECODER, samples, LAYERS, lambda: None)
-    before = {name: value.clone() for name, value in DECODER.model.state_dict().items()}
-    (tmp_path / "features").write_bytes(features.to_bytes())
-    kept = CachedFeatures.from_file(tmp_path / "features", DECODER.device)
-    trained = train_exits(DECODER, fitted, kept, 6, lambda: None)
-
-    def loss(exits: ExitSet, layer: int) -> float:
-        place = exits.layers.index(layer)
-        weight, bias = (torch.from_numpy(part[place].astype(np.float32)) for part in (exits.weights, exits.biases))
-        logits = DECODER.head(features.states[layer] @ weight + bias)
-        return float(torch.nn.functional.cross_entropy(logits, features.targets))
-
-    assert all(loss(trained, layer) < loss(fitted, layer) for layer in LAYERS)
-    assert all(torch.equal(value, before[name]) for name, value in DECODER.model.state_dict().items())
-    assert all(parameter.grad is None for parameter in DECODER.model.parameters())
-
-
 def chain(matches: list[bool], confidence: float, layers: int = 1) -> ExitTrace:
     right = np.asarray(matches)[:, None].repeat(layers, 1)
     return ExitTrace(right, {a: np.full(right.shape, confidence) for a in (0.0, 0.2, 0.5)})
@@ -171,34 +138,3 @@ def test_a_promise_is_of_text_that_the_choice_was_not_made_on() -> None:
     both = tune_exits(traces, (2, 3), table, 100)
     assert [choice.stops for choice in alone] == [[2], [3]]
     assert both.predicted_speedup < 0.8 < 1.3 < min(choice.predicted_speedup for choice in alone)
-
-
-def test_tokens_that_come_along_deeper_are_paid_for() -> None:
-    """Two tokens are drafted, the second deeper than the first; the first catches up from its exit."""
-    table = latency_table(8, per_token=1e-4)
-    sure = np.asarray([[True, True], [False, True], [True, True]] * 20)
-    confidence = {annealing: np.where(sure, 0.99, 0.0) for annealing in (0.0, 0.2, 0.5)}
-    chain = _Chain.of(ExitTrace(np.ones((60, 2), bool), confidence), slice(0, 2), 0.0, 0.5)
-    tokens, seconds = _replay(chain, [2, 5], 2, _Costs.at(table, 100))
-
-    def layers(count: int, rows: int) -> float:
-        return count * sum(table.sublayer_seconds(100, rows)[:2])
-
-    looks, overhead = 3 * table.head_seconds(1), 3 * float(table.overhead[0])
-    drafted = layers(2, 1) + layers(2, 1) + layers(3, 2) + layers(5, 1)
-    cycle = drafted + looks + overhead + table.step_seconds(100, 3) - layers(5, 3)
-    assert tokens == 60
-    assert seconds == pytest.approx(20 * cycle, rel=1e-6)
-
-
-def test_tuning_predicts_what_the_pieces_cost() -> None:
-    """All exits right: width + 1 steps of the draft's layers, looks, and a verification from there on."""
-    table, depth = latency_table(8), 3
-    choice = tune_exits([chain([True] * 130, 0.99)], (depth,), table, 50)
-    width = choice.width
-    overhead = float(table.overhead[0])
-    layers = table.step_seconds(50) - table.head_seconds(1) - overhead
-    draft = (width + 1) * (layers * depth / 8 + overhead) + width * table.head_seconds(1)
-    rest = table.step_seconds(50, width + 1) - sum(table.sublayer_seconds(50, width + 1)[: 2 * depth])
-    predicted = expected_tokens(1.0, width) / (draft + rest) * table.step_seconds(50)
-    assert choice.predicted_speedup == pytest.approx(predicted, rel=1e-3)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from ssd_artifacts.bundle import Bundle
-from ssd_compiler.patience import LOOK_SECONDS, MOST_TRIES, Patience
+from ssd_compiler.patience import LOOK_SECONDS, Patience
 from ssd_compiler.progress import Reporter, Tick
-from ssd_compiler.search.stage import SearchStage
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
@@ -99,21 +98,6 @@ def test_a_busy_machine_is_measured_when_others_have_ended(monkeypatch: pytest.M
     assert notes.ticks == pytest.approx(100.0 / LOOK_SECONDS, abs=1)
 
 
-def test_a_table_that_breaks_the_law_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others of whom a measurement may survive are only waited for when it did not."""
-    others, notes = Neighbours(100.0, monkeypatch), Notes()
-    tables = [latency_table(4), None, None]
-
-    def measure() -> LatencyTable:
-        if (table := tables.pop()) is None:
-            raise BusyMachineError("a step with 1 row takes -970.00 ms and its parts 10.00 ms", others.busy, table)  # type: ignore[arg-type]
-        return table
-
-    assert Patience().measured(measure, 1, notes) is not None
-    told = "this device is too busy to be measured: a step with 1 row takes -970.00 ms and its parts 10.00 ms; other "
-    assert notes.lines == [f"{told}processes keep 1.4 of 2 processors busy; measuring again"] * 2
-
-
 @pytest.mark.parametrize("seconds", [1.0, 60.0, 300.0])
 def test_the_wait_is_bounded_and_ends_in_one_line(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     others, notes = Neighbours(1e9, monkeypatch), Notes()
@@ -124,18 +108,6 @@ def test_the_wait_is_bounded_and_ends_in_one_line(seconds: float, monkeypatch: p
     assert "\n" not in said
     assert "other processes keep 1.4 of 2 processors busy" in said
     assert all(option in said for option in ("--threads", "--max-wait", "--resume", "--coarse"))
-
-
-def test_a_machine_that_is_noisy_by_itself_is_not_measured_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    others, tries = Neighbours(0.0, monkeypatch), list[float]()
-
-    def measure() -> LatencyTable:
-        tries.append(others.time)
-        raise BusyMachineError("the times of whole steps spread", 0.1, latency_table(4))
-
-    with pytest.raises(UserError):
-        Patience(1e6).measured(measure, 2, Notes())
-    assert len(tries) == MOST_TRIES
 
 
 @pytest.fixture
@@ -179,22 +151,3 @@ def test_a_coarse_table_is_used_if_asked_for_and_never_kept(stages: Stages) -> N
     assert bundled(stages, table).latency == {}
     sound = replace(latency_table(4), device=device_key(stages.decoder))
     assert list(bundled(stages, sound).latency) == [sound.device.slug()]
-
-
-def test_a_sound_table_does_not_take_up_what_a_coarse_one_found() -> None:
-    def name(table: LatencyTable) -> str:
-        given: Any = (CompileSettings("m", ("a",)), None, frozenset(), None, table, None, None, 1)
-        return SearchStage(*given)._measured
-
-    sound = latency_table(4)
-    assert name(sound) != name(replace(sound, spread={}))
-
-
-def test_a_base_bundles_poisoned_table_is_measured_again(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = device_key(stages.decoder)
-    sound = replace(latency_table(4), device=device)
-    poisoned = replace(sound, overhead=sound.overhead - 0.98)
-    monkeypatch.setattr("ssd_compiler.stages.measure_latency", lambda _: sound)
-    for known, expected in ((poisoned, sound), (sound, sound)):
-        stages.base = replace(bundle(), latency={device.slug(): known})
-        assert stages.latency().to_json() == expected.to_json()

@@ -52,13 +52,6 @@ def test_the_three_sets_never_overlap(loaded: LoadedModel, tmp_path: Path, count
     assert sum(map(len, sets)) == len(set.union(*sets)) <= count
 
 
-def test_the_split_depends_on_the_seed_alone(loaded: LoadedModel, tmp_path: Path) -> None:
-    texts = [f"prompt {i}" for i in range(30)]
-    one, same, other = (load_prompts("own", own(tmp_path, texts, seed=s), loaded, lambda _: None) for s in (1, 1, 2))
-    assert one == same
-    assert parts(one) != parts(other)
-
-
 def test_the_search_gets_one_prompt_of_each_kind(loaded: LoadedModel, tmp_path: Path) -> None:
     """Three kinds of very different sizes; at random, two of the small ones would mostly be missed."""
     texts = [f"{'a' if i < 24 else 'b' if i < 27 else 'c'} {i}" for i in range(30)]

@@ -23,7 +23,6 @@ from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_profiles.errors import UserError
-from ssd_profiles.latency import DeviceKey
 from tests.folders import TEXTS, save_tiny_model
 from tests.tables import latency_table
 
@@ -55,7 +54,15 @@ def settings_of(folder: Path) -> CompileSettings:
         path.write_text("\n".join(json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)))
         files.append((name, str(path)))
     return CompileSettings(
-        model=str(folder / "model"), domains=(), domain_files=tuple(files), device="cpu", evaluations=12, exits=2
+        model=str(folder / "model"),
+        domains=(),
+        domain_files=tuple(files),
+        device="cpu",
+        evaluations=4,
+        exits=2,
+        search_prompts=2,
+        validation_prompts=2,
+        max_new_tokens=16,
     )
 
 
@@ -124,34 +131,6 @@ def test_workers_make_the_bundle_of_one_process(
     told = [line for line in again.lines if " s, worker " in line]
     assert any(line.startswith("one: search") for line in told)
     assert not any("calibrate" in line for line in told), "it is not done again"
-
-
-def test_timed_steps_run_where_the_device_matches_and_nobody_else_works() -> None:
-    from ssd_compiler.crew.ray_crew import Host, RayCrew, WorkerHandle
-
-    device = DeviceKey(device="cpu", threads=1, torch="2", dtype="float32", kernels="packed", engine=1)
-    other = replace(device, threads=2)
-    here, there = Host("a", 2, 0), Host("b", 2, 0)
-    setup: Any = None
-    crew = object.__new__(RayCrew)
-    crew._crew = [
-        WorkerHandle("one", here, None, setup, device),
-        WorkerHandle("two", here, None, setup, device),
-        WorkerHandle("three", there, None, setup, other),
-        WorkerHandle("four", there, None, setup, None, busy=("reference", None)),
-    ]
-
-    def free(timed_on: DeviceKey | None) -> list[str]:
-        return [worker.name for worker in crew._crew if crew._is_free(worker, timed_on)]
-
-    assert free(None) == ["one", "two", "three"]
-    assert free(device) == ["one", "two"]
-    assert free(other) == [], "a worker of its host is starting"
-    crew._crew[1].busy = "reference", "domain"
-    assert free(device) == []
-    assert free(None) == ["one", "three"]
-    crew._crew[3].busy = None
-    assert free(other) == ["three"]
 
 
 def made_up(decoder: Any) -> Any:

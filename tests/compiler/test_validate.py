@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.verification import Accepted
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Entry
-from ssd_runtime.planning.plan import ConstantPlanner
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
@@ -40,66 +38,6 @@ def test_figures_are_those_of_prompts_that_have_not_chosen() -> None:
     assert found.validation.identical
     assert found.validation.speedup_interval[0] <= found.validation.speedup <= found.validation.speedup_interval[1]
     assert len(ticks) == 4
-
-
-def test_few_prompts_measure_the_first_finalist() -> None:
-    finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SubLayerPlan.of(8, {3}), profile(0.9)))]
-    found = validate(DECODER, PROMPTS[:2], finalists, latency_table(8), 50, Limits(20), lambda: None)
-    assert found.choice.entry == 5
-    assert found.validation.prompts == 2
-
-
-def test_one_finalist_is_measured_on_all_prompts() -> None:
-    found = validate(
-        DECODER, PROMPTS, [(0, Entry("weak", WEAK, profile(0.95)))], latency_table(8), 50, Limits(20), lambda: None
-    )
-    assert found.validation.prompts == 4
-
-
-def test_a_disturbed_round_is_repeated_and_the_quickest_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks are twice as fast; in the first round another program slows one prompt down, in the second another one."""
-    slow, rounds = [(0, "masked"), (2, "plain"), None], list[int]()
-
-    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object, **___: object) -> Timed:
-        hit = slow[len(rounds)]
-        rounds.append(len(prompts))
-        return {
-            name: [
-                Generation(
-                    3, None, [1] * 9, decode_seconds=(1.0 if name == "masked" else 2.0) * (9 if at == hit else 1)
-                )
-                for at in ((i, name) for i in range(len(prompts)))
-            ]
-            for name in contenders
-        }
-
-    monkeypatch.setattr("ssd_compiler.validate._timed", timed)
-    found = validate(
-        DECODER, PROMPTS, [(0, Entry("weak", WEAK, profile(0.95)))], latency_table(8), 50, Limits(20), lambda: None
-    )
-    assert rounds == [4, 4]
-    assert found.validation.speedup == 2.0
-    assert found.validation.speedup_interval == (2.0, 2.0)
-
-
-def test_prompts_that_differ_are_measured_once_more_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = list[int]()
-
-    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object, **___: object) -> Timed:
-        rounds.append(len(prompts))
-        return {
-            name: [
-                Generation(3, None, [1] * 9, decode_seconds=1.0 + (name == "plain") * number)
-                for number in range(len(prompts))
-            ]
-            for name in contenders
-        }
-
-    monkeypatch.setattr("ssd_compiler.validate._timed", timed)
-    validate(
-        DECODER, PROMPTS, [(0, Entry("weak", WEAK, profile(0.95)))], latency_table(8), 50, Limits(20), lambda: None
-    )
-    assert rounds == [4, 4]
 
 
 def test_an_output_cut_short_by_a_near_tie_counts_by_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,21 +97,6 @@ def test_under_load_both_ways_decode_as_many_prompts_at_once(monkeypatch: pytest
         assert {(each.concurrency, masked) for masked in (False, True)} <= set(at_once)
     assert len(ticks) == 2
     assert validate_under_load(DECODER, PROMPTS, alone, [], Limits(20), lambda: None) == alone
-
-
-def test_masks_are_timed_against_plain_decoding_of_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token takes a second, by masks half of that with two sequences and twice that with four."""
-
-    def decoded(_: object, held: list[object], make: Any, sequences: int, __: object) -> tuple[list[list[int]], float]:
-        masked = isinstance(make(), ConstantPlanner)
-        return [[1, 2, 3]] * len(held), (0.5 if sequences == 2 else 2.0) if masked else 1.0
-
-    monkeypatch.setattr("ssd_compiler.load_validation._decoded", decoded)
-    weak = [(0, Entry("weak", WEAK, profile(0.95)))]
-    alone = validate(DECODER, PROMPTS, weak, latency_table(8), 50, Limits(20), lambda: None)
-    found = validate_under_load(DECODER, PROMPTS, alone, [2, 4], Limits(20), lambda: None).validation.under_load
-    assert [each.speedup for each in found] == [2.0, 0.5]
-    assert [each.speedup_interval for each in found] == [(2.0, 2.0), (0.5, 0.5)]
 
 
 def test_a_wrong_output_under_load_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:

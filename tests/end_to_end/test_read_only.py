@@ -7,8 +7,9 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from ssd_artifacts.files import new_folder, write_atomically
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.bundles.cli import main as bundle_main
 from ssd_runtime.commands.run import main as run_main
-from tests.end_to_end.test_commands import within
+from tests.commands import Within, assert_refused
 from tests.folders import save_tiny_model
 
 NOBODY = 65534
@@ -60,18 +61,9 @@ def room() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-Call = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def call(room: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run a command in the room; returns its exit code, standard output and standard error."""
-
-    def run(main: Callable[[], None], *options: str) -> tuple[int, str, str]:
-        done = within(room, main, list(options), monkeypatch, capfd)
-        return done.returncode, done.stdout, done.stderr
-
-    return run
+def call(room: Path, within: Within) -> Within:
+    return partial(within, room)
 
 
 def tokens(shown: str) -> object:
@@ -79,39 +71,36 @@ def tokens(shown: str) -> object:
     return json.loads(shown.splitlines()[0])["token_ids"]
 
 
-def test_without_a_cache_to_write_everything_is_computed_again(room: Path, call: Call) -> None:
+def test_without_a_cache_to_write_everything_is_computed_again(room: Path, call: Within) -> None:
     # Without a template: another user may not start this interpreter where it is in a home folder.
     options = ("--model", "model", "-n", "12", "--json", "--raw", "The river")
-    code, expected, _ = call(run_main, *options)  # also imports all there is: others may not read these folders
-    assert code == 0
+    expected = call(run_main, *options)  # also imports all there is: others may not read these folders
+    assert expected.returncode == 0
     shutil.rmtree(room / "cache")
     (room / "cache").mkdir()
     (room / "cache").chmod(READ_ONLY)
     with another_user():
         for _ in range(2):
-            code, found, said = call(run_main, *options)
-            assert code == 0, said
-            assert "measuring this device" in said
-            assert tokens(found) == tokens(expected)
+            found = call(run_main, *options)
+            assert found.returncode == 0, found.stderr
+            assert "measuring this device" in found.stderr
+            assert tokens(found.stdout) == tokens(expected.stdout)
     assert not list((room / "cache").iterdir())
 
 
-def test_what_cannot_be_written_is_said_in_one_line_and_nothing_is_left(room: Path, call: Call) -> None:
+def test_what_cannot_be_written_is_said_in_one_line_and_nothing_is_left(room: Path, call: Within) -> None:
     options = ("unpack", "demo.ssd.tar", "--out", "closed/bundle")
-    assert call(bundle_main, "pack", str(bundle_path(Path("demo"))), "--out", "demo.ssd.tar")[0] == 0
-    assert call(bundle_main, "unpack", "demo.ssd.tar", "--out", "open")[0] == 0
+    assert call(bundle_main, "pack", str(bundle_path(Path("demo"))), "--out", "demo.ssd.tar").returncode == 0
+    assert call(bundle_main, "unpack", "demo.ssd.tar", "--out", "open").returncode == 0
     (room / "cache").chmod(0o777)
     for each in (room / "cache").rglob("*"):
         each.chmod(0o777)
     with another_user():
-        code, _, said = call(bundle_main, *options)
+        done = call(bundle_main, *options)
         with pytest.raises(PermissionError):
             write_atomically(room / "closed" / "kept", "changed")
         with pytest.raises(PermissionError), new_folder(room / "closed" / "new"):
             pass
-    assert code == 2
-    assert said.count("\n") == 1
-    assert "closed" in said
-    assert "Permission denied; check the path" in said
+    assert_refused(done, "closed.*Permission denied; check the path")
     assert [file.name for file in (room / "closed").iterdir()] == ["kept"]
     assert (room / "closed" / "kept").read_text() == "as it was"

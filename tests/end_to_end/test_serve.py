@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ssd_profiles.prompts import read_prompts
-from tests.clocks import ANY_MACHINE
+from tests.commands import COMPILE, command
 from tests.folders import TEXTS, save_tiny_model
 from tests.ports import unused_port
 from tests.served import SERVE, environment, log_of, open_requests, post, server
@@ -75,8 +74,8 @@ def test_options_reach_the_server(room: Path) -> None:
 def test_nobody_gets_in_before_the_model_is_there(room: Path) -> None:
     """So a health check that connects is no sign of life while the model is loaded."""
     port = unused_port()
-    command = [*SERVE, "--model", "model", "--port", str(port), "--strategy", "plain"]
-    process = subprocess.Popen(command, cwd=room, env=environment(room), stderr=subprocess.PIPE, text=True)
+    started = [*SERVE, "--model", "model", "--port", str(port), "--strategy", "plain"]
+    process = subprocess.Popen(started, cwd=room, env=environment(room), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         refused = False
@@ -125,11 +124,9 @@ def test_recorded_requests_are_a_prompt_file(room: Path) -> None:
 
 def compiled(folder: Path, *domains: str) -> None:
     """Compile a bundle of these domain files, over one that is there."""
-    code = f"{ANY_MACHINE}from ssd_compiler.cli import main; main()"
     files = [f"--domain-file={each}" for each in domains]
-    options = ["--model", "model", *files, "--out", "bundle", "--evaluations", "12", "--device", "cpu"]
-    command = [sys.executable, "-c", code, *options]
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
+    options = ["--model", "model", *files, "--out", "bundle", "--evaluations", "3", "--device", "cpu"]
+    done = command(folder, COMPILE, *options)
     assert done.returncode == 0, done.stderr
 
 
@@ -206,9 +203,7 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_ends_with_one_line(room: Path, options: list[str], message: str) -> None:
-    done = subprocess.run(
-        [*SERVE, *options], cwd=room, env=environment(room), capture_output=True, text=True, check=False
-    )
+    done = command(room, "ssd_runtime.commands.serve", *options)
     assert done.returncode == 2
     *notes, error = done.stderr.splitlines()
     assert error.startswith(f"error: {message}")
@@ -218,12 +213,6 @@ def test_bad_input_ends_with_one_line(room: Path, options: list[str], message: s
 def test_a_port_that_is_taken_is_said_at_once(room: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = subprocess.run(
-            [*SERVE, "--model", "model", "--port", port],
-            cwd=room,
-            env=environment(room),
-            capture_output=True,
-            text=True,
-        )
+        done = command(room, "ssd_runtime.commands.serve", "--model", "model", "--port", port)
     assert done.returncode == 2
     assert f"127.0.0.1:{port} cannot be listened on" in done.stderr

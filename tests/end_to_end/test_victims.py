@@ -40,12 +40,12 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def attacks(strategy: str) -> Iterator[dict[str, Any]]:
-    """The parameters that do their worst together, then with each parameter at either end of its range."""
-    known = {each.name: each.metadata.get("bounds", ()) for each in fields(SETTINGS[strategy])}
+    """The parameters that do their worst, alone and beside all others at the lower and at the upper ends."""
+    known = {each.name: each.metadata["bounds"] for each in fields(SETTINGS[strategy]) if "bounds" in each.metadata}
     worst = {name: value for name, value in WORST.items() if name in known}
     yield worst
-    for name, bounds in known.items():
-        yield from ({**worst, name: each} for each in bounds if each != worst.get(name))
+    for end in (0, -1):
+        yield {name: bounds[end] for name, bounds in known.items()} | worst
 
 
 @pytest.mark.parametrize("strategy", ["auto", "lookup", *STUDIED])

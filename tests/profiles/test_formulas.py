@@ -1,13 +1,15 @@
-"""The golden numbers of the papers."""
+"""The golden numbers of the papers, and statistics of speed and acceptance."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd_profiles.acceptance import DRAFT_LENGTHS, THRESHOLDS, AcceptanceProfile, Trace, replay
 from ssd_profiles.formulas import (
     annealed_temperature,
     expected_speedup,
@@ -15,6 +17,7 @@ from ssd_profiles.formulas import (
     tokens_per_layer,
     tokens_per_time,
 )
+from ssd_profiles.intervals import speedup, speedup_interval
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,70 @@ def test_tpl_is_tpt_of_layers_that_cost_the_same(agreement: float, length: int, 
     exit_layer = max(1, round(share * 40))
     per_time = tokens_per_time(agreement, length, exit_layer * layer, 40 * layer)
     assert tokens_per_layer(agreement, length, exit_layer, 40) == pytest.approx(per_time * layer)
+
+
+traces = st.lists(st.tuples(st.booleans(), st.floats(0.0, 1.0)), min_size=1, max_size=80).map(
+    lambda rows: Trace(np.array([match for match, _ in rows]), np.array([p for _, p in rows]))
+)
+
+
+@given(traces, st.sampled_from(DRAFT_LENGTHS), st.sampled_from(THRESHOLDS))
+def test_replay_yields_every_token_once(trace: Trace, length: int, threshold: float) -> None:
+    found = replay(trace, length, threshold)
+    assert len(trace.matches) <= found.tokens <= len(trace.matches) + 1
+    assert found.cycles <= found.steps <= found.cycles * length
+    assert found.tokens - found.cycles <= found.steps
+
+
+def test_replay_by_hand() -> None:
+    trace = Trace(np.array([1, 1, 0, 1, 1, 1, 1, 0], bool), np.array([0.9, 0.9, 0.4, 0.9, 0.4, 0.9, 0.9, 0.9]))
+    # 4 drafts: 2 right, correction; then 4 right and the bonus token falls on the last, wrong, position.
+    found = replay(trace, 4, 0.0)
+    assert (found.cycles, found.steps, found.tokens) == (2, 8, 8)
+    # With a threshold the first draft ends behind the unsure wrong token, the second behind the unsure right one.
+    found = replay(trace, 4, 0.5)
+    assert (found.cycles, found.steps, found.tokens) == (3, 3 + 2 + 2, 8)
+
+
+def test_the_profile_of_independent_matches_is_the_formula() -> None:
+    random = np.random.default_rng(0)
+    matches = random.random(40_000) < 0.8
+    profile = AcceptanceProfile.of_traces([Trace(matches, np.ones(matches.size))])
+    assert profile.token_agreement == pytest.approx(0.8, abs=0.01)
+    for row, length in enumerate(DRAFT_LENGTHS):
+        assert profile.tokens[row, 0] == pytest.approx(expected_tokens(0.8, length), rel=0.03)
+        assert profile.steps[row, 0] == pytest.approx(length, rel=0.01)
+
+
+def test_a_profile_needs_positions() -> None:
+    with pytest.raises(ValueError, match="position"):
+        AcceptanceProfile.of_traces([])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6, 40])
+def test_the_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
+    random = np.random.default_rng(count)
+    held = sure = 0
+    for _ in range(1000):
+        plain = random.uniform(1, 1.5, count)
+        same = plain / random.normal(1.0, 0.1, count)
+        found = speedup_interval(list(plain), list(same))
+        assert found is not None
+        low, high = found
+        held += low <= 0.99 <= high  # total over total: the harmonic mean of N(1, 0.1)
+        sure += low > 1.0
+    assert held >= 930
+    assert sure <= 35, "a speed-up that is none is claimed in one of forty"
+
+
+def test_equal_times_are_no_speedup() -> None:
+    assert speedup([1.0, 2.0], [1.0, 2.0]) == 1.0
+    assert speedup_interval([1.0, 2.0], [1.0, 2.0]) == (1.0, 1.0)
+
+
+def test_the_interval_is_a_point_where_all_agree() -> None:
+    assert speedup_interval([1.0, 2.0, 3.0], [0.5, 1.0, 1.5]) == (2.0, 2.0)
+
+
+def test_one_prompt_does_not_tell_how_sure_it_is() -> None:
+    assert speedup_interval([2.0], [1.0]) is None

@@ -1,10 +1,13 @@
+"""Files of prompts, the packaged domains, and the line of another program's error."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.domain import domain_names, load_domain, starter_set
+from ssd_profiles.errors import MAX_LINE, UserError, first_line
 from ssd_profiles.prompts import read_prompts
 
 
@@ -48,3 +51,71 @@ def test_bad_files_name_the_line(tmp_path: Path, text: str | bytes, says: str) -
     with pytest.raises(UserError, match=says) as error:
         read_prompts(write(tmp_path, text))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", domain_names())
+def test_every_domain_is_complete(name: str) -> None:
+    domain, starter = load_domain(name), starter_set(name)
+    assert domain.name == name
+    assert len(starter.shots) >= domain.shots
+    prompts = [domain.render(record, starter.shots) for record in starter.records]
+    assert len(set(prompts)) == len(prompts) >= 24
+    shown = [str(shot) for shot in starter.shots]
+    assert not any(str(record) in shown for record in starter.records)
+    asked = {domain.ask(record, way) for record in starter.records for way in range(3)}
+    assert len(asked) == 3 * len(prompts)
+    assert not asked & set(prompts) or domain.shots == 0
+
+
+def test_shots_and_lengths_are_the_papers() -> None:
+    """KNN-SSD §5.1, SWIFT appendix B.1."""
+    settings = {name: (load_domain(name).shots, load_domain(name).max_new_tokens) for name in domain_names()}
+    assert {name: settings[name] for name in settings if name not in ("math", "xsum")} == {
+        "cnn": (1, 64),
+        "gsm8k": (5, 64),
+        "wmt16": (5, 64),
+        "spider": (3, 64),
+        "tinystories": (1, 128),
+        "humaneval": (0, 512),
+        "alpaca": (0, 512),
+    }
+
+
+def test_rows_become_records() -> None:
+    story = load_domain("tinystories").record({"text": " ".join(f"w{i}" for i in range(99))})
+    assert len(story["beginning"].split()) == 30
+    assert story["story"].startswith(story["beginning"])
+    row = {"translation": {"de": "Guten Tag", "en": "Hello"}}
+    assert load_domain("wmt16").record(row) == {"german": "Guten Tag", "english": "Hello"}
+    with pytest.raises(KeyError):
+        load_domain("cnn").record(row)
+
+
+def test_render_puts_shots_first() -> None:
+    domain = load_domain("gsm8k")
+    text = domain.render(
+        {"question": "Q?", "answer": "no"}, [{"question": f"q{i}", "answer": f"a{i}"} for i in range(9)]
+    )
+    assert text.count("Question:") == 6
+    assert text.endswith("Question: Q?\nAnswer:")
+    assert "a4" in text
+    assert "a5" not in text
+    assert "no" not in text
+
+
+def test_unknown_domains_are_named() -> None:
+    with pytest.raises(UserError, match=r"cnn, gsm8k, humaneval"):
+        load_domain("nope")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("\n one \ntwo"), "one"),
+        (ValueError("x" * 999), "x" * MAX_LINE),
+        (TimeoutError(), "TimeoutError"),
+        (OSError(" \n"), "OSError"),
+    ],
+)
+def test_an_error_without_a_message_is_named(error: Exception, line: str) -> None:
+    assert first_line(error).strip() == line

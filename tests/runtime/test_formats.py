@@ -58,7 +58,6 @@ def test_a_product_is_that_of_the_dequantised_weight_with_rounded_rows(kind: Typ
 def test_a_weight_takes_the_bytes_that_it_has_in_the_file(kind: Type) -> None:
     columns, size = GGML_QUANT_SIZES[kind]
     kept = format_of(kind)
-    assert kept is not None
     of_file = 8 * size / columns
     assert of_file <= kept.bits <= of_file * (1.04 if kept is Q3_K else 1.0)
     assert kernel_and_weight(kind)[0].nbytes == OUT * COLUMNS * kept.bits / 8

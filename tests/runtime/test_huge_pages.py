@@ -7,11 +7,9 @@ import mmap
 import pytest
 import torch
 
-from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.weights.kernels.huge_pages import LINE, use_huge_pages
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
-from tests.models import tiny_model
 
 pytestmark = pytest.mark.skipif(
     library() is None or not hasattr(mmap, "MADV_HUGEPAGE"), reason="needs our own kernels, and Linux"
@@ -41,20 +39,3 @@ def test_weights_move_once_and_those_that_come_later_move_alone() -> None:
     use_huge_pages([*first, *later])
     assert first[0]._blocks.data_ptr() == place
     assert all(kernel.moved for kernel in later)
-
-
-def test_a_part_that_is_in_use_outlives_the_others() -> None:
-    found, x = kernels(3), torch.randn(2, 96)
-    use_huge_pages(found)
-    last = found.pop()
-    expected = last(x)
-    found.clear()
-    assert torch.equal(last(x), expected)
-
-
-def test_light_copies_move() -> None:
-    decoder = Decoder(tiny_model("llama", hidden_size=64, intermediate_size=96, vocab_size=96))
-    decoder.lighten("8")
-    copies = [copy.kernel for linear in decoder.projections for copy in linear.copies.values()]
-    assert copies
-    assert all(copy.moved for copy in copies if isinstance(copy, Native))

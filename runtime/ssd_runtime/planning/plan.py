@@ -29,8 +29,6 @@ class Plan:
     """The mask's entry of a frontier, as `domain[index]`."""
     mask: SubLayerPlan | None = None
     """Sub-layers that drafting skips; None if the drafter uses no mask."""
-    detail: str = ""
-    """Figures that the plan was chosen by."""
 
     @classmethod
     def masked(

@@ -1,15 +1,19 @@
-"""`--artifact` opens only what is trusted, follows the Hub's links, and prints no terminal escapes."""
+"""Bundles are opened from wherever they are, and what is not reachable is said."""
 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.sharing import reachable as module
 from ssd_artifacts.sharing.archive import pack
 from ssd_artifacts.sharing.opening import open_bundle, open_given, trusted_bundle
+from ssd_artifacts.sharing.reachable import reachable
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 from tests.bundles import bundle
@@ -61,3 +65,34 @@ def test_no_error_carries_what_a_terminal_obeys(text: str) -> None:
 
 def test_an_error_keeps_the_letters_of_all_languages() -> None:
     assert str(UserError("Größe: 日本語 — “x”\n  next")) == "Größe: 日本語 — “x” next"
+
+
+HUB = "https://hub.example"
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, ("hub.example", 443)),
+        ({"https_proxy": "http://proxy.example:3128"}, ("proxy.example", 3128)),
+        ({"https_proxy": "proxy.example:3128"}, ("proxy.example", 3128)),
+        ({"https_proxy": "proxy.example:3128", "no_proxy": ".example"}, ("hub.example", 443)),
+    ],
+)
+def test_a_proxy_counts_where_it_is_used(
+    environment: dict[str, str], address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asked = list[Any]()
+
+    def connect(place: Any, timeout: float) -> Any:
+        asked.append(place)
+        raise OSError
+
+    monkeypatch.setattr(module, "socket", type("socket", (), {"create_connection": staticmethod(connect)}))
+    assert not reachable(HUB)
+    assert asked == [address]
+    assert socket.create_connection is not connect

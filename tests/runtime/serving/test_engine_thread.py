@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
-from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.pending import Block, End
 from tests.folders import TEXTS, save_tiny_model
-from tests.serving import Inbox, assert_ended_once, lone, request_for, running, tiny_engine
+from tests.serving import Inbox, assert_ended_once, request_for, running, tiny_engine
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +27,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 def thread(engine: Engine) -> Iterator[EngineThread]:
     with running(engine) as thread:
         yield thread
-
-
-def test_answers_are_those_of_lone_plain_decoding_and_come_in_blocks(engine: Engine) -> None:
-    requests = [
-        request_for(engine, TEXTS[0], 24),
-        request_for(engine, TEXTS[1], 9, "clasp"),
-        request_for(engine, TEXTS[2], 30, seed=5),
-        request_for(engine, TEXTS[0], 24, "lookup", stream="another"),
-        request_for(engine, TEXTS[1], 1),
-    ]
-    expected = [lone(engine, each) for each in requests]
-    inbox = Inbox()
-    with running(engine) as thread:
-        thread.submit(requests, inbox.listen)
-        ends = inbox.wait(len(requests))
-    assert_ended_once(inbox, len(requests))
-    for place, tokens in enumerate(expected):
-        outcome = ends[place].outcome
-        assert outcome is not None
-        assert outcome.generation.token_ids == tokens
-        blocks = [event for event in inbox.events[place] if isinstance(event, Block)]
-        assert "".join(block.text for block in blocks) == outcome.text
-        assert [token for block in blocks for token in block.tokens] + list(ends[place].tokens) == tokens
-    assert len(inbox.events[0]) > 2, "text comes while the answer is decoded"
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -90,7 +62,6 @@ def test_every_order_ends_once_whenever_it_is_cancelled(
     for place, (tokens, _, after) in enumerate(plan):
         if after is None:
             outcome = ends[place].outcome
-            assert outcome is not None
             assert len(outcome.generation.token_ids) == tokens
         assert ends[place].outcome is not None or ends[place].cancelled
     assert engine.scheduler.pool.used_bytes == engine.scheduler.prefixes.bytes
@@ -116,16 +87,7 @@ def test_a_defect_in_one_order_leaves_the_others_alone(
     assert isinstance(ends[1].error, ZeroDivisionError)
     for place in (0, 2):
         outcome = ends[place].outcome
-        assert outcome is not None
         assert len(outcome.generation.token_ids) == 12
-
-
-def test_an_order_that_cannot_begin_ends_with_its_error(engine: Engine, thread: EngineThread) -> None:
-    inbox = Inbox()
-    thread.submit([request_for(engine, TEXTS[0], 4, "knn"), request_for(engine, TEXTS[0], 4)], inbox.listen)
-    ends = inbox.wait(2)
-    assert isinstance(ends[0].error, UserError)
-    assert ends[1].outcome is not None
 
 
 def test_a_failed_step_ends_the_open_orders_and_not_the_thread(
@@ -142,28 +104,6 @@ def test_a_failed_step_ends_the_open_orders_and_not_the_thread(
     thread.submit([request_for(engine, TEXTS[0])], later.listen)
     assert later.wait(1)[0].outcome is not None
     assert_ended_once(inbox, 2)
-
-
-def test_a_step_that_fails_half_way_leaves_nothing_behind(
-    engine: Engine, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some of its jobs have ended, others not; the next requests meet none of them."""
-    scheduler = engine.scheduler
-    answer = scheduler._answer
-
-    def fail(jobs: Any) -> None:
-        answer(jobs)
-        if any(job.done for job in jobs):
-            raise RuntimeError("planted")
-
-    inbox, later = Inbox(), Inbox()
-    with monkeypatch.context() as patched:
-        patched.setattr(scheduler, "_answer", fail)
-        thread.submit([request_for(engine, TEXTS[0], 3), request_for(engine, TEXTS[1], 30)], inbox.listen)
-        assert all(isinstance(end.error, RuntimeError) for end in inbox.wait(2).values())
-    thread.submit([request_for(engine, TEXTS[0], 5), request_for(engine, TEXTS[2], 5)], later.listen)
-    assert all(end.outcome is not None for end in later.wait(2).values())
-    assert scheduler.pool.used_bytes == scheduler.prefixes.bytes
 
 
 def test_an_order_whose_listener_fails_is_cancelled(engine: Engine, thread: EngineThread) -> None:
@@ -257,27 +197,3 @@ def test_a_thread_that_dies_tells_every_request(engine: Engine, monkeypatch: pyt
     thread.submit([request_for(engine, TEXTS[0])] * 3, inbox.listen)
     assert {type(end.error) for end in inbox.wait(3).values()} == {Closing}
     assert not thread.alive
-
-
-def test_streams_share_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither prefixes nor what planners have learned."""
-    engine = tiny_engine(save_tiny_model(tmp_path))
-    made = list[str]()
-
-    def noted(*, name: str, **others: Any) -> MakePlanner:
-        made.append(name)
-        return make_strategy(name=name, **others)
-
-    monkeypatch.setattr("ssd_runtime.engine.stream_planners.make_strategy", noted)
-    inbox = Inbox()
-    with running(engine) as thread:
-        for number, stream in enumerate(["one", "one", "two", "one"]):
-            thread.submit(
-                [request_for(engine, TEXTS[0] * 3, 4, stream=stream)], lambda _, e, n=number: inbox.listen(n, e)
-            )
-            ends = inbox.wait(1)
-    cached = [end.outcome.generation.num_cached_tokens for _, end in sorted(ends.items()) if end.outcome]
-    assert cached[0] == cached[2] == 0
-    assert cached[1] > 0
-    assert cached[3] > 0
-    assert made == ["auto", "auto"], "a maker of planners for each stream"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from ssd_runtime.serving.http.logits import TokenLogprobs
 from ssd_runtime.serving.http.openai.logprobs import PositionReader, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.token_bytes import TokenBytes
-from tests.models import tiny_model
-from tests.serving import serving, tiny_engine, tiny_service
 from tests.toy_tokenizers import ADDED, KINDS, SPECIAL
 
 WORDS = st.sampled_from(
@@ -111,43 +105,3 @@ def test_a_leading_space_and_the_parts_of_a_character_are_told() -> None:
         assert len(parts) > 1
         assert b"".join(each.chosen.bytes for each in parts) == "🎈".encode()
         assert len({each.offset for each in parts}) == 1
-
-
-@pytest.fixture(scope="module", params=["byte_level", "llama"])
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """A random model whose answers are any tokens, behind a socket."""
-    folder: Path = tmp_path_factory.mktemp("model")
-    tokenizer = tokenizer_of(request.param)
-    tiny_model("llama", seed=6, vocab_size=len(tokenizer), num_hidden_layers=8).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    with serving(tiny_service(tiny_engine(folder))) as address:
-        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_so_they_do_over_a_socket_whole_and_streamed(client: openai.OpenAI, seed: int) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 16, "temperature": 1.5, "seed": seed, "stop": ["q"]}
-    chat = {**asked, "messages": [{"role": "user", "content": "the 😀"}], "logprobs": True, "top_logprobs": 3}
-    whole = client.chat.completions.create(**chat).choices[0]
-    assert whole.logprobs is not None
-    assert whole.logprobs.content is not None
-    joined = b"".join(bytes(each.bytes or []) for each in whole.logprobs.content)
-    text = whole.message.content or ""
-    if is_whole(joined):
-        assert joined.decode().startswith(text)
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**chat, stream=True)]
-    streamed = [each for chunk in chunks if chunk.logprobs for each in chunk.logprobs.content or []]
-    names = [(each.token, each.bytes, [one.token for one in each.top_logprobs]) for each in whole.logprobs.content]
-    assert [(each.token, each.bytes, [one.token for one in each.top_logprobs]) for each in streamed] == names
-    legacy = client.completions.create(**asked, prompt="the 😀", logprobs=2).choices[0]
-    listed = legacy.logprobs
-    assert listed is not None
-    chunks = [c.choices[0] for c in client.completions.create(**asked, prompt="the 😀", logprobs=2, stream=True)]  # type: ignore[misc]
-    offsets = [offset for chunk in chunks if chunk.logprobs for offset in chunk.logprobs.text_offset]  # type: ignore[union-attr]
-    assert offsets == listed.text_offset
-    for name, offset, top in zip(listed.tokens or [], offsets, listed.top_logprobs or [], strict=True):
-        assert name in top
-        if "\ufffd" not in legacy.text and not name.startswith(("token_id:", "<s>", "</s>", *SPECIAL)):
-            # The answer's text ends before the stop string, which the last token holds.
-            assert legacy.text[offset:].startswith(name.partition("q")[0])
-    assert json.dumps(listed.model_dump())

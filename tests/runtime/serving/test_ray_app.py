@@ -16,17 +16,12 @@ import psutil
 import pytest
 
 from ssd_runtime.engine.engine import Engine
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
 from tests.ports import unused_port
 from tests.serving import lone, request_for, tiny_engine
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 TOKENS = 400
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

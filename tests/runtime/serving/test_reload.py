@@ -1,10 +1,11 @@
-"""A new bundle is taken up while requests run, or refused while the old one stays."""
+"""A new bundle is taken up while requests run; prompts are recorded for the next one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
+import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,17 @@ from typing import Any
 import pytest
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.manifest import MANIFEST
-from ssd_artifacts.sharing.signature import sign
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import read_prompts
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.reload import BundleWatch
+from ssd_runtime.serving.record import Recorder, read_recorder
 from tests.bundles import bundle, fingerprint
 from tests.folders import TEXTS, save_tiny_model
-from tests.keys import key_pair
 from tests.serving import Inbox, assert_ended_once, lone, request_for, running, tiny_engine
 from tests.tables import latency_table
 
@@ -89,7 +90,6 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     for number, end in ends.items():
         assert end.outcome is not None, end.error
         assert end.outcome.generation.token_ids == expected[number % 3]
-    assert engine.bundle is not None
     assert engine.bundle.created == "today"
     assert sorted(made) == sorted((name, day) for name in strategies for day in ("yesterday", "today"))
     assert [record.message for record in caplog.records if "took up" in record.message]
@@ -111,53 +111,93 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
         asyncio.run(twice())
     assert len(caplog.records) == 1, "the same complaint is made once"
     assert "\n" not in caplog.records[0].message
-    assert engine.bundle is not None
     assert engine.bundle.created == "yesterday"
     inbox = Inbox()
     thread.submit([request_for(engine, TEXTS[0], 4, "knn")], inbox.listen)
     assert inbox.wait(1)[0].outcome is not None
 
 
-def test_with_a_key_only_what_it_signed_is_taken_up(engine: Engine, thread: EngineThread, tmp_path: Path) -> None:
-    private, public = key_pair(tmp_path, "mine")
-    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    sign(tmp_path / "bundle", private)
-    watch = BundleWatch(tmp_path / "bundle", public, thread, Metrics("tiny"))
-    assert asyncio.run(watch.reload())
-    bundle_of(engine, "today").save(tmp_path / "bundle")
-    assert not asyncio.run(watch.reload())
-    sign(tmp_path / "bundle", private)
-    assert asyncio.run(watch.reload())
-    assert engine.bundle is not None
-    assert engine.bundle.created == "today"
+ASKED = [("system", "Be brief."), ("user", "Write to ada@example.org, or\nring 0049 30 1234.")]
 
 
-def test_a_folder_that_is_still_being_copied_is_taken_up_once_it_is_whole(
-    engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And not again after that."""
-    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    bundle_of(engine, "today").save(tmp_path / "new")
-    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
+def test_a_recorded_file_is_a_prompt_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    first = Recorder(path)
+    assert first.add(ASKED)
+    first.close()
+    assert not first.add(ASKED)
+    second = Recorder(path)
+    assert second.add([("user", "Grüße \U0001f600")], domain="letters")
+    prompts = read_prompts(path)
+    assert [prompt.messages for prompt in prompts] == [tuple(ASKED), (("user", "Grüße \U0001f600"),)]
+    assert [prompt.domain for prompt in prompts] == [None, "letters"]
+    assert len({prompt.id for prompt in prompts}) == 2
+    assert (first.recorded, second.recorded) == (1, 1)
 
-    async def copy() -> None:
-        polling = asyncio.ensure_future(watch.poll(0.01))
-        for file in (tmp_path / "bundle").rglob("*.yaml"):
-            file.unlink()
-        await asyncio.sleep(0.1)
-        shutil.copy(tmp_path / "new" / MANIFEST, tmp_path / "bundle" / MANIFEST)
-        await asyncio.sleep(0.1)
-        assert engine.bundle is None
-        shutil.copytree(tmp_path / "new", tmp_path / "bundle", dirs_exist_ok=True)
-        for _ in range(500):
-            await asyncio.sleep(0.01)
-            if engine.bundle is not None:
-                break
-        await asyncio.sleep(0.3)
-        polling.cancel()
 
-    with caplog.at_level(logging.INFO, "ssd_serve"):
-        asyncio.run(copy())
-    assert len([record for record in caplog.records if "took up" in record.message]) == 1
-    assert engine.bundle is not None
-    assert engine.bundle.created == "today"
+def test_what_would_make_the_file_unreadable_is_omitted(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    recorder = Recorder(path)
+    assert not recorder.add([])
+    assert not recorder.add([("user", " \n")])
+    assert not recorder.add([("user", "half \ud83d")])
+    assert recorder.add(ASKED)
+    assert len(read_prompts(path)) == recorder.recorded == 1
+
+
+def test_a_line_that_was_cut_off_spoils_no_later_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    path.chmod(0o644)
+    Recorder(path).add(ASKED)
+    assert len(read_prompts(path)) == 3
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_the_pattern_matches_is_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    Recorder(path, redact=re.compile(r"\S+@\S+\b|\d[\d ]+\d")).add(ASKED)
+    [prompt] = read_prompts(path)
+    assert prompt.messages[1][1] == "Write to [redacted], or\nring [redacted]."
+    assert "ada" not in path.read_text()
+
+
+def test_threads_and_recorders_of_one_file_mix_no_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    recorders = [Recorder(path), Recorder(path)]
+    texts = [f"{place} " + "long " * 3000 for place in range(8)]
+
+    def record(place: int) -> None:
+        for _ in range(20):
+            recorders[place % 2].add([("user", texts[place])])
+
+    threads = [threading.Thread(target=record, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(prompt.messages[0][1] for prompt in read_prompts(path)) == sorted(texts * 20)
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(Path("/dev/full"))
+    assert not recorder.add(ASKED)
+    assert not recorder.add(ASKED)
+    assert capsys.readouterr().err == "warning: recording in /dev/full has ended (No space left on device)\n"
+
+
+WRONG = {
+    "a share of nothing": ((None, 0.5, None), "--record-share: nothing is recorded"),
+    "redaction of nothing": ((None, None, "a"), "--record-redact: nothing is recorded"),
+    "no pattern": (("mine.jsonl", None, "("), "--record-redact: '(' is no regular expression"),
+    "a folder": ((".", None, None), "--record: . cannot be written (Is a directory)"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_options_are_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (path, share, pattern), says = WRONG[case]
+    with pytest.raises(UserError, match=re.escape(says)):
+        read_recorder(None if path is None else Path(path), share, pattern)
+    assert not list(tmp_path.iterdir())

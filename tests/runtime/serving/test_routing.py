@@ -1,16 +1,20 @@
-"""The router's reading of requests, and the number of replicas."""
+"""The router's reading of requests, the number of replicas, and a cluster that does not start."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.serving.ray_app.call import Call
+from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 from ssd_runtime.serving.ray_app.routing import read_call
 from ssd_runtime.serving.ray_app.scale import Scale
 
@@ -70,3 +74,22 @@ def test_the_router_needs_no_model() -> None:
     """It is a process of its own, which starts sooner and is smaller without torch."""
     code = "import sys, ssd_runtime.serving.ray_app.router; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("local", "--ray local: Ray did not start on this machine (TimeoutError)"),
+        ("ray://host", "--ray ray://host: no cluster can be joined there (TimeoutError); see `ray status`"),
+    ],
+)
+def test_a_cluster_that_fails_without_a_message_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, address: str, told: str
+) -> None:
+    def fail(**_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=fail, __spec__=ModuleSpec("ray", None)))
+    with pytest.raises(UserError, match=f"^{re.escape(told)}$"), ray_cluster(address):
+        pass

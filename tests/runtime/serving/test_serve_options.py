@@ -14,18 +14,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.serving.http.keys import KEY_VARIABLE, ApiKeys, read_keys
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests import ChatRequest, read_request
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
 from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
 
 QUESTION = [{"role": "user", "content": TEXTS[0]}]
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def ask(address: str, body: Any, method: str = "POST", **headers: str) -> tuple[http.client.HTTPResponse, Any]:
@@ -35,22 +31,6 @@ def ask(address: str, body: Any, method: str = "POST", **headers: str) -> tuple[
     response = connection.getresponse()
     content = response.read()
     return response, json.loads(content) if content[:1] == b"{" else content
-
-
-def test_another_chat_template_shows_tools_and_leaves_the_models_own_alone(folder: Path) -> None:
-    """A bundle's fingerprint has the model's own template: it must stay as it is."""
-    engine = tiny_engine(folder)
-    own = engine.loaded.tokenizer.chat_template
-    tool = {"type": "function", "function": {"name": "loaves", "parameters": {"type": "object"}}}
-    body = {"messages": QUESTION, "max_tokens": 3, "tools": [tool]}
-    tokens = list[int]()
-    for template in (TOOL_TEMPLATE, TOOL_TEMPLATE.replace("tools:", "use these tools, one by one:")):
-        with serving(tiny_service(engine := tiny_engine(folder), own_template=template)) as address:
-            response, answer = ask(address, body)
-            assert response.status == 200, answer
-            tokens.append(answer["usage"]["prompt_tokens"])
-        assert engine.loaded.tokenizer.chat_template == own
-    assert tokens[0] < tokens[1]
 
 
 def test_requests_set_variables_of_the_template_and_nothing_else(folder: Path) -> None:
@@ -77,12 +57,6 @@ def test_a_template_that_does_not_work_is_told_before_the_server_starts(folder: 
         with pytest.raises(UserError, match=f"^--chat-template: here does not work: .*({reason})"):
             PromptEncoder(loaded, template).check_template("here")
     PromptEncoder(loaded, TOOL_TEMPLATE).check_template("here")
-
-
-def test_calls_without_tags_are_read_where_the_template_asks_for_none(folder: Path) -> None:
-    engine = tiny_engine(folder)
-    assert not PromptEncoder(engine.loaded, TOOL_TEMPLATE).tags_calls
-    assert PromptEncoder(engine.loaded, TOOL_TEMPLATE + "<tool_call>").tags_calls
 
 
 def test_control_tokens_in_messages_are_text_unless_the_server_allows_them(folder: Path) -> None:
@@ -118,22 +92,6 @@ def test_the_name_of_a_control_token_is_a_stop(folder: Path) -> None:
             choice = answer["choices"][0]
             assert (choice["token_ids"], choice["finish_reason"]) == (tokens, reason)
             assert choice["message"]["content"] == ""
-
-
-@pytest.mark.parametrize(("allowed", "leave"), [((), False), (("https://a.example",), True), (("*",), True)])
-def test_web_pages_need_leave(folder: Path, allowed: tuple[str, ...], leave: bool) -> None:
-    """Without it a browser does not even send the request, because its type is JSON."""
-    with serving(tiny_service(tiny_engine(folder), allowed_origins=allowed)) as address:
-        asked = {
-            "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization,content-type",
-        }
-        for origin, given in (("https://a.example", leave), ("https://b.example", allowed == ("*",))):
-            response, _ = ask(address, {}, "OPTIONS", Origin=origin, **asked)
-            granted = response.getheader("access-control-allow-origin") in (origin, "*")
-            assert granted == given == (response.status == 200)
-            response, _ = ask(address, {"messages": QUESTION, "max_tokens": 2}, Origin=origin)
-            assert (response.getheader("access-control-allow-origin") in (origin, "*")) == given
 
 
 def test_a_body_that_comes_too_slowly_is_refused(folder: Path) -> None:
@@ -172,22 +130,56 @@ def test_the_memory_for_keys_bounds_a_request_and_none_fails_of_it(folder: Path)
         assert (response.status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_the_prompt_of_several_choices_is_run_once(folder: Path) -> None:
-    service = tiny_service(engine := tiny_engine(folder), temperature=0.9)
-    messages = [{"role": "user", "content": TEXTS[0] * 3}]
-    rows = 0
-    run = engine.decoder.run
+def ask_web(address: str, **headers: str) -> tuple[int, str]:
+    """Status and message of a response."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    connection.putrequest("GET", "/v1/models", skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    response = connection.getresponse()
+    return response.status, json.loads(response.read()).get("error", {}).get("message", "")
 
-    def counted(x: Any, batch: Any, *others: Any, **named: Any) -> Any:
-        nonlocal rows
-        rows += x.shape[0]
-        return run(x, batch, *others, **named)
 
-    engine.decoder.run = counted  # type: ignore[method-assign]
-    with serving(service) as address:
-        body = {"messages": messages, "n": 4, "seed": 1, "max_tokens": 2, "ssd": {"strategy": "plain"}}
-        response, answer = ask(address, body)
-    assert response.status == 200
-    prompt = answer["usage"]["prompt_tokens"]
-    assert prompt > 2 * 64
-    assert rows < 2 * prompt, "one prompt, and of the others what follows the last whole block"
+OWN = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:80", "127.8.0.1", "[::1]", "[::1]:8000"]
+FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "evil@example", "127.0.0.1.evil.example", "["]
+
+
+def test_names_of_this_machine_are_served_and_others_refused(folder: Path) -> None:
+    with serving(tiny_service(tiny_engine(folder), allowed_hosts=())) as address:
+        for host in OWN:
+            assert ask_web(address, Host=host)[0] == 200, host
+            assert ask_web(address, Origin=f"http://{host}")[0] == 200, host
+        for host in FOREIGN:
+            status, message = ask_web(address, Host=host)
+            assert (status, "--allow-host" in message) == (403, True), host
+        for origin in [*(f"https://{host}" for host in FOREIGN), "null", "file://"]:
+            status, message = ask_web(address, Origin=origin)
+            assert (status, "--allow-origin" in message) == (403, True), origin
+
+
+def test_what_is_allowed_is_served(folder: Path) -> None:
+    changes = {"allowed_hosts": ("Chat.example",), "allowed_origins": ("https://a.example",)}
+    with serving(tiny_service(tiny_engine(folder), **changes)) as address:
+        assert ask_web(address, Host="chat.example:443", Origin="https://chat.example")[0] == 200
+        assert ask_web(address, Origin="https://a.example")[0] == 200
+        assert ask_web(address, Host="a.example")[0] == 403
+        assert ask_web(address, Origin="http://a.example")[0] == 403
+    for hosts in (None, ("*",)):
+        with serving(tiny_service(tiny_engine(folder), allowed_hosts=hosts)) as address:
+            assert ask_web(address, Host="evil.example")[0] == 200
+
+
+def test_keys_of_the_environment_serve_where_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "first, second,")
+    assert read_keys(None) == ("first", "second")
+    assert read_keys(["given"]) == ("given",)
+    keys = ApiKeys(read_keys(None))
+    assert keys.stream_of("Bearer second") == "key 2"
+    assert keys.stream_of("Bearer given") is None
+
+
+@pytest.mark.parametrize("key", ["", "  ", "schlüssel"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    with pytest.raises(UserError, match="--api-key: a key is text of ASCII characters that is not empty"):
+        read_keys([key])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import socket
@@ -13,7 +12,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from ssd_runtime.serving.http.app import Service
-from ssd_runtime.serving.http.transport.connections import BoundedProtocol
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
 
@@ -107,37 +105,4 @@ def test_bytes_that_are_no_http_end_a_connection_whatever_was_answered(
         client.sendall(b"no length\r\n")
         assert ended(client)
     assert not [record for record in caplog.records if record.exc_info]
-    assert answered(address) == 200
-
-
-def test_clients_that_never_read_lose_their_connections(
-    address: tuple[str, int], service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others are answered meanwhile."""
-    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.SEND_SECONDS", 1.0)
-    connect = BoundedProtocol.connection_made
-
-    def connect_with_small_buffer(protocol: BoundedProtocol, transport: asyncio.Transport) -> None:
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        connect(protocol, transport)
-
-    monkeypatch.setattr(BoundedProtocol, "connection_made", connect_with_small_buffer)
-    fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 500, "stream": True}
-    body = json.dumps({**fields, "logprobs": True, "top_logprobs": 20}).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    clients = [socket.socket() for _ in range(3)]
-    for client in clients:
-        client.settimeout(60)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(address)
-        client.sendall(head.encode() + body)
-    assert answered(address) == 200
-    until = time.monotonic() + 120
-    while service.thread.open and time.monotonic() < until:
-        time.sleep(0.05)
-    assert service.thread.open == 0
-    time.sleep(2.0)
-    for client in clients:
-        with client, client.makefile("rb") as told:
-            assert b"[DONE]" not in told.read()
     assert answered(address) == 200

@@ -122,15 +122,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an endless loop": (LOOP, r"template refuses them \(it takes more than 2 s\)"),
     "a template's exception": ({"messages": [{"role": "user", "content": "raise"}]}, r"\(roles must alternate\)"),
     "an undefined variable": ({**PLAIN, "chat_template_kwargs": {"fails": 1}}, r"refuses them \(.*no attribute 'x'"),
-    "a division": ({**PLAIN, "chat_template_kwargs": {"fails": {"x": {"y": 1}}}}, r"ZeroDivisionError"),
-    "a type": ({**PLAIN, "chat_template_kwargs": {"fails": {"x": {"y": "a"}}}}, r"TypeError"),
-    "arguments of 900": (calling(nested(900)), DEEP),
     "arguments of 100,000": (calling(nested(100_000)), "more than .* lists and objects"),
     "arguments of 65": (calling(nested(65)), DEEP),
-    "arguments that are none": (calling("[1]"), "not a JSON object"),
-    "arguments cut short": (calling("[" * 90), "not a JSON object"),
-    "tools of 100": (tooled(nested(100)), DEEP),
-    "variables of 100": (with_variable(nested(100)), DEEP),
     "a conversation too long": (
         {"messages": [{"role": "user", "content": "x" * (LONG)}]},
         "more than .* tokens",
@@ -146,21 +139,6 @@ def test_every_error_of_a_template_is_a_400_with_its_message(hasty: Served, what
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(answer["error"]["message"])
     assert answer["error"]["message"].isprintable()
-
-
-@pytest.mark.parametrize("make", [calling, tooled, with_variable])
-def test_nesting_up_to_the_bound_is_answered(hasty: Served, make: Any) -> None:
-    status, answer = hasty.ask(make(nested(MOST_NESTING - 4)))
-    assert status == 200, answer
-
-
-def test_a_text_that_the_template_leaves_out_does_not_count(hasty: Served) -> None:
-    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * (LONG)}]
-    body = {"messages": said, "max_tokens": 1}
-    assert hasty.ask({**body, "chat_template_kwargs": {"brief": True}})[0] == 200
-    status, answer = hasty.ask(body)
-    assert status == 400
-    assert "more than" in answer["error"]["message"]
 
 
 def test_others_are_served_while_templates_loop(patient: Served) -> None:
@@ -181,7 +159,6 @@ def test_others_are_served_while_templates_loop(patient: Served) -> None:
     assert patient.ask({"prompt": TEXTS[0], "max_tokens": 2})[0] == 200
     # Whoever leaves frees a place, whether its conversation loops or waits.
     for connection in loops:
-        assert connection.sock is not None
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
     patient.until_looping(0)

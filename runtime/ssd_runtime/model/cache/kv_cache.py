@@ -35,11 +35,6 @@ class KVCache:
         pool.admit(self)
 
     @property
-    def capacity(self) -> int:
-        """The slot after the last that can be written."""
-        return self._reach
-
-    @property
     def bytes_per_slot(self) -> int:
         """Bytes of one slot over all layers."""
         return self.pool.layout.bytes_per_slot

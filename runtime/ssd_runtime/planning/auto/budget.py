@@ -43,10 +43,6 @@ class Budget:
         """Whether the next cycle may be planned; a plain step needs no plan."""
         return self.planning > 0.0
 
-    def allows(self, cost: float) -> bool:
-        """Whether a cycle may cost `cost` plain steps."""
-        return cost <= self.most_cost
-
     def update(self, tokens: int, cost: float, planning: float = 0.0) -> None:
         """Update with a cycle's tokens, its cost and the cost of planning it, both in plain steps."""
         left = self.planning + tokens * PLANNING_PER_TOKEN - planning

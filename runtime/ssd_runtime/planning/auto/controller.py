@@ -25,6 +25,7 @@ PLAIN_COSTS = [1.0]
 UNPLANNED = Plan("plain: not planned, since planning has used its share of the time")
 UNKNOWN_LOAD = Plan("plain: others decode, and what a step takes with them is not known yet")
 UNSETTLED = Plan("plain: what a step takes here is not known yet")
+NOT_WORTH_IT = Plan("plain: no draft that the budget covers is expected to be faster")
 
 
 class Controller:
@@ -88,10 +89,8 @@ class Controller:
             self._chosen = proposal
             return proposal.plan
         if guess.tree:
-            detail = f"{len(guess.tree)} guesses, {guess.speedup:.2f}x"
-            return Plan(reason="lookup", drafter=Ready(guess.tree), draft_length=MOST_GUESSES, detail=detail)
-        credit = f"{self.budget.credit:.1f} plain steps may be lost"
-        return Plan("plain: no draft that the budget covers is expected to be faster", detail=credit)
+            return Plan(reason="lookup", drafter=Ready(guess.tree), draft_length=MOST_GUESSES)
+        return NOT_WORTH_IT
 
     def _costs_under_load(self, context: int, load: Load) -> list[float]:
         """Costs of 1, 2, … rows of a request that shares its steps, computed once per step for the whole stream."""

@@ -58,7 +58,6 @@ class ExitDrafts:
             reason="draft by early exit",
             drafter=self._drafter,
             draft_length=length,
-            detail=f"{length} tokens, {expected:.2f}x",
         )
         return DraftProposal(source=self, best=best, plan=plan, speedup=expected)
 

@@ -105,5 +105,4 @@ class LightDrafts:
             reason=LIGHT,
             drafter=drafter,
             draft_length=chain.length + DEEPEST,
-            detail=f"{chain.length} tokens, {chain.speedup:.2f}x",
         )

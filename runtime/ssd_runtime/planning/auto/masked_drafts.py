@@ -102,13 +102,7 @@ class MaskedDrafts:
         if chain is None or chain.cost > most_cost:
             return None
         self._share = share
-        plan = self._plan(
-            option=option,
-            chain=chain,
-            costs=costs,
-            most_cost=most_cost,
-            load=f" with others at {share.step_cost:.2f} plain steps per step",
-        )
+        plan = self._plan(option=option, chain=chain, costs=costs, most_cost=most_cost)
         return DraftProposal(source=self, best=chain.speedup, plan=plan, speedup=chain.speedup)
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
@@ -161,9 +155,7 @@ class MaskedDrafts:
             chains.append(_MaskedChain(each.tokens / time * self._frontier.correction, each.length, cost))
         return chains
 
-    def _plan(
-        self, option: Option, chain: _MaskedChain, costs: Sequence[float], most_cost: float, load: str = ""
-    ) -> Plan:
+    def _plan(self, option: Option, chain: _MaskedChain, costs: Sequence[float], most_cost: float) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         entry = option.entry
         drafter = Extended(
@@ -181,7 +173,6 @@ class MaskedDrafts:
             draft_length=chain.length + DEEPEST,
             entry=entry.name,
             mask=entry.mask,
-            detail=f"{chain.length} tokens, {chain.speedup:.2f}x{load}",
         )
 
 

@@ -1,0 +1,146 @@
+"""Commands and tools end with the right exit code and message."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from ssd_compiler.bundles.cli import app as bundle_app
+from ssd_profiles.errors import UserError, require_packages
+from ssd_runtime.commands.command import (
+    BAD_INPUT,
+    CLOSED_OUTPUT,
+    INTERRUPTED,
+    run_command,
+    run_guarded,
+)
+from ssd_runtime.weights.dtype_names import read_dtype
+
+COMMANDS = {
+    "ssd-run": "ssd_runtime.commands.run",
+    "ssd-compile": "ssd_compiler.cli",
+    "ssd-serve": "ssd_runtime.commands.serve",
+    "ssd-bundle": "ssd_compiler.bundles.cli",
+}
+
+ENDS: dict[str, tuple[BaseException, int, str]] = {
+    "a mistake": (UserError("here: nothing; put something there"), BAD_INPUT, "here: nothing; put something there"),
+    "no file": (FileNotFoundError(2, "No such file or directory", "x"), BAD_INPUT, "x: No such file or directory"),
+    "interrupted": (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_wrong_is_said_in_one_line(end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error, code, says = ENDS[end]
+
+    def main() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        run_guarded(main)
+    assert ended.value.code == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {says}")
+    assert said.count("\n") == 1
+
+
+def test_a_reader_that_has_enough_is_no_mistake() -> None:
+    """As `ssd-run … | head`, where Typer would exit with 1: the code of an output that differs."""
+    work = (
+        "import typer; from ssd_runtime.commands.command import run_command; app = typer.Typer()\n"
+        "app.command()(lambda: [print('x' * 9999) for _ in range(999)] and None)\n"
+        "run_command(app)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == CLOSED_OUTPUT
+
+
+def test_a_reader_that_reads_nothing_is_no_mistake() -> None:
+    """As `ssd-bundle inspect … | true`: what is buffered finds out at the end that nobody reads."""
+    work = (
+        "import time; from ssd_runtime.commands.command import run_guarded; "
+        "run_guarded(lambda: [input(), print('x')] and None)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    process.stdin.write(b"\n")
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == CLOSED_OUTPUT
+
+
+def shown(command: str, *options: str, **environment: str) -> str:
+    """Standard output of a command under its own name, as the installed script has it."""
+    app = import_module(COMMANDS[command]).app
+    done = CliRunner().invoke(app, list(options), prog_name=command, env={"COLUMNS": "300", **environment})
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_panels_examples_and_exit_codes(command: str) -> None:
+    told = shown(command, "--help")
+    assert told.count("╭─") >= 2
+    assert f" {command} " in told.partition("Usage:")[2].partition("Exit codes:")[0].rpartition("╰")[2]
+    assert "130 interrupted" in told
+    assert "--version" in told
+    assert "--install-completion" in told
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_version_and_completion(command: str) -> None:
+    assert shown(command, "--version").startswith("ssd-decoding ")
+    variable = f"_{command.replace('-', '_').upper()}_COMPLETE"
+    words = {"COMP_WORDS": f"{command} --versi", "COMP_CWORD": "1", variable: "complete_bash"}
+    assert shown(command, **words).split() == ["--version"]
+
+
+def test_values_complete_and_brackets_are_no_markup() -> None:
+    words = {"COMP_WORDS": "ssd-run --dtype b", "COMP_CWORD": "2", "_SSD_RUN_COMPLETE": "complete_bash"}
+    assert shown("ssd-run", **words).split() == ["bf16", "bfloat16"]
+    assert "recorded as [redacted]." in " ".join(shown("ssd-run", "--help").split())
+    assert "auto[:N]" in shown("ssd-compile", "--help")
+
+
+def test_a_group_without_arguments_shows_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ssd-bundle"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(bundle_app)
+    assert ended.value.code == BAD_INPUT
+    told = capsys.readouterr()
+    assert "OPTIONS] COMMAND" in told.out + told.err
+    assert "error:" not in told.err
+
+
+def test_every_command_is_imported_without_torch() -> None:
+    """So that help, completion and bad input are answered at once."""
+    quick = f"import sys, {', '.join(COMMANDS.values())}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", quick], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [(None, None), ("auto", "auto"), ("fp32", "fp32"), ("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")],
+)
+def test_dtypes_have_the_names_of_transformers_too(given: str | None, name: str | None) -> None:
+    assert read_dtype(given) == name
+
+
+def test_unknown_dtypes_and_missing_packages_are_said() -> None:
+    with pytest.raises(UserError, match=r"--dtype: 'int8' is unknown; give one of fp32 \(float32\)"):
+        read_dtype("int8")
+    require_packages("ssd-some", "some", "json")
+    with pytest.raises(UserError, match=r"ssd-some: nothing_such cannot be imported; .*\[some\]"):
+        require_packages("ssd-some", "some", "json", "nothing_such")

@@ -1,0 +1,165 @@
+"""What a request's output is told with: text in pieces, cycles with their budget, seconds without others' work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from time import sleep
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ssd_runtime.devices.clock import WaitedLock
+from ssd_runtime.drafting.successors import Successors
+from ssd_runtime.engine.loop import decode
+from ssd_runtime.engine.observed import Observation, ObservedPlanner
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.output.text_stream import TextStream, cut_at_stop, stop_condition
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.auto.budget import Budget
+from ssd_runtime.planning.plan import PLAIN, BasePlanner, Cycle, PlainPlanner, Plan
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
+from tests.models import tiny_model
+
+
+def text_of(ids: list[int]) -> str:
+    """Ids are bytes: characters of several bytes arrive in pieces."""
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+@given(
+    st.text(max_size=60),
+    st.lists(st.integers(1, 5), max_size=60),
+    st.lists(st.text(min_size=1, max_size=3), max_size=2),
+)
+def test_pieces_add_up_to_the_text_before_the_stop(text: str, sizes: list[int], stops: list[str]) -> None:
+    written: list[str] = []
+    stream = TextStream(text_of, stops, written.append)
+    ids = list(text.encode())
+    for size in sizes:
+        stream.feed(ids[:size])
+        ids = ids[size:]
+    stream.feed(ids)
+    stream.close()
+    expected = cut_at_stop(text, stops)
+    assert "".join(written).startswith(expected) if not stops else True
+    if not stops:
+        assert "".join(written) == text
+
+
+def test_nothing_of_a_stop_string_is_shown() -> None:
+    written: list[str] = []
+    stream = TextStream(text_of, ["END"], written.append)
+    for byte in b"go E EN x END more":
+        stream.feed([byte])
+        if stop_condition(text_of, ["END"])(stream._ids):  # type: ignore[misc]
+            break
+    stream.close()
+    assert "".join(written) == "go E EN x "
+
+
+@given(st.text(alphabet="abé日😀", max_size=80), st.text(alphabet="abé日😀", min_size=1, max_size=4))
+def test_the_stop_condition_sees_what_the_whole_text_shows(text: str, stop: str) -> None:
+    """Though it looks at the last tokens alone."""
+    condition, ids = stop_condition(text_of, [stop]), list(text.encode())
+    whole = next((n for n in range(len(ids) + 1) if stop in text_of(ids[:n])), None)
+    assert next((n for n in range(len(ids) + 1) if condition(ids[:n])), None) == whole
+
+
+def cycle(tokens: int) -> Cycle:
+    return Cycle(
+        plan=PLAIN,
+        context=9,
+        drafted=4,
+        accepted=tokens - 1,
+        tokens=[1] * tokens,
+        verified=5,
+        draft_seconds=0.0,
+        verify_seconds=0.1,
+    )
+
+
+@dataclass
+class Spending(BasePlanner):
+    """Routes to a domain, changes its table with every plan, and pays three plain steps per cycle."""
+
+    budget: Budget = field(default_factory=Budget)
+    calls: list[str] = field(default_factory=list)
+
+    def start(self, session: Session, prompt: Prefill) -> None:
+        self.domain = "rivers"
+
+    def plan(self, context: int) -> Plan:
+        self.successors = Successors()
+        return PLAIN
+
+    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
+        self.budget.update(len(cycle.tokens), cost=3.0)
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+def test_cycles_are_reported_with_the_budget_they_took() -> None:
+    seen = list[Observation]()
+    planner = Spending()
+    watched = ObservedPlanner(planner, seen.append)
+    nothing: Any = None
+    watched.start(nothing, nothing)
+    assert watched.domain == "rivers"
+    assert watched.plan(9) is PLAIN
+    assert watched.successors is planner.successors is not None
+    before = planner.budget.credit
+    watched.observe(cycle(2), None)
+    after = planner.budget.credit
+    watched.observe(cycle(5), None)
+    watched.finish()
+    assert [len(each.cycle.tokens) for each in seen] == [2, 5]
+    assert seen[0].spent == before - after > 0
+    assert (seen[0].credit, seen[1].credit) == (after, planner.budget.credit)
+    assert seen[1].spent == 0.0, "a cycle that gains takes nothing"
+    assert planner.calls == ["finish"]
+
+
+def test_planners_without_a_budget_are_reported_too() -> None:
+    seen = list[Observation]()
+    ObservedPlanner(PlainPlanner(), seen.append).observe(cycle(1), None)
+    assert (seen[0].credit, seen[0].spent) == (None, 0.0)
+
+
+HELD = 1.0
+"""Seconds; a busy machine may hold a thread back for a large part of one."""
+
+
+def run_while_held(work: Callable[[], None], lock: WaitedLock, held: Event, ready: Event | None = None) -> None:
+    """Run `work` in a thread. Once it is `ready`, take the lock, set `held`, and release after `HELD` seconds."""
+    thread = Thread(target=work)
+    thread.start()
+    if ready is not None:
+        ready.wait()
+    with lock:
+        held.set()
+        sleep(HELD)
+    thread.join()
+
+
+def test_cycles_are_timed_without_the_forwards_of_other_sessions() -> None:
+    decoder, delivered, held, done = Decoder(tiny_model("llama")), Event(), Event(), list[Generation]()
+    session = Session(decoder)
+    prompt = session.prefill([1, 2, 3])
+
+    def interrupt(tokens: list[int]) -> None:
+        delivered.set()
+        held.wait()
+
+    def work() -> None:
+        done.append(decode(session, prompt, PlainPlanner(), Limits(6), interrupt))
+
+    run_while_held(work, decoder.lock, held, delivered)
+    assert sum(cycle.seconds + cycle.plan_seconds for cycle in done[0].cycles) < HELD / 2
+    assert done[0].decode_seconds >= HELD

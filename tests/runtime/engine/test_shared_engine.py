@@ -1,0 +1,153 @@
+"""Threads that share an engine, and Ctrl-C at any moment: every answer is plain decoding's, and no memory is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from ssd_runtime import Engine, RunSettings
+from ssd_runtime.engine.interrupts import uninterrupted
+from ssd_runtime.engine.request import Request
+from ssd_runtime.model.cache.slot_ranges import SlotRanges
+from tests.folders import TEXTS, save_tiny_model
+from tests.serving import tiny_engine
+
+THREADS = 8
+REQUESTS = int(os.environ.get("SSD_REQUESTS", "25"))
+INTERRUPTIONS = int(os.environ.get("SSD_KILLS", "10"))
+STRATEGIES = ("auto", "lookup", "clasp", "swift", "plain")
+LENGTHS = (1, 3, 6)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return tiny_engine(save_tiny_model(tmp_path_factory.mktemp("shared") / "model"), THREADS)
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], None]]:
+    """Press Ctrl-C after so many seconds; 0 for never."""
+    before = signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGINT, usual)
+
+
+def tokens(engine: Engine, texts: list[str], strategy: str, length: int) -> list[list[int]]:
+    outcomes = engine.generate(texts, RunSettings(strategy, max_new_tokens=length))
+    return [outcome.generation.token_ids for outcome in outcomes]
+
+
+def held(engine: Engine) -> int:
+    """Bytes of keys and values that belong to no prefix, while nothing is decoded."""
+    return engine.scheduler.pool.used_bytes - engine.scheduler.prefixes.bytes
+
+
+def test_threads_share_an_engine(engine: Engine) -> None:
+    expected = {(text, length): tokens(engine, [text], "plain", length) for text in TEXTS for length in LENGTHS}
+
+    def ask(number: int) -> int:
+        """Ask for one answer after another; returns how many were right."""
+        random = Random(number)
+        right = 0
+        for _ in range(REQUESTS):
+            text, length = random.choice(TEXTS), random.choice(LENGTHS)
+            right += tokens(engine, [text], random.choice(STRATEGIES), length) == expected[text, length]
+        return right
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert list(pool.map(ask, range(THREADS))) == [REQUESTS] * THREADS
+    assert held(engine) == 0
+
+
+@pytest.mark.parametrize("strategy", ["lookup", "clasp"])
+def test_ctrl_c_at_any_moment_leaves_the_engine_whole(
+    engine: Engine, strategy: str, alarm: Callable[[float], None]
+) -> None:
+    plain = tokens(engine, TEXTS, "plain", 32)
+    random = Random(INTERRUPTIONS)
+    outcomes = Counter[str]()
+    for _ in range(INTERRUPTIONS):
+        began = perf_counter()
+        assert tokens(engine, TEXTS, strategy, 32) == plain
+        try:
+            alarm(random.uniform(1e-4, perf_counter() - began))
+            tokens(engine, TEXTS, strategy, 32)
+            alarm(0)
+            outcomes["ended"] += 1
+        except KeyboardInterrupt:
+            outcomes["interrupted"] += 1
+        assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
+    assert outcomes["interrupted"] > INTERRUPTIONS // 4, outcomes
+    assert tokens(engine, TEXTS, strategy, 32) == plain
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("strategy", ["auto", "lookup", "plain"])
+def test_a_callback_cancels_a_request(engine: Engine, strategy: str, own: bool) -> None:
+    """It may cancel another request in the middle of a step, or its own; later prompts decode as plainly as before."""
+    settings = RunSettings(strategy, max_new_tokens=40)
+    texts = [f"{text} {text}" for text in TEXTS[:2]]
+    plain = tokens(engine, texts, "plain", 40)
+    seen, requests = list[int](), list[Request]()
+
+    def stop_one(ids: list[int]) -> None:
+        seen.extend(ids)
+        if len(seen) >= 5:
+            engine.cancel(requests[0 if own else 1])
+
+    requests += [engine.add_request(texts[0], settings, on_tokens=stop_one), engine.add_request(texts[1], settings)]
+    while not all(request.done for request in requests):
+        engine.step()
+    cancelled, other = requests if own else reversed(requests)
+    assert cancelled.job.result is None
+    assert cancelled.job.error is None
+    assert other.outcome().generation.token_ids == plain[own]
+    assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
+    assert tokens(engine, texts, strategy, 40) == plain
+
+
+@pytest.mark.parametrize("within", ["take", "extend", "give_back"])
+def test_ctrl_c_while_memory_changes_hands_loses_none(
+    engine: Engine, within: str, alarm: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tokens(engine, TEXTS, "plain", 12)
+    usual = getattr(SlotRanges, within)
+    pressed = list[bool]()
+
+    def interrupted(*given: Any) -> Any:
+        result = usual(*given)
+        if not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(SlotRanges, within, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens(engine, TEXTS, "lookup", 200)
+    assert pressed
+    assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
+    assert tokens(engine, TEXTS, "lookup", 12) == plain
+
+
+def test_ctrl_c_waits_for_the_end_of_the_block_and_a_second_one_does_not(alarm: Callable[[float], None]) -> None:
+    done = list[str]()
+    with pytest.raises(KeyboardInterrupt), uninterrupted(), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        done.append("after one")
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        done.append("after two")
+    assert done == ["after one"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,192 @@
+"""Every family computes what transformers computes, to fp32 rounding."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ssd_artifacts.fingerprint import COMPUTATION
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.engine.loop import decode
+from ssd_runtime.engine.output.divergence import Kind, compare
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.families import FAMILIES, max_context
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.sequence.session import Session
+from tests.models import SMALL, SWITCH, VARIANTS, VOCABULARY, tiny_model
+
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1}
+"""Largest difference as a share of the largest logit. Rows of bf16 differ in the last of eight bits, layer by layer."""
+KERNELS = {"packed": (torch.float32, True), "module": (torch.float32, False), "bf16": (torch.bfloat16, False)}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_logits_equal_transformers_prefill_steps_and_verification(variant: str, kernel: str) -> None:
+    """Prefill, steps, and verifications across a window's edge and a growth of the cache."""
+    dtype, pack = KERNELS[kernel]
+    model = tiny_model(variant, max_position_embeddings=512).to(dtype)
+    decoder = Decoder(model, weight_memory=1 << 40 if pack else 0)
+    ids = torch.randint(0, VOCABULARY, (280,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = model(torch.tensor([ids])).logits[0]
+    scale = expected.abs().max()
+    # Longer than `SWITCH`: longrope's second angles from the start, as in the one forward of transformers.
+    session = Session(decoder)
+    got = [decoder.logits(session.forward(ids[:40]))]  # prefill
+    session.commit(ids[:40])
+    for token in ids[40:45]:  # steps
+        got.append(decoder.logits(session.forward([token])))
+        session.commit([token])
+    for size in (2, 3, 4, 16, 185, 25):  # verifications, the last of them beyond the first 256 slots
+        rows = ids[session.committed : session.committed + size]
+        got.append(decoder.logits(session.forward(rows)))
+        session.commit(rows)
+    assert session.committed == len(ids)
+    assert (torch.cat(got) - expected).abs().max() <= TOLERANCE[dtype] * scale
+
+
+@pytest.mark.parametrize("length", [SWITCH - 12, SWITCH - 1, SWITCH, SWITCH + 1])
+@pytest.mark.parametrize("skipped", [{1, 4}, {0, 3, 6}, {7}])
+def test_longrope_across_its_switch(length: int, skipped: set[int]) -> None:
+    model = tiny_model("phi3-longrope", seed=2)
+    decoder, ids, limits = Decoder(model), list(range(1, length + 1)), Limits(40)
+    out = model.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, length:].tolist()
+    session = Session(decoder)
+    plan = Plan.masked("test", SubLayerPlan.of(4, skipped), 6)
+    for _ in range(2):  # the second time, the prompt's angles are those of a short sequence again
+        prompt = session.prefill(ids)
+        got = decode(session, prompt, ConstantPlanner(plan), limits)
+        assert compare(Session(decoder), ids, out, got.token_ids).kind is not Kind.ERROR
+        again = decode(session, prompt, PlainPlanner(), limits)
+        assert compare(Session(decoder), ids, out, again.token_ids).kind is not Kind.ERROR
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+ORIGINAL = {"original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "longest"),
+    [
+        ("llama", {"rope_type": "default", "rope_theta": 1e4}, 100),
+        ("llama", {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, 100),
+        ("llama", VARIANTS["llama-llama3-rope"][1]["rope_parameters"], 100),
+        ("llama", {**YARN, **ORIGINAL}, 128),
+        ("llama", {**YARN, **ORIGINAL, "factor": 2.0}, 100),
+        ("llama", {**YARN, **ORIGINAL, "factor": None}, 100),
+        ("qwen2", YARN, 400),
+        ("qwen2", {**YARN, "original_max_position_embeddings": 100}, 400),
+        (
+            "gemma3_text",
+            {"full_attention": {**YARN, **ORIGINAL}, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+            128,
+        ),
+    ],
+)
+def test_yarn_extends_the_context_by_its_factor(kind: str, rope: dict[str, object], longest: int) -> None:
+    sizes = {**SMALL, "num_hidden_layers": 6, "max_position_embeddings": 100}
+    config = AutoConfig.for_model(kind, **sizes)
+    config.rope_parameters = copy.deepcopy(rope)  # as it was saved: what transformers checks differs by version
+    assert max_context(config) == longest
+
+
+@torch.no_grad()
+def test_decoding_crosses_the_original_context_of_yarn() -> None:
+    model = tiny_model("qwen2-yarn-rope", seed=2)
+    decoder, ids = Decoder(model), list(range(1, 81))
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=90, do_sample=False)[0]
+    assert len(expected) > model.config.max_position_embeddings
+    session, plan = Session(decoder), Plan.masked("test", SubLayerPlan.of(4, {1, 4}), 6)
+    for planner in (PlainPlanner(), ConstantPlanner(plan)):
+        got = decode(session, session.prefill(ids), planner, Limits(90))
+        assert compare(Session(decoder), ids, expected[80:].tolist(), got.token_ids).kind is not Kind.ERROR
+    logits = model(expected[None]).logits[0]
+    ours = decoder.logits(Session(decoder).forward(expected.tolist()))
+    assert (ours - logits).abs().max() <= TOLERANCE[torch.float32] * logits.abs().max()
+
+
+@torch.no_grad()
+def test_forward_follows_modules_put_in_place_of_others() -> None:
+    """As adapters are, which keep the module they stand for."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 0.8 * self.inner(x)
+
+    model = tiny_model("qwen3", seed=3)
+    decoder, ids = Decoder(model), list(range(2, 20))
+    before = decoder.logits(Session(decoder).forward(ids))
+    for parent, name in (
+        (model.model.layers[1].self_attn, "k_proj"),
+        (model.model.layers[1].mlp, "down_proj"),
+        (model.model.layers[2], "input_layernorm"),
+        (model.model, "norm"),
+        (model, "lm_head"),
+    ):
+        inner = getattr(parent, name)
+        setattr(parent, name, Scaled(inner))
+        scaled = decoder.logits(Session(decoder).forward(ids))
+        torch.testing.assert_close(scaled, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(scaled, before), name
+        setattr(parent, name, inner)
+        torch.testing.assert_close(decoder.logits(Session(decoder).forward(ids)), before)
+
+
+@pytest.mark.parametrize("part", ["", "model", "model.layers.1", "model.layers.1.self_attn", "model.layers.1.mlp"])
+@pytest.mark.parametrize("way", ["hook", "before", "forward"])
+def test_a_hook_that_would_be_passed_by_is_refused(part: str, way: str) -> None:
+    model = tiny_model("llama")
+    decoder, module = Decoder(model), model.get_submodule(part)
+    if way == "forward":
+        module.forward = lambda *_args, **_kwargs: None
+    elif way == "before":
+        module.register_forward_pre_hook(lambda *_: None)
+    else:
+        module.register_forward_hook(lambda *_: None)
+    for built in (lambda: Session(decoder), lambda: Decoder(model)):
+        with pytest.raises(UserError, match="has a hook or a forward of its own"):
+            built()
+
+
+def test_what_the_families_compute_with_is_in_a_models_fingerprint() -> None:
+    settings = {value for family in FAMILIES.values() for value in dataclasses.asdict(family).values()}
+    for kind, changes in VARIANTS.values():
+        config = AutoConfig.for_model(kind, **{**SMALL, **changes}).to_dict()
+        assert set(SMALL) & set(config) - COMPUTATION <= {"bos_token_id", "eos_token_id", "pad_token_id"}
+        assert set(changes) & set(config) - {"resid_pdrop"} <= COMPUTATION, "dropout is training's alone"
+        assert settings & set(config) <= COMPUTATION
+
+
+def test_every_family_is_tested() -> None:
+    assert {kind for kind, _ in VARIANTS.values()} == set(FAMILIES)
+
+
+def test_unknown_models_are_refused_with_what_is_supported() -> None:
+    config = AutoConfig.for_model("gpt2", n_layer=1, n_embd=8, n_head=1, vocab_size=11, n_positions=16)
+    with pytest.raises(UserError, match=r"gpt2.*supported.*: Llama, Mistral, Qwen2"):
+        Decoder(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "what"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ("llama", VARIANTS["phi3-longrope"][1], "longrope"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "both directions"),
+    ],
+)
+def test_unsupported_features_are_refused(kind: str, changes: dict[str, object], what: str) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **changes}))
+    with pytest.raises(UserError, match=what):
+        Decoder(model)

@@ -1,0 +1,247 @@
+"""The controller in simulation: what it may lose is bounded, what pays is used, what fails is left and tried again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd_artifacts.domain_config import ExitChoice
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.cost import Entry
+from ssd_runtime.planning.frontier import Frontier
+from tests.simulated import Replay, Trace, controller, replay
+from tests.tables import latency_table, profile
+
+LAYERS = 8
+TABLE = latency_table(LAYERS)
+DOMAIN = "stories"
+BOUND = 5.4
+"""Plain steps that may be lost over 64 tokens: 5, and a little for what the last cycle yields besides."""
+
+
+def masks(name: str, skipped: range, agreement: float) -> Frontier:
+    """A frontier of one mask."""
+    return Frontier((Entry(name, SubLayerPlan.of(LAYERS, skipped), profile(agreement)),))
+
+
+HALF = {DOMAIN: masks("half", range(2, 10), 0.95)}
+KINDS = ("random", "repeating", "mixed")
+EXITS = [
+    ExitChoice(stops=stops, width=width, threshold=0.5, annealing=0.0, predicted_speedup=2.5)
+    for stops, width in (([1], 1), ([2, 4], 4), ([7], 6))
+]
+
+
+def story(kind: str, seed: int, length: int = 300) -> Trace:
+    """An answer that repeats itself, one without any pattern, or both by turns, with candidates that may be wrong."""
+    draws = random.Random(seed)
+    prompt = [draws.randint(1, 40) for _ in range(40)]
+    answer: list[int] = []
+    while len(answer) < length:
+        if kind == "random" or (kind == "mixed" and len(answer) // 60 % 2):
+            answer.append(draws.randint(1, 40))
+        else:
+            answer.append(prompt[len(answer) % 40])
+    answer = answer[:length]
+    # Of wrong candidates the target's own is never one: every guess by them fails.
+    return Trace(prompt, answer, [[99, 98, 97, 96]] * (length - 1), DOMAIN)
+
+
+TEN_MS = latency_table(LAYERS, mlp=8e-4, per_token=1e-4)
+"""A plain step takes some 10 ms, by this table."""
+PLANNING = 2.8e-4
+
+
+def run(
+    trace: Trace,
+    right: Callable[[int], bool],
+    frontiers: Mapping[str, Frontier] = HALF,
+    stream: Stream | None = None,
+    exits: ExitChoice | None = None,
+    table: LatencyTable = TABLE,
+    plan_seconds: float = 0.0,
+) -> Replay:
+    stream = stream or Stream()
+    planner = controller(table, stream, trace, frontiers, {DOMAIN: exits} if exits else {})
+    return replay(planner, stream, trace, table, lambda entry, place: (right(place), 1.0), plan_seconds)
+
+
+cycles_of_one = st.lists(st.none() | st.tuples(st.integers(1, 25), st.floats(1.0, 12.0)), max_size=8)
+requests = st.lists(cycles_of_one, max_size=25)
+"""Cycles of requests: tokens and cost; None for one that loses all that may be lost."""
+
+
+def spent(budget: Budget, cycle: tuple[int, float] | None) -> tuple[int, float]:
+    """Tokens and cost of a cycle; a plain step where it is not allowed."""
+    tokens, cost = cycle or (1, budget.most_cost)
+    return (tokens, cost) if cost <= budget.most_cost else (1, 1.0)
+
+
+@given(requests, st.floats(0.0, 0.3))
+def test_the_bound_holds_for_short_requests_one_after_the_other(
+    stream: list[list[tuple[int, float] | None]], planning: float
+) -> None:
+    """Over any run of cycles of one request after the other no more is lost than within a single long one."""
+    budgets, taken = Budgets(), list[tuple[int, float]]()
+    for cycles in stream:
+        budget = budgets.take()
+        for cycle in cycles:
+            planned = budget.covers_planning
+            done = spent(budget, cycle) if planned else (1, 1.0)
+            budget.update(*done, planning if planned else 0.0)
+            taken.append((done[0], done[1] + planning * planned))
+        budgets.give_back(budget)
+    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
+    tokens = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
+    for first, last in itertools.combinations(range(len(lost)), 2):
+        allowed = (tokens[last] - tokens[first]) * (PER_TOKEN + PLANNING_PER_TOKEN)
+        assert lost[last] - lost[first] <= MOST + MOST_PLANNING + planning + allowed + 1e-9
+
+
+@given(requests, st.integers(2, 5), st.integers(0, 99))
+def test_where_several_decode_at_once_the_bound_counts_for_each(
+    stream: list[list[tuple[int, float] | None]], most: int, seed: int
+) -> None:
+    """And what one of them does never changes what another may spend."""
+    draws, budgets, waiting = random.Random(seed), Budgets(), list(stream)
+    running, taken = list[tuple[Budget, list[tuple[int, float] | None]]](), list[tuple[int, float]]()
+    while running or waiting:
+        if waiting and len(running) < most:
+            running.append((budgets.take(), list(waiting.pop())))
+            continue
+        budget, cycles = running[draws.randrange(len(running))]
+        others = [replace(each) for each, _ in running if each is not budget]
+        if cycles:
+            done = spent(budget, cycles.pop())
+            budget.update(*done)
+            taken.append(done)
+        else:
+            running = [each for each in running if each[0] is not budget]
+            budgets.give_back(budget)
+        assert [each for each, _ in running if each is not budget] == others
+    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
+    tokens_so_far = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
+    for first, last in itertools.combinations(range(len(lost)), 2):
+        assert lost[last] - lost[first] <= most * MOST + (tokens_so_far[last] - tokens_so_far[first]) * PER_TOKEN + 1e-9
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([{}, HALF]))
+def test_where_planning_brings_nothing_a_fast_device_plans_less_often(
+    seed: int, frontiers: Mapping[str, Frontier]
+) -> None:
+    """Steps of 10 ms, of which planning every one takes 2.8%: a share of less than 1% remains."""
+    plain = TEN_MS.step_seconds(100)
+    assert 0.009 < plain < 0.011
+    trace = story("random", seed, length=900)
+    done = run(trace, lambda _: False, frontiers, table=TEN_MS, plan_seconds=PLANNING)
+    planning = sum(cycle.plan_seconds for cycle in done.cycles) / plain
+    assert planning <= 0.012 * done.tokens < 0.02 * done.tokens <= PLANNING / plain * done.tokens
+    losses = done.losses()
+    for first in range(0, len(losses), 7):
+        for last in range(first, len(losses), 11):
+            tokens = last - first + 1
+            limit = MOST + MOST_PLANNING + 0.4 + tokens * (PER_TOKEN + PLANNING_PER_TOKEN)
+            assert sum(losses[first : last + 1]) <= limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    st.integers(0, 1000),
+    st.lists(st.booleans(), min_size=1, max_size=40),
+    st.sampled_from([{}, HALF]),
+    st.sampled_from([None, *EXITS]),
+)
+def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(
+    kind: str, seed: int, pattern: list[bool], frontiers: Mapping[str, Frontier], exits: ExitChoice | None
+) -> None:
+    done = run(story(kind, seed), lambda place: pattern[place % len(pattern)], frontiers, exits=exits)
+    losses = done.losses()
+    for first in range(len(losses)):
+        for last in range(first, min(first + 64, len(losses))):
+            assert sum(losses[first : last + 1]) <= BOUND
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.5, MOST), st.sampled_from([HALF, {}]), st.sampled_from([None, *EXITS]))
+def test_nor_against_one_who_sees_the_credit(
+    seed: int, bar: float, frontiers: Mapping[str, Frontier], exits: ExitChoice | None
+) -> None:
+    """Drafts stand until much may be lost, then all fail."""
+    stream, trace = Stream(), story("mixed", seed)
+    planner = controller(TABLE, stream, trace, frontiers, {DOMAIN: exits} if exits else {})
+    done = replay(planner, stream, trace, TABLE, lambda _, place: (planner.budget.credit < bar, 1.0))
+    losses = done.losses()
+    for first in range(len(losses)):
+        assert sum(losses[first : first + 64]) <= BOUND
+
+
+@pytest.mark.parametrize("exits", [None, *EXITS])
+@pytest.mark.parametrize(
+    ("machine", "bound"),
+    [
+        (latency_table(LAYERS, per_token=6e-5), 10.0),
+        (replace(TABLE, head=4 * TABLE.head), 7.0),
+    ],
+)
+def test_on_a_machine_that_the_table_is_wrong_of_little_more_is_lost(
+    machine: LatencyTable, bound: float, exits: ExitChoice | None
+) -> None:
+    """Verifying eight tokens takes 2.5 plain steps where the table has 1.3; a draft step 0.8 where it has 0.65."""
+    for right, kind in itertools.product((lambda _: False, lambda place: place % 3 == 0), KINDS):
+        stream, trace = Stream(), story(kind, 0, 600)
+        planner = controller(TABLE, stream, trace, HALF, {DOMAIN: exits} if exits else {})
+        losses = replay(planner, stream, trace, machine, lambda _, place, right=right: (right(place), 1.0)).losses()
+        assert max(sum(losses[first : first + 64]) for first in range(len(losses))) <= bound
+        assert sum(losses) <= 0.03 * len(losses)
+
+
+@pytest.mark.parametrize("exits", [None, *EXITS])
+def test_wrong_drafts_cost_less_than_three_percent(exits: ExitChoice | None) -> None:
+    """Every draft of any kind fails; the stream is long."""
+    stream, stories = Stream(), [story("random", part, 500) for part in range(3)]
+    runs = [run(each, lambda place: False, HALF, stream, exits) for each in stories]
+    spent, tokens = sum(sum(done.costs) for done in runs), sum(done.tokens for done in runs)
+    assert tokens / spent > 0.97
+    assert tokens / spent < 1.0
+
+
+def test_good_masks_are_used_and_repetition_is_copied() -> None:
+    masked = run(story("random", 1), lambda place: place % 20 != 0)
+    assert masked.tokens / sum(masked.costs) > 1.2
+    assert sum(cycle.plan.mask is not None for cycle in masked.cycles) > 0.8 * len(masked.cycles)
+    copied = run(story("repeating", 1), lambda place: False, {})
+    assert copied.tokens / sum(copied.costs) > 3.0
+    assert {cycle.plan.reason for cycle in copied.cycles[4:]} == {"lookup"}
+
+
+def test_exits_that_hold_are_used_and_those_that_fail_left() -> None:
+    """One layer of eight and a look at the head: 0.4 of a plain step for each token here."""
+    exits = ExitChoice(stops=[1], width=4, threshold=0.5, annealing=0.0, predicted_speedup=1.7)
+    done = run(story("random", 1), lambda place: place % 20 != 0, {}, exits=exits)
+    assert sum(cycle.begun for cycle in done.cycles) > 0.8 * len(done.cycles)
+    assert done.tokens / sum(done.costs) > 1.3
+    failing = run(story("random", 1), lambda place: False, {}, exits=exits)
+    assert 0 < sum(cycle.begun for cycle in failing.cycles) < 0.1 * len(failing.cycles)
+
+
+@pytest.mark.parametrize("holds", ["half", None])
+def test_of_masks_and_exits_those_are_used_that_hold(holds: str | None) -> None:
+    """A source that fails promises more at first, and must not get the whole budget."""
+    stream, trace = Stream(), story("random", 7, 1500)
+    exits = EXITS[1].model_copy(update={"stops": [1], "predicted_speedup": 1.5 if holds else 1.15})
+    planner = controller(TABLE, stream, trace, HALF, {DOMAIN: exits})
+    done = replay(planner, stream, trace, TABLE, lambda entry, place: (place % 25 != 0 and entry == holds, 1.0))
+    drafted = [cycle.plan.entry for cycle in done.cycles if cycle.steps]
+    assert drafted.count(holds) > 0.9 * len(drafted)
+    assert done.tokens / sum(done.costs) > 1.1

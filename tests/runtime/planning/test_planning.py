@@ -1,0 +1,222 @@
+"""Planners choose what the latencies and the acceptance say is fastest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd_artifacts.bundle import Bundle
+from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.cost import CostModel, Entry, cost_of
+from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.makers import MAKERS, make_strategy
+from ssd_runtime.planning.papers.knn import FixedPlanner, NearestAnchorPlanner
+from ssd_runtime.planning.plan import PLAIN, PlainPlanner
+from ssd_runtime.planning.registry import NAMES, STRATEGIES, WITHOUT_BUNDLE, Strategy, check_strategy, read_settings
+from ssd_runtime.planning.routing import PromptRouter
+from ssd_runtime.planning.settings import NearestSettings
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
+from tests.bundles import LAYERS, bundle, record
+from tests.models import tiny_model
+from tests.tables import latency_table, profile
+
+HALF = SubLayerPlan.of(LAYERS, {2, 3, 4, 5})
+
+
+def frontiers(given: Bundle) -> dict[str, Frontier]:
+    return Frontier.of_all(given.domains, LAYERS, latency_table(LAYERS))
+
+
+def prompt(axis: int, width: int = 32) -> Prefill:
+    return Prefill(torch.eye(width)[axis], torch.eye(width)[axis], 10)
+
+
+def test_the_option_is_the_best_of_the_grid() -> None:
+    table, some = latency_table(LAYERS), profile(0.8)
+    option = CostModel(table).best_option([Entry("", HALF, some)], 500)
+    rates = {
+        (length, threshold): some.tokens[i, j]
+        / (some.steps[i, j] * table.step_seconds(500, 1, HALF) + table.step_seconds(500, some.steps[i, j] + 1))
+        for i, length in enumerate(some.draft_lengths)
+        for j, threshold in enumerate(some.thresholds)
+    }
+    assert rates[option.draft_length, option.threshold] == pytest.approx(max(rates.values()), rel=1e-6)
+    assert option.speedup == pytest.approx(option.tokens_per_second * table.step_seconds(500))
+
+
+def test_masks_shift_to_attention_as_the_context_grows() -> None:
+    """KnapSpec's Figure 3 on a made-up device: attention grows with the context, the MLP does not."""
+    attention, mlp = (SubLayerPlan.of(LAYERS, skipped) for skipped in ({2, 4, 6}, {3, 5, 7}))
+    entries = [Entry("attention", attention, profile(0.9)), Entry("mlp", mlp, profile(0.9))]
+    table = latency_table(LAYERS, mlp=4e-4, per_context=1e-6)
+    names = [CostModel(table).best_option(entries, context).entry.name for context in (16, 4000)]  # type: ignore[union-attr]
+    assert names == ["mlp", "attention"]
+
+
+def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
+    given = bundle()
+    for axis, domain in enumerate(("one", "two")):
+        planner = NearestAnchorPlanner(
+            frontiers(given), PromptRouter(given.anchors), latency_table(LAYERS), NearestSettings()
+        )
+        planner.start(None, prompt(axis))  # type: ignore[arg-type]
+        assert planner.domain == domain
+        assert str(planner.plan(100).entry).startswith(domain)
+
+
+@pytest.mark.parametrize(("out_of_domain", "mask"), [("nearest", {2, 3}), ("mix", {4, 5}), ("plain", None)])
+def test_prompts_out_of_domain_go_where_they_are_sent(
+    out_of_domain: Literal["nearest", "mix", "plain"], mask: set[int] | None
+) -> None:
+    given = bundle(one=record("one", {(2, 3): 0.9}), mix=record("mix", {(4, 5): 0.9}))
+    settings = NearestSettings(out_of_domain)
+    planner = NearestAnchorPlanner(frontiers(given), PromptRouter(given.anchors), latency_table(LAYERS), settings)
+    for axis, expected in ((0, {2, 3}), (7, mask)):
+        planner.start(None, prompt(axis))  # type: ignore[arg-type]
+        assert planner.plan(100).mask == (None if expected is None else SubLayerPlan.of(LAYERS, expected))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
+def test_every_strategy_of_the_table_has_a_maker_and_its_needs_are_checked(strategy: Strategy) -> None:
+    assert strategy.name in MAKERS
+    check_strategy(strategy.name, has_bundle=True)
+    assert (strategy.name in WITHOUT_BUNDLE) != strategy.needs_bundle
+    if strategy.needs_bundle:
+        with pytest.raises(UserError, match="needs a bundle"):
+            check_strategy(strategy.name, has_bundle=False)
+    else:
+        check_strategy(strategy.name, has_bundle=False)
+
+
+def test_a_bundle_without_mixture_sends_nothing_there() -> None:
+    decoder: Any = SimpleNamespace(shape=SimpleNamespace(num_layers=LAYERS))
+    table = latency_table(LAYERS)
+    with pytest.raises(UserError, match="no mixture"):
+        make_strategy("knn", NearestSettings("mix"), decoder, bundle(), table)
+    mixed = bundle(one=record("one", {(2, 3): 0.9}), mix=record("mix", {(4, 5): 0.9}))
+    assert make_strategy("knn", NearestSettings("mix"), decoder, mixed, table)()
+
+
+def test_promises_are_corrected_by_what_was_accepted_in_validation_and_not_by_its_times() -> None:
+    table, some = latency_table(LAYERS), profile(0.9)
+    row, column = some.draft_lengths.index(4), some.thresholds.index(0.0)
+    tokens, steps = float(some.tokens[row, column]), float(some.steps[row, column])
+    as_promised, less = (tokens, (tokens - 1) / steps), (1 + (tokens - 1) / 2, (tokens - 1) / 2 / steps)
+    for time in (0.5, 1.2):
+        given = {
+            "one": record("one", {(2, 3): 0.9}, time, as_promised),
+            "two": record("two", {(2, 3): 0.9}, time, less),
+            "mix": record("mix", {(2, 3): 0.9}),
+        }
+        found = [each.correction for each in Frontier.of_all(given, LAYERS, table).values()]
+        # As many draft steps as promised, half of them right: as much time for fewer tokens.
+        fewer = less[0] / tokens
+        assert found == pytest.approx([1.0, fewer, (1.0 + fewer) / 2], rel=1e-3)
+    assert Frontier.of_all({"mix": record("mix", {(2, 3): 0.9})}, LAYERS, table)["mix"].correction == 1.0
+
+
+def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
+    empty, one = (frontiers(bundle(x=record("x", masks)))["x"] for masks in ({}, {(2, 3): 0.9}))
+    assert FixedPlanner(empty, latency_table(LAYERS)).plan(10) is PLAIN
+    assert FixedPlanner(one, latency_table(LAYERS)).plan(10).mask is not None
+
+
+def test_knapsack_searches_for_itself_behind_the_bundles_masks() -> None:
+    given = bundle(one=record("one", {(2, 3): 0.98}))
+    decoder, table = Decoder(tiny_model("llama", num_hidden_layers=LAYERS)), latency_table(LAYERS)
+    make = make_strategy("knapsack", read_settings("knapsack", ["refresh=6", "window=3"]), decoder, given, table)
+    got = generate(Session(decoder), [9, 8, 7], make(), Limits(90))
+    assert got.token_ids == generate(Session(decoder), [9, 8, 7], PlainPlanner(), Limits(90)).token_ids
+    assert [cycle.plan.entry for cycle in got.cycles[:6]] == ["one[0]"] * 6
+    assert len(got.cycles) > 6
+    assert all(cycle.plan.reason.startswith(("knapsack", "plain: no mask")) for cycle in got.cycles[6:])
+
+
+def auto(axis: int, **domains: object) -> AutoPlanner:
+    given = bundle(**domains)  # type: ignore[arg-type]
+    heads: ExitHeads = None  # type: ignore[assignment] # no domain has exits
+    stream = Stream()
+    for _ in range(3):  # the steps that a stream begins with
+        stream.verify.update(1, 0.03, 1.0)
+    planner = AutoPlanner(frontiers(given), {}, heads, PromptRouter(given.anchors), latency_table(LAYERS), stream)
+    planner.start(SimpleNamespace(load=None, ids=list(range(100)), pending=999), prompt(axis))  # type: ignore[arg-type]
+    return planner
+
+
+@pytest.mark.parametrize("name", ["auto", "lookup"])
+def test_a_stream_begins_with_the_successors_that_the_bundle_knows(name: str) -> None:
+    decoder, given = Decoder(tiny_model("llama")), bundle()
+    make = make_strategy(name, read_settings(name, []), decoder, given, latency_table(LAYERS))
+    one, another = make().successors, make().successors
+    assert one is another, "one stream"
+    assert one.of(5, 6) == ([1, 2, 3, 4], True)
+    assert one.of(9, 6) == ([1, 2, 3, 4], False)
+
+
+def test_auto_speculates_only_where_that_is_predicted_to_be_faster() -> None:
+    good, bad = record("good", {(2, 3, 4, 5): 0.98}), record("bad", {(2, 3, 4, 5): 0.3})
+    assert auto(0, good=good, bad=bad).plan(100).mask == HALF
+    assert auto(1, good=good, bad=bad).plan(100).mask is None
+
+
+def test_auto_believes_validation_more_than_prediction() -> None:
+    """The choice was predicted to run at 1.2x; measured at 0.5x, every prediction of the domain is corrected."""
+    assert auto(0, good=record("good", {(2, 3, 4, 5): 0.98}, measured=0.5)).plan(100).mask is None
+
+
+def test_auto_uses_the_mixture_out_of_domain() -> None:
+    good, mixture = record("good", {(2, 3): 0.98}), record("mix", {(2, 3, 4, 5): 0.98})
+    planner = auto(7, good=good, mix=mixture)
+    assert planner.domain is None
+    assert str(planner.plan(100).entry).startswith("mix")
+    assert auto(7, good=good).plan(100).mask is None
+
+
+def stepped(costs: list[float]) -> LatencyTable:
+    """Forwards of 1, 2, … rows cost so much, in plain steps, whatever the context."""
+    table = latency_table(LAYERS, per_context=0.0, per_token=0.0)
+    rows = np.arange(1.0, len(costs) + 1)
+    parts = table.step_seconds(0) - 2e-4
+    return replace(
+        table,
+        queries=rows,
+        attention={"full": np.full((3, rows.size), table.attention_seconds(0, 1, "full"))},
+        mlp=np.full(rows.size, table.mlp_seconds(1)),
+        head=np.full(rows.size, table.head_seconds(1)),
+        overhead=parts * np.asarray(costs) - parts,
+    )
+
+
+@given(st.integers(1, 32), st.integers(0, 60), st.lists(st.floats(0.0, 0.2), min_size=32, max_size=32), st.data())
+def test_a_row_under_load_pays_where_all_together_get_faster(
+    sequences: int, more: int, growth: list[float], data: st.DataObject
+) -> None:
+    """Tokens of all sequences per second rise with a row just where its own sequence's tokens exceed its cost."""
+    costs, others = list(accumulate(growth, initial=1.0))[:32], sequences - 1 + more
+    loaded = CostModel(stepped(costs)).rows_under_load(100, sequences, others)
+    assert loaded[0] == 1.0
+    assert all(b >= a - 1e-12 for a, b in pairwise(loaded))
+    if sequences == 1 and not others:
+        assert loaded == pytest.approx(costs)
+    rows, gain = data.draw(st.integers(2, 32)), data.draw(st.floats(0.0, 8.0))
+    before, after = cost_of(costs, others + 1), cost_of(costs, others + rows)
+    faster = (sequences + gain) / after - sequences / before
+    if abs(faster) > 1e-9:
+        assert (faster > 0) == (1.0 + gain > loaded[rows - 1])

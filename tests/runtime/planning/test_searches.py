@@ -1,0 +1,163 @@
+"""Sequences that search at once decode as each does alone, and all that they run is run by the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_runtime.engine.job import Job
+from ssd_runtime.engine.loop import generate, generating
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.model.batch import Variants
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import Forward, Head, ModelRequest, ModelRunner
+from ssd_runtime.model.sublayers import SubLayers
+from ssd_runtime.planning.makers import make_strategy
+from ssd_runtime.planning.plan import Planner
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.session import Session
+from tests.models import tiny_model
+from tests.runtime.engine.test_scheduler import assert_as_alone
+from tests.small_memory import small_memory
+from tests.tables import latency_table
+
+PROMPTS = [list(range(3, 13)), [7, 8], list(range(1, 34)), [50, 40, 30, 20], list(range(60, 85))]
+LIMITS = [Limits(30), Limits(40), Limits(25), Limits(40), Limits(25)]
+SETTINGS = {
+    "swift": ["window=6", "steps=60", "bayes_interval=4", "enough=1"],
+    "clasp": ["refresh=3", "confidence=0.1"],
+    "knapsack": ["refresh=4", "window=2", "confidence=0.1", "share=1"],
+    "del": ["every=1", "refresh=3", "confidence=0.1"],
+}
+
+
+def has_variants(request: ModelRequest) -> bool:
+    return isinstance(request, Forward) and any(isinstance(each, Variants) for each in request.segments)
+
+
+SEARCHES: dict[str, Callable[[ModelRequest], bool]] = {
+    "swift": lambda asked: isinstance(asked, Forward) and asked.mask is not None and asked.first > 0,
+    "clasp": has_variants,
+    "knapsack": has_variants,
+    "del": lambda asked: isinstance(asked, Head) and asked.best,
+}
+"""Tells a strategy's searches from its drafts."""
+
+
+def strategy(name: str, decoder: Decoder) -> MakePlanner:
+    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
+    return make_strategy(name, read_settings(name, SETTINGS[name]), decoder, None, table)
+
+
+@contextmanager
+def run_by_the_runner_alone() -> Iterator[list[list[ModelRequest]]]:
+    """Let nobody run the decoder outside of `ModelRunner.answer`; gives what that is asked."""
+    asked, entered, answer = list[list[ModelRequest]](), list[bool](), ModelRunner.answer
+
+    def noted(self: ModelRunner, requests: Sequence[ModelRequest]) -> list[Any]:
+        asked.append(list(requests))
+        entered.append(True)
+        try:
+            return answer(self, requests)
+        finally:
+            entered.pop()
+
+    def guarded(method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def checked(*given: Any, **named: Any) -> torch.Tensor:
+            assert entered, f"{method.__name__} was called by another than the runner"
+            return method(*given, **named)
+
+        return checked
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelRunner, "answer", noted)
+        for owner, names in ((Decoder, ("run", "head", "logits")), (SubLayers, ("attention", "mlp"))):
+            for name in names:
+                patch.setattr(owner, name, guarded(getattr(owner, name)))
+        yield asked
+
+
+def decoded_at_once(
+    decoder: Decoder, planners: Sequence[Planner], params: SamplingParams = GREEDY, most: int = 3
+) -> list[Generation]:
+    scheduler, jobs = Scheduler(decoder, most), list[Job[Generation]]()
+    for ids, limits, planner in zip(PROMPTS, LIMITS, planners, strict=False):
+        session = scheduler.session(params)
+        jobs.append(scheduler.add(session, generating(session, ids, planner, limits), ids))
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+    return [job.ended() for job in jobs]
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [("phi3-longrope", torch.float32), ("mistral-sliding", torch.float32), ("gemma3", torch.bfloat16)],
+    ids=str,
+)
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_sequences_that_search_beside_each_other_decode_as_alone(name: str, variant: str, dtype: torch.dtype) -> None:
+    decoder = Decoder(tiny_model(variant, seed=3).to(dtype))
+    make = strategy(name, decoder)
+    with run_by_the_runner_alone() as asked:
+        found = decoded_at_once(decoder, [make() for _ in PROMPTS])
+    searches = [request for requests in asked for request in requests if SEARCHES[name](request)]
+    assert len(searches) >= 4 * len(PROMPTS), "they have searched"
+    for ids, limits, got in zip(PROMPTS, LIMITS, found, strict=True):
+        assert_as_alone(decoder, GREEDY, ids, limits, got.token_ids)
+
+
+@pytest.mark.parametrize("variant", ["mistral-sliding", "gemma3"])
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_a_search_finds_the_keys_that_it_goes_back_to(name: str, variant: str) -> None:
+    """Sliding layers drop keys all the time; what a search runs again still sees its own window."""
+    decoder, limits = Decoder(tiny_model(variant, seed=3, max_position_embeddings=512)), Limits(250)
+    with small_memory():
+        session, whole = Session(decoder), Session(decoder)
+        whole.look_back(1 << 30)
+        runs = [generate(each, PROMPTS[0], strategy(name, decoder)(), limits) for each in (session, whole)]
+        sliding = [
+            lease for lease, group in zip(session.cache.leases, session.cache.pool.groups, strict=True) if group.window
+        ]
+        assert sliding
+        if name != "swift":
+            assert all(lease.first > 0 for lease in sliding)
+    plans = [[cycle.plan.mask for cycle in run.cycles] for run in runs]
+    assert plans[0] == plans[1], "with the same keys they find the same masks"
+    assert runs[0].token_ids == runs[1].token_ids
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_they_do_with_sampling(name: str) -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    make, params = strategy(name, decoder), SamplingParams(0.8, top_p=0.9, repetition_penalty=1.2, seed=5)
+    found = decoded_at_once(decoder, [make() for _ in PROMPTS], params)
+    for ids, limits, got in zip(PROMPTS, LIMITS, found, strict=True):
+        assert_as_alone(decoder, params, ids, limits, got.token_ids)
+
+
+@pytest.mark.parametrize("name", ["clasp", "knapsack"])
+def test_searches_that_fall_due_together_share_their_forwards(name: str) -> None:
+    """Three sequences in step run no more forwards than one."""
+    decoder, counts = Decoder(tiny_model("qwen3", seed=3)), list[int]()
+    for sequences in (1, 3):
+        ids, limits = [5, 6, 7], Limits(8)
+        scheduler, make = Scheduler(decoder, 3), strategy(name, decoder)
+        for _ in range(sequences):
+            session = scheduler.session()
+            scheduler.add(session, generating(session, ids, make(), limits), ids)
+        with run_by_the_runner_alone() as asked:
+            while scheduler.running or scheduler.waiting:
+                scheduler.step()
+        searching = [requests for requests in asked if any(map(has_variants, requests))]
+        assert {len({request.key for request in requests}) for requests in searching} == {1}
+        assert all(len(requests) == sequences for requests in searching)
+        counts.append(len(searching))
+    assert counts[0] == counts[1] > 0

@@ -1,0 +1,332 @@
+"""Each paper's strategy: the output of plain decoding, and what its paper says it does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from bench.fixtures.planted import plant
+from ssd_artifacts.domain_config import ExitChoice
+from ssd_artifacts.exits import ExitSet
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.output.divergence import Kind, compare
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.cache.kv_cache import LOOKBACK
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import ModelRunner
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.cost import Entry
+from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.makers import make_strategy
+from ssd_runtime.planning.papers.del_exit import DelPlanner
+from ssd_runtime.planning.papers.recent import RecentStates
+from ssd_runtime.planning.papers.specbound import BoundedExitPlanner
+from ssd_runtime.planning.papers.swift import TREE, SwiftSearch
+from ssd_runtime.planning.plan import PlainPlanner, Plan
+from ssd_runtime.planning.registry import WITHOUT_BUNDLE, read_settings
+from ssd_runtime.planning.settings import DelSettings, SwiftSettings
+from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.search.gaussian import most_promising
+from ssd_runtime.search.knapsack import Weights, search_knapsack
+from ssd_runtime.search.replay import ReferenceStates
+from ssd_runtime.sequence.session import Session
+from tests.models import tiny_model
+from tests.streams import stream_by_the_table
+from tests.tables import latency_table, profile
+
+MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.02, 4)
+DECODER = Decoder(MODEL)
+HEADS = ExitHeads(DECODER)
+FAST: dict[str, list[str]] = {
+    "auto": [],
+    "knapsack": ["refresh=6", "window=3"],
+    "clasp": ["refresh=4"],
+    "swift": ["window=8", "steps=60", "bayes_interval=5"],
+    "exit": ["threshold=0.1", "depth=0.8"],
+    "del": ["every=1", "refresh=3", "confidence=0.1"],
+    "lookup": [],
+}
+
+
+def strategy(name: str, *assignments: str, decoder: Decoder = DECODER) -> MakePlanner:
+    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
+    return make_strategy(name, read_settings(name, list(assignments)), decoder, None, table)
+
+
+def plainly(ids: list[int], new: int) -> list[int]:
+    return generate(Session(DECODER), ids, PlainPlanner(), Limits(new)).token_ids
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: SamplingParams) -> None:
+    make = strategy(name, *FAST[name])
+    drafted = 0
+    for ids in ([7, 7, 9], [1, 2, 3, 4], [5]):
+        got = generate(Session(DECODER, sampling), ids, make(), Limits(60))
+        plain = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(60))
+        assert got.token_ids == plain.token_ids
+        drafted += got.num_draft_tokens
+    assert drafted > 5
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
+def test_auto_with_masks_and_guesses_behind_them_gives_plain_decoding(sampling: SamplingParams) -> None:
+    table = latency_table(DECODER.shape.num_layers, per_token=1e-6)
+    masks = {"mix": Frontier((Entry("weak", WEAK, profile(0.95)),))}
+    stream, reasons = stream_by_the_table(), set[str]()
+    for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
+        got = generate(Session(DECODER, sampling), ids, AutoPlanner(masks, {}, HEADS, None, table, stream), Limits(90))
+        assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
+        reasons |= {cycle.plan.reason.partition(" ")[0] for cycle in got.cycles}
+    assert {"draft", "lookup"} <= reasons
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
+def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) -> None:
+    table = latency_table(DECODER.shape.num_layers, per_token=1e-6)
+    for stop in (1, DECODER.shape.num_layers - 1):
+        choice = ExitChoice(stops=[stop], width=4, threshold=0.0, annealing=0.0, predicted_speedup=1.5)
+        stream, begun = stream_by_the_table(), 0
+        for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
+            planner = AutoPlanner({}, {"mix": choice}, HEADS, None, table, stream)
+            got = generate(Session(DECODER, sampling), ids, planner, Limits(90))
+            assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
+            begun += sum(cycle.begun for cycle in got.cycles)
+        assert begun
+
+
+@pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3"])
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_families_with_windows_and_switches(name: str, variant: str) -> None:
+    model = tiny_model(variant, seed=1)
+    decoder, ids = Decoder(model), list(range(2, 14))
+    got = generate(Session(decoder), ids, strategy(name, *FAST[name], decoder=decoder)(), Limits(60))
+    out = model.generate(torch.tensor([ids]), max_new_tokens=60, do_sample=False)[0, len(ids) :].tolist()
+    # transformers 5.0.0's own generate leaves its model behind longrope's switch: the first difference is judged.
+    assert compare(Session(decoder), ids, out, got.token_ids).kind is not Kind.ERROR
+    assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), Limits(60)).token_ids
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_models_of_few_layers(name: str, layers: int) -> None:
+    decoder = Decoder(tiny_model("llama", seed=3, num_hidden_layers=layers))
+    plain = generate(Session(decoder), [3, 5], PlainPlanner(), Limits(30)).token_ids
+    make = strategy(name, *FAST[name], decoder=decoder)
+    assert generate(Session(decoder), [3, 5], make(), Limits(30)).token_ids == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "extreme"),
+    [
+        *(("clasp", extreme) for extreme in ("skip=0", "skip=1", "refresh=1", "confidence=0")),
+        *(("knapsack", extreme) for extreme in ("budget=0", "budget=1", "refresh=1", "similarity=1", "share=0")),
+        *(("swift", extreme) for extreme in ("skip=0", "skip=1", "steps=0", "window=1", "enough=0", "max_draft=60")),
+        *(("exit", extreme) for extreme in ("depth=0", "depth=1", "width=0", "threshold=0", "annealing=9")),
+        *(("del", extreme) for extreme in ("every=50", "memory=0", "refresh=1")),
+    ],
+)
+def test_extreme_parameters(name: str, extreme: str) -> None:
+    make = strategy(name, *FAST[name], extreme)
+    for ids in ([7, 7, 9], [1, 2]):
+        assert generate(Session(DECODER), ids, make(), Limits(40)).token_ids == plainly(ids, 40)
+
+
+@pytest.mark.parametrize(("name", "window", "tokens"), [("knapsack", 5, 5 * 65), ("swift", 128, 128 + 65)])
+def test_a_search_keeps_the_keys_of_the_longest_drafts(name: str, window: int, tokens: int) -> None:
+    """Else a sliding layer has dropped keys of the tokens that the search looks at."""
+    session = Session(DECODER)
+    strategy(name, f"window={window}", "max_draft=64")().start(session, session.prefill([7, 7, 9]))
+    assert session.cache.lookback >= tokens > LOOKBACK
+
+
+def test_settings_are_checked() -> None:
+    assert set(FAST) < set(WITHOUT_BUNDLE)
+    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan"):
+        with pytest.raises(UserError, match="--set"):
+            read_settings("swift", [bad])
+    assert read_settings("knn", ["out_of_domain=mix"]).out_of_domain == "mix"
+    with pytest.raises(UserError, match="nearest, mix, plain"):
+        read_settings("knn", ["out_of_domain=away"])
+
+
+# SpecBound and DEL
+
+
+def fitted(*layers: int) -> ExitHeads:
+    """Heads with maps behind some layers, which change nothing."""
+    hidden = DECODER.shape.hidden
+    maps = ExitSet(
+        layers, np.stack([np.eye(hidden, dtype=np.float32)] * len(layers)), np.zeros((len(layers), hidden), np.float32)
+    )
+    return ExitHeads(DECODER, maps)
+
+
+def exit_plan(heads: ExitHeads, tuned: ExitChoice | None, *assignments: str) -> tuple[Plan, EarlyExit]:
+    settings = read_settings("exit", list(assignments))
+    planner = BoundedExitPlanner(heads, 8, settings, {"": tuned} if tuned is not None else {}, None)
+    planner.start(None, None)  # type: ignore[arg-type]
+    plan = planner.plan(10)
+    assert isinstance(plan.drafter, EarlyExit)
+    return plan, plan.drafter
+
+
+def test_the_depth_bound_is_the_nearest_exit_that_was_fitted() -> None:
+    bounds = {"depth=0.85": (1, 3, 5, 7), "depth=0.625": (1, 3, 5), "depth=0.4": (1, 3), "depth=0": (1,)}
+    for depth, stops in bounds.items():
+        assert exit_plan(fitted(1, 3, 5, 7), None, depth)[1].stops == stops
+    assert exit_plan(fitted(5, 7), None, "depth=0.5")[1].stops == (5,)
+    assert exit_plan(HEADS, None)[1].stops[-1] == 2, "10 of 32 layers, of these eight"
+
+
+def test_what_the_bundle_has_tuned_and_what_a_user_sets_reach_the_drafter() -> None:
+    tuned = ExitChoice(stops=[3, 5], width=4, threshold=0.4, annealing=0.3, predicted_speedup=1.0)
+    plan, drafter = exit_plan(fitted(3, 5), tuned)
+    assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3, 5), 4, 0.4, 0.3)
+    plan, drafter = exit_plan(fitted(3, 5), tuned, "depth=0.4", "width=2", "threshold=0.9", "annealing=0")
+    assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3,), 2, 0.9, 0.0)
+    plan, drafter = exit_plan(HEADS, None)
+    assert (plan.draft_length, drafter.threshold, drafter.annealing) == (8, 0.55, 0.2)
+
+
+# CLaSp
+
+
+def recent_reference(tokens: int) -> ReferenceStates:
+    """States of the last of some tokens that the model has just generated."""
+    session, ids, recent = Session(DECODER), [3, 1, 4, 1, 5], RecentStates(1)
+    session.prefill(ids)
+    recent.add(session.forward_states(plainly(ids, tokens)))
+    session.commit(plainly(ids, tokens))
+    return ModelRunner(DECODER).finish(recent.referencing(session, 1))
+
+
+@torch.inference_mode()
+def cosine_of(reference: ReferenceStates, layers: set[int]) -> float:
+    """The last token's, its own keys without the skipped layers, all earlier ones the full model's."""
+    group = reference.groups[0]
+    x, session = reference.states[0], Session(DECODER)
+    session.cache = group.cache
+    mask = SubLayerPlan.of(8, {index for layer in layers for index in (2 * layer, 2 * layer + 1)})
+    batch = Batch.of([DECODER.batches.consecutive(group.cache, group.start, 1)])
+    kept = [slots.clone() for slots in group.cache.pool.storage]
+    x = DECODER.run(x, batch, mask)
+    group.cache.pool.storage[:] = kept
+    return float(torch.cosine_similarity(DECODER.norm(x), DECODER.norm(reference.states[-1]), -1)[0])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_clasps_programme_comes_close_to_brute_force(count: int) -> None:
+    reference = recent_reference(40)
+    found = search_knapsack(DECODER, reference, Weights((1,) * 8), threshold=-1.0, exactly=count)
+    assert len(found) == 1
+    chosen = {index // 2 for index in found[0].mask}
+    assert len(chosen) == count
+    assert found[0].mask == SubLayerPlan.of(8, {i for layer in chosen for i in (2 * layer, 2 * layer + 1)})
+    assert cosine_of(reference, chosen) == pytest.approx(found[0].cosine, abs=1e-4)
+    every = [cosine_of(reference, set(some)) for some in itertools.combinations(range(8), count)]
+    assert found[0].cosine >= np.quantile(every, 0.9)
+    assert found[0].cosine >= max(every) - 0.02
+
+
+# SWIFT
+
+
+def test_swift_finds_weak_layers_and_keeps_them_for_the_stream() -> None:
+    steps = "window=16", "steps=200", "enough=1", "idle=200", "bayes_interval=10"
+    make = strategy("swift", *steps, "skip=0.3", "protect=0")  # the uniform mask then begins with a layer that matters
+    search = make()._search  # type: ignore[attr-defined]
+    before = search.best
+    runs = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(150)) for seed in range(1, 9)]
+    assert search.tried > 30, "the search goes on from prompt to prompt"
+    assert len(set(search.best) & set(WEAK)) > len(set(before) & set(WEAK))
+    assert runs[-1].num_accepted_tokens / runs[-1].num_draft_tokens > 0.5
+
+
+def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> None:
+    search = SwiftSearch(8, SwiftSettings(steps=100, enough=0.9))
+    search.update(search.suggest(), 0.95)
+    assert not search.running
+    chosen = search.best
+    search.update_best(0.9)
+    assert not search.running
+    search.update_best(0.5)
+    assert search.running
+    assert (search.best, search.score) == (chosen, 0.5)
+    # An easy prompt's score does not stand in the way of what is better on this one.
+    search.update(search.suggest(), 0.6)
+    assert search.score == 0.6
+
+
+@pytest.mark.parametrize("share", ["0.5", "1"])
+def test_swift_with_lighter_sublayers_changes_nothing(share: str) -> None:
+    decoder = Decoder(MODEL)
+    with pytest.raises(UserError, match="--set light="):
+        strategy("swift", f"light={share}", decoder=decoder)
+    decoder.lighten("8")
+    make = strategy("swift", "window=8", "steps=20", f"light={share}", decoder=decoder)
+    for ids in ([1, 2, 3], [9, 5, 9, 5]):
+        got = generate(Session(decoder), ids, make(), Limits(60))
+        assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), Limits(60)).token_ids
+        assert any(cycle.plan.mask is not None and cycle.plan.mask.light for cycle in got.cycles)
+
+
+def test_without_steps_swift_keeps_the_uniform_mask() -> None:
+    """Every other layer, the first and the last kept."""
+    make = strategy("swift", "steps=0")
+    got = generate(Session(DECODER), [5, 6], make(), Limits(60))
+    [mask] = {cycle.plan.mask for cycle in got.cycles}
+    assert mask.attention_skipped == mask.mlp_skipped == 4
+    assert not {0, 1, 14, 15} & set(mask)
+
+
+def test_the_gaussian_process_prefers_what_is_like_good_masks() -> None:
+    random = np.random.default_rng(0)
+    good = random.random(40) < 0.5
+    tried = np.asarray([good ^ (random.random(40) < share) for share in np.linspace(0.15, 0.5, 30)])
+    scores = [1 - float((mask != good).mean()) for mask in tried]
+    near, far = tried[int(np.argmax(scores))].copy(), ~good
+    near[np.flatnonzero(near != good)[0]] ^= True
+    assert most_promising(tried, scores, np.asarray([far, near])) == 1
+
+
+@pytest.mark.parametrize(("probability", "count"), [(0.1, 10), (0.49, 10), (0.51, 5), (0.79, 5), (0.81, 3), (0.96, 1)])
+def test_swift_verifies_more_candidates_the_less_sure_it_is(probability: float, count: int) -> None:
+    """SWIFT §4.2: 10, 5, 3 and 1 for probabilities up to 0.5, 0.8, 0.95 and 1."""
+    assert Masked(WEAK, 0.0, TREE)._count(-math.log(probability)) == count
+
+
+# DEL
+
+
+@pytest.mark.parametrize("right", [{2}, {4}, {6}, {4, 6}, {2, 4, 6}])
+def test_del_drafts_from_the_first_exit_that_is_always_right(right: set[int]) -> None:
+    """Tokens a layer are most where each token costs fewest layers, and where drafts are longest (KnapSpec eq. 2)."""
+    planner = DelPlanner(HEADS, 8, DelSettings(every=2, max_draft=6))
+    last, other = torch.randn(8, DECODER.shape.hidden), torch.randn(8, DECODER.shape.hidden)
+    states = [last if place // 2 in right else other for place in range(16)] + [last]
+    planner.observe(SimpleNamespace(tokens=list(range(8))), states)  # type: ignore[arg-type]
+    ModelRunner(DECODER).finish(planner.searching(10))
+    plan = planner.plan(10)
+    assert isinstance(plan.drafter, EarlyExit)
+    assert (plan.drafter.stops, plan.draft_length) == ((min(right),), 6)
+
+
+def test_a_former_name_of_a_parameter_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_settings("knn", ["strangers=mix"]) == read_settings("knn", ["out_of_domain=mix"])
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "note: --set strangers: the parameter is called out_of_domain now\n"

@@ -1,0 +1,281 @@
+"""Measurements are right on quiet machines, and kept from busy ones; processors and dtypes are told apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from time import perf_counter
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.latency import LatencyTable
+from ssd_profiles.latency_law import broken_law
+from ssd_runtime.devices.device import device_identity, device_name
+from ssd_runtime.engine.latency_tables import LatencyTables
+from ssd_runtime.loading.dtype_choice import ROUNDS, ROWS, choice, faster_dtype, measured
+from ssd_runtime.loading.models import load_model
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.latency import BusyMachineError, device_key, latency_path, measure_latency
+from ssd_runtime.profiling.light import with_light
+from ssd_runtime.profiling.other_work import OtherWork, busy_note
+from ssd_runtime.weights.kernels.onednn import can_serve
+from ssd_runtime.weights.linear import Linear, PackedMemory
+from tests.clocks import StandInMachine
+from tests.folders import save_tiny_model
+from tests.models import tiny_model
+from tests.tables import latency_table
+
+LAYERS = 4
+KEY = "k" * 64
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return Decoder(tiny_model("llama"))
+
+
+def tenfold(begin: float, end: float) -> Callable[[float], float]:
+    """A neighbour from one time to another, beside whom everything takes ten times as long."""
+    return lambda time: 10.0 if begin <= time < end else 1.0
+
+
+def bursts(seed: int, share: float = 0.5) -> Callable[[float], float]:
+    """A neighbour who takes the processors for a part of the time, in turns of 20 ms."""
+    return lambda time: 15.0 if Random(f"{seed} {time // 0.02}").random() < share else 1.0
+
+
+def assert_quiet(table: LatencyTable, machine: StandInMachine, pace: float = 1.0) -> None:
+    """The table is that of the quiet machine at a pace."""
+    assert table.mlp[0] == pytest.approx(1.01 * pace * machine.MLP, rel=0.05)
+    assert table.attention["full"][0, 0] == pytest.approx(1.01 * pace * machine.ATTENTION, rel=0.05)
+    for rows in (1, 5, 32):
+        assert table.step_seconds(16, rows) == pytest.approx(pace * machine.step_seconds(rows, LAYERS), rel=0.05)
+
+
+def test_a_quiet_machines_table_is_right_and_obeys_the_law(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = StandInMachine(monkeypatch)
+    table = measure_latency(decoder)
+    assert_quiet(table, machine)
+    assert broken_law(table) is None
+    np.testing.assert_allclose(table.overhead, 1.01 * machine.EMBEDDING, rtol=0.4)
+
+
+def test_a_neighbour_who_comes_or_goes_does_not_part_steps_from_their_parts(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Medians of two moments would: parts of the slow one were 0.98 s longer than whole steps of the quick one."""
+    whole = StandInMachine(monkeypatch)
+    measure_latency(decoder, 1e6)
+    for share in np.linspace(0.05, 0.95, 19):
+        for begin, end in ((0.0, share), (share, 11.0)):
+            machine = StandInMachine(monkeypatch, tenfold(begin * whole.time, end * whole.time))
+            # Slow work takes longer, so that the neighbour's time ends later than at `share` of all works.
+            table = measure_latency(decoder, 1e6)
+            assert np.all(np.abs(table.overhead) < 0.1 * table.step_seconds(16, 32)), (begin, end, table.overhead)
+            assert_quiet(table, machine, pace=10.0 if table.mlp[0] > 3e-3 else 1.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bursts_leave_no_table_but_a_coarse_one(seed: int, decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = StandInMachine(monkeypatch, bursts(seed))
+    with pytest.raises(BusyMachineError) as caught:
+        measure_latency(decoder, 5.0)
+    coarse = caught.value.coarse
+    coarse.check()
+    assert broken_law(coarse) is not None, "it is never taken for a sound one"
+    assert np.all(coarse.overhead > -1e-9)
+    for rows in (1, 5, 32):
+        assert coarse.step_seconds(16, rows) == pytest.approx(machine.step_seconds(rows, LAYERS), rel=0.2)
+    assert "processors busy" in str(caught.value)
+
+
+def test_a_busy_run_goes_on_with_coarse_latencies_and_keeps_none(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.others_during", lambda _: 0.0)
+    machine = StandInMachine(monkeypatch, bursts(1))
+    said = list[str]()
+    tables = LatencyTables(decoder, None, KEY, "none", when_busy=said.append)
+    assert tables.table.step_seconds(16) == pytest.approx(machine.step_seconds(1, LAYERS), rel=0.2)
+    assert len(said) == 1
+    assert said[0].startswith("this device is too busy to be measured (")
+    assert said[0].endswith("so this run plans with coarse latencies and the next one measures again")
+    assert not latency_path(decoder, KEY).exists()
+    machine.slowness = lambda _: 1.0
+    later = LatencyTables(decoder, None, KEY, "none", when_busy=said.append)
+    assert_quiet(later.table, machine)
+    assert latency_path(decoder, KEY).exists()
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(("others", "threads", "kept"), [(0.4, 2, True), (1.4, 2, False), (1.4, 1, True)])
+def test_a_machine_of_which_others_have_half_is_not_measured(
+    others: float, threads: int, kept: bool, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first run is short there, and the next one is as well."""
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.others_during", lambda _: others)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    machine, said = StandInMachine(monkeypatch), list[str]()
+    tables = LatencyTables(
+        decoder, None, KEY, "none", before_measuring=lambda: said.append("measuring"), when_busy=said.append
+    )
+    assert_quiet(tables.table, machine)
+    assert latency_path(decoder, KEY).exists() == kept
+    if kept:
+        assert said == ["measuring"]
+    else:
+        assert machine.time < 20.0
+        assert "(other processes keep 1.4 of 2 processors busy)" in said[0]
+
+
+def test_costs_of_lighter_copies_are_kept_where_the_machine_was_steady(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
+    lighter = Decoder(tiny_model("llama"))
+    lighter.lighten("8")
+    table = replace(latency_table(LAYERS), device=device_key(lighter))
+    machine = StandInMachine(monkeypatch, bursts(2))
+    with pytest.raises(BusyMachineError) as caught:
+        with_light(table, lighter, KEY)
+    assert set(caught.value.coarse.light) == {8}
+    assert broken_law(caught.value.coarse) is not None
+    assert not list(tmp_path.rglob("light/*/*"))
+    machine.slowness = lambda _: 1.0
+    sound = with_light(table, lighter, KEY)
+    assert broken_law(sound) is None
+    [kept] = tmp_path.rglob("light/*/*.json")
+    assert set(json.loads(kept.read_text())) == {"8"}
+
+
+@pytest.mark.parametrize(
+    ("others", "threads", "processors", "advice"),
+    [
+        (1.0, 2, 2, "--threads 1 "),
+        (1.9, 2, 2, "--threads 1 "),
+        (6.2, 8, 16, None),
+        (6.2, 16, 16, "--threads 10 "),
+        (0.1, 2, 2, None),
+        (1.0, 1, 2, None),
+        (2.0, 1, 2, None),
+    ],
+)
+def test_advice_leaves_processors_to_others(others: float, threads: int, processors: int, advice: str | None) -> None:
+    found = busy_note(others, threads, processors)
+    assert (found is None) if advice is None else (found is not None and advice in found)
+
+
+def test_others_work_is_seen_and_ones_own_is_not() -> None:
+    def seen(seconds: float) -> float:
+        watch = OtherWork()
+        while perf_counter() < watch.began + seconds:
+            pass
+        return watch.processors()
+
+    quiet = min(seen(0.5) for _ in range(3))  # the machine may be busy, but not by this process
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        busy = max(seen(0.5) for _ in range(6))
+    finally:
+        other.kill()
+        other.wait()
+    assert busy > 0.25
+    assert quiet < (os.cpu_count() or 1) - 0.4
+
+
+def taken(bf16: tuple[float, float]) -> dict[tuple[str, int], list[float]]:
+    fp32 = (0.020, 0.030)
+    return {
+        (name, n): [second] * ROUNDS
+        for name, times in (("fp32", fp32), ("bf16", bf16))
+        for n, second in zip(ROWS, times, strict=True)
+    }
+
+
+def test_a_choice_is_measured_once_if_the_machine_was_steady(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
+    calls = list[object]()
+
+    def steady(config: object) -> dict[tuple[str, int], list[float]]:
+        calls.append(config)
+        return taken((0.01, 0.02))
+
+    monkeypatch.setattr("ssd_runtime.loading.dtype_choice.measured", steady)
+    config = tiny_model("llama").config
+    assert faster_dtype(config) == faster_dtype(config)
+    assert len(calls) == 1
+
+
+def test_steps_of_a_models_sizes_are_timed_in_both_dtypes() -> None:
+    times = measured(tiny_model("qwen3-sliding").config)
+    assert set(times) == {(name, n) for name in ("fp32", "bf16") for n in ROWS}
+    assert all(len(rounds) == ROUNDS and min(rounds) > 0 for rounds in times.values())
+
+
+def test_auto_loads_the_chosen_dtype_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("ssd_runtime.loading.models.faster_dtype", lambda _: choice(taken((0.01, 0.02))))
+    loaded = load_model(str(save_tiny_model(tmp_path / "model")), "cpu", "auto")
+    assert loaded.model.dtype == torch.bfloat16
+    assert [note.startswith("--dtype auto: bf16") for note in loaded.notes] == [True]
+    with pytest.raises(UserError, match=r"fp32 \(float32\), bf16 \(bfloat16\), fp16 \(float16\), auto"):
+        load_model(str(tmp_path / "model"), "cpu", "int3")
+
+
+@pytest.mark.skipif(not can_serve(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no bf16 instructions")
+@pytest.mark.parametrize("rows", [1, 5, 33])
+def test_a_packed_bf16_copy_computes_the_modules_rows(rows: int) -> None:
+    torch.manual_seed(0)
+    modules = [nn.Linear(64, 48).bfloat16(), nn.Linear(64, 16, bias=False).bfloat16()]
+    memory = PackedMemory(1 << 20)
+    linear = Linear(nn.Sequential(*modules), ("0", "1"), memory)
+    x = torch.randn(rows, 64).bfloat16()
+    assert linear.packed
+    assert memory.used == 2 * 64 * 64
+    expected = torch.cat([module(x) for module in modules], -1)
+    torch.testing.assert_close(linear(x), expected, atol=0.02, rtol=0.02)
+
+
+CPU = torch.device("cpu")
+X86 = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: avx2\nbogomips\t: 5000\n\nprocessor\t: 1\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
+
+
+def told(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (folder / "cpuinfo").write_text(text)
+    monkeypatch.setattr("ssd_runtime.devices.device.CPU_INFO", folder / "cpuinfo")
+    return device_identity(CPU)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [(X86, "model\t\t: 1", "model\t\t: 17"), (X86, "avx2", "avx2 avx512f"), (ARM, "0xd0c", "0xd40")],
+)
+def test_processors_of_one_name_are_told_apart(
+    text: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = told(text, tmp_path, monkeypatch)
+    assert one == told(text, tmp_path, monkeypatch)
+    assert one != told(text.replace(old, new), tmp_path, monkeypatch)
+
+
+def test_what_changes_from_start_to_start_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = told(X86, tmp_path, monkeypatch)
+    assert one.startswith("AMD EPYC (")
+    assert one == told(X86.replace("5000", "4999"), tmp_path, monkeypatch)
+
+
+def test_a_system_without_cpuinfo_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_runtime.devices.device.CPU_INFO", tmp_path / "none")
+    assert device_name(CPU)
+    assert device_identity(CPU).startswith(device_name(CPU))

@@ -1,0 +1,414 @@
+"""Sampled output has the target's distribution, and with the target's own noise it is plain decoding's, too."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.combined import Extended
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
+from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.engine.loop import decode, generate
+from ssd_runtime.engine.output.divergence import Kind, compare
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.auto.planning_time import PlanningTime
+from ssd_runtime.planning.makers import make_strategy
+from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan, Planner
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.sampling.params import GREEDY, SamplingParams, read_sampling
+from ssd_runtime.sampling.sampler import Sampler, draw, gumbel, rejection_sample
+from ssd_runtime.sampling.seeds import seed_generator
+from ssd_runtime.sequence.session import Session
+from tests.models import VOCABULARY, tiny_model
+from tests.tables import latency_table
+
+LAYERS = 4
+DECODER = Decoder(tiny_model("qwen3", seed=5))
+MASK = SubLayerPlan.of(LAYERS, {2, 4, 5})
+HEADS = ExitHeads(DECODER)
+PLANS = {
+    "chain": Plan.masked("test", MASK, 4),
+    "early stop": Plan.masked("test", MASK, 6, 0.1),
+    "tree": Plan.masked("test", MASK, 4, 0.05, branching=((0.1, 5), (1.0, 2))),
+    "exit": Plan("test", EarlyExit(HEADS, (1, 2, 3), 0.05, 0.2), 5),
+}
+PENALTIES, SEEDS = st.sampled_from([1.0, 1.3]), st.integers(0, 2**32)
+random_samplings = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 20]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=PENALTIES,
+    seed=SEEDS,
+)
+samplings = random_samplings | st.builds(SamplingParams, repetition_penalty=PENALTIES, seed=SEEDS)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20), samplings, st.sampled_from(sorted(PLANS)))
+def test_a_seed_gives_the_same_output_whatever_is_drafted(ids: list[int], sampling: SamplingParams, plan: str) -> None:
+    session = Session(DECODER, sampling)
+    prompt = session.prefill(ids)
+    plain = decode(session, prompt, PlainPlanner(), Limits(24)).token_ids
+    assert decode(session, prompt, PlainPlanner(), Limits(24)).token_ids == plain
+    got = decode(session, prompt, ConstantPlanner(PLANS[plan]), Limits(24)).token_ids
+    assert compare(session, ids, plain, got).kind is not Kind.ERROR
+    if got == plain:
+        wrong = [*plain[:5], (plain[5] + 1) % VOCABULARY, *plain[6:]]
+        assert compare(session, ids, plain, wrong).kind is Kind.ERROR
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20), random_samplings, st.sampled_from(sorted(PLANS))
+)
+def test_a_seed_and_a_plan_give_the_same_output_where_drafts_are_tested(
+    ids: list[int], sampling: SamplingParams, plan: str
+) -> None:
+    session = Session(DECODER, replace(sampling, rejection=True))
+    prompt = session.prefill(ids)
+    once, again = (decode(session, prompt, ConstantPlanner(PLANS[plan]), Limits(24)).token_ids for _ in range(2))
+    assert once == again
+
+
+def test_every_bit_of_a_seed_counts() -> None:
+    """Seeds of 64 bits, negative ones included, have outputs of their own; small ones keep torch's stream."""
+    seeds = [3, 3 + (1 << 32), 3 + (1 << 33), 3 + (1 << 62), 3 << 32, -1, (1 << 32) - 1, (1 << 63) - 1, -(1 << 63)]
+    outputs = {
+        tuple(generate(Session(DECODER, SamplingParams(1.0, seed=seed)), [3, 1], PlainPlanner(), Limits(12)).token_ids)
+        for seed in seeds
+    }
+    assert len(outputs) == len(seeds)
+    generator = torch.Generator()
+    seed_generator(generator, 3)
+    assert torch.equal(torch.rand(9, generator=generator), torch.rand(9, generator=torch.Generator().manual_seed(3)))
+
+
+@pytest.mark.parametrize("seed", [1 << 32, 5 + (7 << 32), -2])
+def test_a_wide_seed_initialises_the_twister_as_numpy_does(seed: int) -> None:
+    """The state that is written into torch's generator has the layout that torch reads."""
+    generator = torch.Generator()
+    seed_generator(generator, seed)
+    words = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]).randint(0, 1 << 32, 1500, np.uint32)
+    expected = torch.from_numpy((words % (1 << 24)).astype(np.float32)) / (1 << 24)
+    assert torch.equal(torch.rand(1500, generator=generator), expected)
+
+
+@pytest.mark.parametrize("penalty", [1.1, 2.0])
+def test_a_repetition_penalty_is_that_of_generate(penalty: float) -> None:
+    model, ids = tiny_model("qwen3", seed=5), [5, 9, 5, 30]
+    expected = model.generate(
+        torch.tensor([ids]), max_new_tokens=30, do_sample=False, repetition_penalty=penalty, eos_token_id=None
+    )
+    for plan in (Plan("plain"), *PLANS.values()):
+        session = Session(DECODER, SamplingParams(repetition_penalty=penalty))
+        assert generate(session, ids, ConstantPlanner(plan), Limits(30)).token_ids == expected[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.6, "top_k": 40, "top_p": 0.7, "min_p": 0.02, "repetition_penalty": 1.4},
+        {"temperature": 2.0, "top_p": 0.5},
+        {"temperature": 1.5, "min_p": 0.2},
+    ],
+)
+def test_processors_are_those_of_generate_in_its_order(options: dict[str, Any]) -> None:
+    model, ids = tiny_model("qwen3", seed=5), [5, 9, 5, 30]
+    done = model.generate(
+        torch.tensor([ids]),
+        **{"top_k": 0, **options},
+        max_new_tokens=1,
+        do_sample=True,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    logits = DECODER.head(Session(DECODER).prefill(ids).last[None])
+    got = Sampler(SamplingParams(**options))._processed(logits[0], ids, [])[1]
+    torch.testing.assert_close(got, done.scores[0][0], atol=1e-4, rtol=1e-4)
+
+
+def test_noise_is_gumbels_and_never_out_of_all_proportion() -> None:
+    noise = gumbel((4_000_000,), torch.Generator().manual_seed(0)).double()
+    assert float(noise.min()) > -3.5
+    assert float(noise.max()) < 17.4, "the greatest of 2^24 equal parts"
+    assert float(noise.mean()) == pytest.approx(0.5772, abs=0.003)
+    assert float(noise.var()) == pytest.approx(np.pi**2 / 6, abs=0.01)
+
+
+class Seen(TorchDispatchMode):
+    """Records the device types and dtypes of all tensors that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[tuple[str, torch.dtype]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.kinds |= {(x.device.type, x.dtype) for x in tree_leaves(result) if isinstance(x, Tensor)}
+        return result
+
+
+def test_sampling_needs_no_float64_on_other_devices() -> None:
+    """The meta device stands for mps, which has no float64."""
+    sampler = Sampler(SamplingParams(0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.2), "meta")
+    with Seen() as seen:
+        _, scores = sampler._processed(torch.empty(7, device="meta"), [1, 2], [3])
+        noise = sampler._noise_at(2, 0, scores)
+        token = draw(scores.softmax(-1)[None], sampler._generator)
+    assert (noise.device.type, token.device.type) == ("meta", "meta")
+    assert ("meta", torch.float32) in seen.kinds
+    assert ("meta", torch.float64) not in seen.kinds
+
+
+@pytest.mark.parametrize("rejection", [False, True])
+def test_a_seed_draws_the_same_on_mps_as_on_a_cpu(rejection: bool) -> None:
+    sampling = SamplingParams(1.0, rejection=rejection, seed=5)
+    logits = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
+    paths = [list(range(row)) for row in range(40)]
+    choices = [Sampler(sampling, device).choose(logits, [1], lambda: paths) for device in ("cpu", "mps")]
+    cpu, mps = ([choice(row) for row in range(40)] for choice in choices)
+    assert cpu == mps
+
+
+def far(counts: np.ndarray, expected: np.ndarray) -> float:
+    """p-value of Pearson's χ² for counts under the expected ones; rare outcomes are merged into one."""
+    rare = expected < 5.0
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    used = expected > 0.0
+    if counts[~used].any():
+        return 0.0
+    return float(chi2.sf(((counts - expected)[used] ** 2 / expected[used]).sum(), used.sum() - 1))
+
+
+def some_probs(rows: int, size: int, seed: int) -> Tensor:
+    """Distributions, some tokens without any probability."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(rows, size, generator=generator) ** 3
+    return (weights * (torch.rand(rows, size, generator=generator) < 0.8)).softmax(-1).where(weights > 0.01, 0.0)
+
+
+SAMPLES = 200_000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_judged_token_has_the_targets_distribution(seed: int) -> None:
+    probs = some_probs(2, 7, seed)
+    target, draft = probs / probs.sum(-1, keepdim=True)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.multinomial(draft, SAMPLES, replacement=True, generator=generator)
+    judged = rejection_sample(target.expand(SAMPLES, -1), draft.expand(SAMPLES, -1), drawn, generator)
+    counts = torch.bincount(judged, minlength=7).double().numpy()
+    assert far(counts, target.double().numpy() * SAMPLES) > 1e-4
+    stood = float((judged == drawn).double().mean())
+    assert stood == pytest.approx(float(torch.minimum(target, draft).sum()), abs=0.01), "1 - total variation"
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(1.0), SamplingParams(0.7, top_k=5), SamplingParams(1.3, top_p=0.8), SamplingParams(1.0, min_p=0.1)],
+)
+def test_a_choice_has_the_processed_distribution(sampling: SamplingParams) -> None:
+    """Place after place of one sequence, each with noise of its own."""
+    logits, sampler = torch.randn(1, 9, generator=torch.Generator().manual_seed(3)), Sampler(sampling)
+    expected = sampler._processed(logits[0], [], [])[1].softmax(-1).double().numpy()
+    counts, rows = np.zeros(9), 250
+    for start in range(0, 20_000, rows):
+        choose = sampler.choose(
+            logits.expand(rows, -1),
+            range(start),
+            lambda: [[0] * row for row in range(rows)],  # type: ignore[arg-type]
+        )
+        counts += np.bincount([choose(row) for row in range(rows)], minlength=9)
+    assert far(counts, expected * counts.sum()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        SamplingParams(0.8),
+        SamplingParams(1.0, top_k=1),
+        SamplingParams(1.3, top_k=3),
+        SamplingParams(1.0, top_p=0.6),
+        SamplingParams(1.5, min_p=0.3),
+        SamplingParams(0.9, top_k=5, top_p=0.8, repetition_penalty=1.3),
+    ],
+)
+def test_what_logits_nearby_choose_is_a_near_tie_and_nothing_else_is(sampling: SamplingParams) -> None:
+    generator, others = torch.Generator().manual_seed(5), 0
+    for seed in range(60):
+        sampler = Sampler(replace(sampling, seed=seed))
+        logits = torch.randn(8, generator=generator)
+        choice = sampler.propose(logits, [2, 3], list).token
+        for token in set(range(8)) - {choice}:
+            far, near = sampler.gap(logits, [2, 3], token, 1e-5)
+            assert far >= 0.0
+            assert not near
+            assert sampler.gap(logits, [2, 3], token, 100.0)[1]
+        for reach in (0.03, 0.3, 1.0):
+            moved = logits + reach * (2 * torch.rand(8, generator=generator) - 1)
+            other = sampler.propose(moved, [2, 3], list).token
+            others += other != choice
+            # A penalty scales what has been said before.
+            assert sampler.gap(logits, [2, 3], other, 2 * reach * (sampling.repetition_penalty or 1.0))[1]
+    assert others > 5
+
+
+SMALL = 4
+"""Words of the model that whole outputs are enumerated of."""
+TINY = Decoder(tiny_model("llama", seed=9, vocab_size=SMALL, num_hidden_layers=2), weight_memory=0)
+TINY_MASK = SubLayerPlan.of(2, {1, 2})
+TINY_PLANS: dict[str, Plan] = {
+    "plain": Plan("plain"),
+    "chain": Plan.masked("test", TINY_MASK, 2),
+    "tree": Plan.masked("test", TINY_MASK, 2, branching=((1.0, 3),)),
+    "exit": Plan("test", EarlyExit(ExitHeads(TINY), (1,), 0.3), 2),
+}
+PROMPT = [1, 3, 2]
+GUESSES = (Node(2, 0, 0.5, 1), Node(1, 1, 0.3, 2), Node(3, 0, 0.2, 1))
+
+
+def known_words() -> Lookup:
+    lookup = Lookup(LookupStats())
+    lookup.start(PROMPT * 3)
+    return lookup
+
+
+TINY_PLANS |= {
+    "guesses": Plan("test", Ready(GUESSES), 2),
+    "guesses behind a chain": Plan(
+        "test", Extended(Masked(TINY_MASK), 1, known_words(), 1.0, 1.0, (1.0,) * 32, 9.0), 2
+    ),
+    "second candidates beside a chain": Plan(
+        "test", Extended(Masked(TINY_MASK, 0.0, ((1.0, 2),)), 2, known_words(), 0.8, 1.0, (1.0,) * 32, 9.0), 2
+    ),
+}
+RUNS = int(os.environ.get("SSD_SAMPLES", "1000"))
+"""Samples per plan. Raise it by the environment after a change of how tokens are chosen."""
+SHARP = SamplingParams(1.4, top_k=3, repetition_penalty=0.6, rejection=True)
+
+
+def joint(sampling: SamplingParams) -> np.ndarray:
+    """Probability of every first three tokens, by the full model's own logits [SMALL ** 3]."""
+    sampler, found = Sampler(sampling), np.ones((SMALL,) * 3)
+    with torch.inference_mode():
+        for place in range(3):
+            for before in itertools.product(range(SMALL), repeat=place):
+                ids = [*PROMPT, *before]
+                [logits] = TINY.head(Session(TINY).prefill(ids).last[None])
+                probs = sampler._processed(logits, ids, [])[1].softmax(-1).double().numpy()
+                found[before] *= probs.reshape(-1, *(1,) * (2 - place))
+    return found.reshape(-1)
+
+
+def sampled(make_planner: MakePlanner, sampling: SamplingParams, runs: int = RUNS) -> np.ndarray:
+    """Count the first three tokens of each output, seed after seed.
+
+    Every other time the answer goes on, so that drafts have room; else the third token stands behind all drafts.
+    """
+    counts = np.zeros((SMALL,) * 3)
+    for seed in range(runs):
+        session, limits = Session(TINY, replace(sampling, seed=seed)), Limits(3 + 2 * (seed % 2))
+        counts[tuple(generate(session, PROMPT, make_planner(), limits).token_ids[:3])] += 1
+    return counts.reshape(-1)
+
+
+def of_plan(name: str) -> MakePlanner:
+    return lambda: ConstantPlanner(TINY_PLANS[name])
+
+
+@pytest.mark.statistics
+@pytest.mark.parametrize("name", sorted(TINY_PLANS))
+def test_the_first_three_tokens_have_the_targets_joint_distribution(name: str) -> None:
+    counts, expected = sampled(of_plan(name), SHARP), joint(SHARP)
+    assert far(counts, expected * RUNS) > 1e-4
+    assert np.abs(counts / RUNS - expected).sum() / 2 < 2.8 / RUNS**0.5, "total variation"
+
+
+@pytest.mark.statistics
+@pytest.mark.parametrize("name", ["auto", "clasp", "exit", "lookup"])
+def test_so_they_have_whatever_a_strategy_plans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream has learned from other seeds.
+
+    Strategies with a bundle's masks draft as the plans above do; the others draft nothing in so few tokens.
+    """
+    drafts = 0
+    # A step of so small a model takes less than planning it: `auto` would leave most of them unplanned.
+    monkeypatch.setattr(PlanningTime, "update", lambda *_: 0.0)
+
+    def make() -> Planner:
+        planner = planners()
+        observe = planner.observe
+
+        def count(cycle: Cycle, states: list[Tensor] | None) -> None:
+            nonlocal drafts
+            drafts += cycle.drafted
+            observe(cycle, states)
+
+        planner.observe = count  # type: ignore[method-assign]
+        return planner
+
+    planners = make_strategy(name, read_settings(name, []), TINY, None, latency_table(2))
+    counts, expected = sampled(make, SHARP), joint(SHARP)
+    assert far(counts, expected * RUNS) > 1e-4
+    assert np.abs(counts / RUNS - expected).sum() / 2 < 2.8 / RUNS**0.5, "total variation"
+    assert drafts > RUNS / 4
+
+
+@pytest.mark.statistics
+def test_with_the_targets_noise_it_does_too() -> None:
+    """Sample plain decoding, whose output every plan reproduces."""
+    coupled = replace(SHARP, rejection=False)
+    assert far(sampled(of_plan("plain"), coupled), joint(coupled) * RUNS) > 1e-4
+
+
+def test_what_shapes_a_distribution_asks_for_sampling() -> None:
+    assert read_sampling(None, 0, 1.0, 0.0, None, None, False) == SamplingParams()
+    assert read_sampling(None, 0, 0.9, 0.0, None, 7, False) == SamplingParams(1.0, top_p=0.9, seed=7)
+    assert read_sampling(0.3, 0, 1.0, 0.0, 1.1, 7, True) == SamplingParams(
+        0.3, repetition_penalty=1.1, seed=7, rejection=True
+    )
+    with pytest.raises(UserError, match="min_p"):
+        read_sampling(0.0, 0, 1.0, 0.1, 1.0, None, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", -0.1),
+        ("top_p", 1.5),
+        ("min_p", 2.0),
+        ("repetition_penalty", 0.0),
+    ],
+)
+def test_parameters_out_of_their_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"^sampling: {name}: expected .*, got "):
+        SamplingParams(**{"temperature": 1.0, name: value})  # type: ignore[arg-type]
