@@ -222,9 +222,9 @@ def test_a_hooked_projection_runs_its_hook(tmp_path: Path) -> None:
     packed, _, _ = quantised_pair(tmp_path, "llama", Type.Q4_0)
     module, x = packed.model.layers[0].mlp.down_proj, torch.randn(2, 96)
     assert isinstance(module, PackedLinear)
-    plain = Decoder(packed).layers[0].down(x)
+    plain = Decoder(packed).layers[0].mlp.down(x)
     module.register_forward_hook(lambda *call: 2 * call[-1])
-    assert torch.equal(Decoder(packed).layers[0].down(x), 2 * plain)
+    assert torch.equal(Decoder(packed).layers[0].mlp.down(x), 2 * plain)
 
 
 @pytest.mark.parametrize(
