@@ -24,9 +24,9 @@ from tests.models import tiny_model
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 """Names of architectures that differ from transformers' type."""
-ALTERNATING = ("llama", "granite", "smollm3")
+ALTERNATING = ("llama", "granite", "granitemoe", "smollm3")
 """Architectures whose rotations pair neighbouring columns."""
 SCALES = {
     Type.Q4_0: (0,),
@@ -154,10 +154,18 @@ def _tensors(
     )
     found = dict[str, tuple[NDArray[Any], Type]]()
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        module, _, part = name.rpartition(".")
-        stored = f"{names.get_name(module)}.{part}"
+        module, _, part = name.replace("block_sparse_moe.router", "mlp.gate").rpartition(".")
         values = parameter.detach()
-        if "norm" not in name and parameter.ndim == 2:
+        if part in ("gate_up_proj", "down_proj"):  # of all experts
+            block = f"blk.{name.split('.')[2]}.ffn"
+            split = {"gate": values.chunk(2, 1)[0], "up": values.chunk(2, 1)[-1]}
+            for which, weight in (split if part == "gate_up_proj" else {"down": values}).items():
+                blocks = np.stack([_blocks(each, kind, number + i) for i, each in enumerate(weight)])
+                found[f"{block}_{which}_exps.weight"] = blocks, kind
+                weight.copy_(torch.from_numpy(np.array(dequantize(blocks, kind), np.float32)))
+            continue
+        stored = f"{names.get_name(module)}.{part}"
+        if "norm" not in name and parameter.ndim == 2 and not module.endswith("mlp.gate"):
             own = kinds.get(module.rpartition(".")[2], kind)
             blocks = _blocks(_ordered(model, architecture, module, values, undo=False), own, number)
             found[stored] = blocks, own
@@ -208,6 +216,9 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "embedding_scale": getattr(config, "embedding_multiplier", None),
         "residual_scale": getattr(config, "residual_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", None),
+        "expert_count": getattr(config, "num_local_experts", None),
+        "expert_used_count": getattr(config, "num_experts_per_tok", None),
+        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         **_rope(config, width),
     }
     if architecture == "gemma2":  # 0 says that there is no cap; without the keys there are Gemma-2's own

@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -130,6 +131,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": WINDOW},
     ),
+    "qwen3-moe": ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True}),
+    "qwen3-moe-sliding-dense-layers": (
+        "qwen3_moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 24,
+            "mlp_only_layers": [2],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+        },
+    ),
+    "olmoe": ("olmoe", EXPERTS),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-sliding": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
 }
 """Name to (model type, what differs from `SMALL`)."""
 IN_BOTH = [(name, torch.float32) for name in VARIANTS] + [(name, torch.bfloat16) for name in list(VARIANTS)[::4]]
@@ -146,7 +172,7 @@ def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            scale = 0.3 if parameter.ndim == 2 else 0.1
+            scale = 0.3 if parameter.ndim >= 2 else 0.1
             parameter.add_(torch.randn_like(parameter) * (0.1 if "norm" in name else scale))
     return model
 

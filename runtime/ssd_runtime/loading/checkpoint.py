@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,12 +10,14 @@ from typing import Any
 
 from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from ssd_artifacts.safetensors_header import StoredTensor, read_header
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.config import read_config
 from ssd_runtime.loading.folder import ADVICE, CONFIG, guarded_loading, read_settings, require_plain_files
 from ssd_runtime.loading.pretrained import empty_model, read_model
+from ssd_runtime.model.families import family_of
 
 SINGLE = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
@@ -51,11 +52,15 @@ def read_checked_config(spec: str, folder: Path) -> PreTrainedConfig:
     numbers = sum(PACKED_NUMBERS * tensor.nbytes for tensor in tensors.values())
     config = read_config(spec, folder, most_layers=len(tensors), most_size=numbers)
     with guarded_loading(spec):
-        expected = {name: tuple(part.shape) for name, part in empty_model(config).named_parameters()}
+        model = empty_model(config)
+        parameters = dict(model.named_parameters())
+    if sum(each.numel() for each in parameters.values()) > numbers:
+        raise UserError(f"{spec}: {CONFIG} is of a larger model than its weights; {ADVICE}")
     if getattr(config, "quantization_config", None) is not None:
-        if sum(map(math.prod, expected.values())) > numbers:
-            raise UserError(f"{spec}: {CONFIG} is of a larger model than its weights; {ADVICE}")
         return config
+    with guarded_loading(spec):  # files have a tensor per expert, which transformers joins
+        stored = revert_weight_conversion(model, parameters) if family_of(config).router else parameters
+        expected = {name: tuple(part.shape) for name, part in stored.items()}
     # Weights of the model below the head may be named as it calls them, and a tied head may stand for the embedding.
     found = {name if name.startswith(("model.", HEAD)) else f"model.{name}": tensor for name, tensor in tensors.items()}
     if getattr(config, "tie_word_embeddings", False) and EMBEDDING not in found and HEAD in found:

@@ -23,7 +23,10 @@ TAKEN = COMPUTATION | {
     *("is_causal", "attention_chunk_size"),
 }
 """Entries that transformers receives. Others may name code, kernels on the Hub, files, or sizes of what is not used."""
-SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+SIZES = (
+    *("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
+)
 DEFAULTED = ("num_key_value_heads", "head_dim")
 """Sizes that may be null."""
 LONGEST = 1 << 30
@@ -36,6 +39,7 @@ RANGES = {
     "partial_rotary_factor": (1e-6, 1.0),
     # Tables of longrope hold all of these positions.
     "original_max_position_embeddings": (1, 1 << 20),
+    **dict.fromkeys(("num_experts", "num_local_experts"), (1, 4096)),
     **dict.fromkeys(("sliding_window", "sliding_window_pattern", "no_rope_layer_interval"), (1, LONGEST)),
 }
 """Least and most of numbers, by the entry that holds them."""

@@ -43,7 +43,7 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False) -> None:
         self.family = family_of(model.config)
-        require_unhooked(model)
+        require_unhooked(model, self.family.mlp)
         self.model = model
         self.bitwise = bitwise
         self.lock = WaitedLock()
@@ -84,6 +84,7 @@ class Decoder:
                     kind=distinct.index(kind),
                     residual=residual,
                     memory=self.packed,
+                    by_row=bitwise,
                 )
                 for layer, kind in zip(base.layers, kinds, strict=True)
             ]
@@ -200,7 +201,7 @@ class Decoder:
         Raises UserError if a part that is not called as a whole has a new hook, or if weights change in bitwise mode,
         which is proven for the kernels of the weights that there were.
         """
-        require_unhooked(self.model)
+        require_unhooked(self.model, self.family.mlp)
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]

@@ -19,7 +19,7 @@ LONGROPE = "longrope"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The structure of a family's decoder layer. Every family calls its blocks `self_attn` and `mlp`."""
+    """The structure of a family's decoder layer. Every family calls its attention block `self_attn`."""
 
     title: str
     qk_norm: Literal["head", "projection"] | None = None
@@ -37,6 +37,10 @@ class Family:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     activation: str = "act_fn"
+    mlp: str = "mlp"
+    """Module of the MLP block, or of the router with its experts."""
+    router: str | None = None
+    """The router's module in MLP blocks that have `experts`; None for a family without such blocks."""
     windows: Literal["never", "by_layer", "everywhere"] = "never"
     """Layers with sliding attention: none, those of `config.layer_types`, or all if a window is set."""
     rope_by_layer: bool = False
@@ -53,8 +57,15 @@ class Family:
     embedding_multiplier: str | None = None
     residual_multiplier: str | None = None
     logit_divisor: str | None = None
+    unserved: tuple[str, ...] = ()
+    """Settings that no field expresses; a model that has one is refused."""
 
 
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": "embedding_multiplier",
+    "residual_multiplier": "residual_multiplier",
+    "logit_divisor": "logits_scaling",
+}
 _GEMMA: dict[str, Any] = {
     "norm_offset": 1.0,
     "scaled_embedding": True,
@@ -88,13 +99,12 @@ FAMILIES = {
         mlp_norm=None,
         mlp_after="post_feedforward_layernorm",
     ),
-    "granite": Family(
-        "Granite",
-        embedding_multiplier="embedding_multiplier",
-        residual_multiplier="residual_multiplier",
-        logit_divisor="logits_scaling",
-    ),
+    "granite": Family("Granite", **_GRANITE),
     "smollm3": Family("SmolLM3", windows="by_layer", no_rope="no_rope_layers"),
+    "qwen3_moe": Family("Qwen3-MoE", windows="everywhere", qk_norm="head", router="gate"),
+    "olmoe": Family("OLMoE", qk_norm="projection", router="gate", unserved=("clip_qkv",)),
+    "granitemoe": Family("Granite-MoE", **_GRANITE, mlp="block_sparse_moe", router="router"),
+    "mixtral": Family("Mixtral", windows="everywhere", router="gate"),
 }
 """Families by `config.model_type`. A new one needs an entry here and one in `tests/models.py` (CONTRIBUTING.md)."""
 
@@ -118,6 +128,9 @@ def family_of(config: PreTrainedConfig) -> Family:
         raise _refusal(f"a {kind} model is not supported")
     if getattr(config, "use_bidirectional_attention", None):
         raise _refusal("attention in both directions is not supported")
+    for name in family.unserved:
+        if getattr(config, name, None) is not None:
+            raise _refusal(f"the setting {name} of a {family.title} model is not supported")
     for rope in rope_types(config, family).values():
         if rope not in ROPE_TYPES and not (rope == LONGROPE and family.longrope):
             raise _refusal(f"rotary embedding {rope!r} is not supported (only {', '.join(sorted(ROPE_TYPES))})")

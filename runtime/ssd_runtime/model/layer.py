@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
-from transformers.activations import SiLUActivation
 
 from ssd_runtime.devices.placement import device_of
+from ssd_runtime.model.experts import Experts
 from ssd_runtime.model.families import Family
+from ssd_runtime.model.mlp import Mlp
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native
@@ -20,7 +20,6 @@ from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 
 NORM_TOLERANCE = 1e-5
-SILU = (nn.SiLU, SiLUActivation)
 
 
 class Norm:
@@ -111,18 +110,18 @@ class Layer:
     output: Linear | LightLinear
     attention_after: Norm | None
     mlp_norm: Norm | None
-    gate_up: Linear | LightLinear
-    activation: Callable[[Tensor], Tensor]
-    down: Linear | LightLinear
+    mlp: Mlp | Experts
     mlp_after: Norm | None
     device: torch.device
     """The device that the layer runs on."""
 
     @classmethod
-    def of(cls, layer: nn.Module, family: Family, kind: int, residual: float, memory: PackedMemory) -> Layer:
-        """The parts of a transformers decoder layer."""
+    def of(
+        cls, layer: nn.Module, family: Family, kind: int, residual: float, memory: PackedMemory, by_row: bool = False
+    ) -> Layer:
+        """The parts of a transformers decoder layer; `by_row` is that of `Experts`."""
         attention: Any = layer.self_attn
-        mlp: Any = layer.mlp
+        mlp: Any = getattr(layer, family.mlp)
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
             return Norm(parent, name, family.norm_offset) if name else None
@@ -138,9 +137,13 @@ class Layer:
             output=Linear(attention, ("o_proj",), memory),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
-            gate_up=Linear(mlp, family.gate_up, memory),
-            activation=getattr(mlp, family.activation),
-            down=Linear(mlp, ("down_proj",), memory),
+            mlp=Experts(mlp, family.router, memory, by_row)
+            if family.router is not None and hasattr(mlp, family.router)
+            else Mlp(
+                gate_up=Linear(mlp, family.gate_up, memory),
+                activation=getattr(mlp, family.activation),
+                down=Linear(mlp, ("down_proj",), memory),
+            ),
             mlp_after=norm(layer, family.mlp_after),
             device=device_of(layer),
         )
@@ -159,46 +162,33 @@ class Layer:
         if native is not None:
             whole, down = native
             return whole.fused_mlp(down, x, None if self.mlp_norm is None else self.mlp_norm.rms)
-        gate, up = self.gate_up(x, norm=self.mlp_norm).chunk(2, -1)
-        return self._join(x, self.down, self.activation(gate) * up, self.mlp_after)
+        if isinstance(self.mlp, Experts):
+            return self._add(x, self.mlp(x if self.mlp_norm is None else self.mlp_norm(x)), self.mlp_after)
+        return self._join(x, self.mlp.down, self.mlp.inner(x, self.mlp_norm), self.mlp_after)
 
     @property
     def native_mlp(self) -> tuple[Native, Native] | None:
-        """The kernels of the MLP block, of gate and up and of down, if it is one call of our own code."""
-        whole, down = self.gate_up.fused, self.down.fused
-        return (whole, down) if whole is not None and down is not None and self._plain_mlp else None
+        """The kernels of the MLP block, of gate and up and of down, if it is one call of our own code.
 
-    @property
-    def _plain_mlp(self) -> bool:
-        """Whether the MLP block is x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)), with an RMS norm or none."""
-        return (
-            isinstance(self.activation, SILU)
-            and not self.activation_hooked
-            and self.residual == 1.0
-            and self.mlp_after is None
-            and (self.mlp_norm is None or self.mlp_norm.rms is not None)
-        )
-
-    @property
-    def activation_hooked(self) -> bool:
-        """Whether a call of the activation runs more than itself."""
-        return isinstance(self.activation, nn.Module) and hooked(self.activation)
+        It is x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)), with an RMS norm or none.
+        """
+        plain = self.residual == 1.0 and self.mlp_after is None
+        return self.mlp.native if plain and (self.mlp_norm is None or self.mlp_norm.rms is not None) else None
 
     def linears(self) -> tuple[Linear, ...]:
-        """All projections but light copies."""
-        every = self.qkv, self.output, self.gate_up, self.down
-        return tuple(each for each in every if isinstance(each, Linear))
+        """All projections but light copies: the two of attention first."""
+        attention = tuple(each for each in (self.qkv, self.output) if isinstance(each, Linear))
+        return attention + self.mlp.linears()
 
     def light(self, bits: int) -> Layer:
         """Return this layer on the light copies of its projections (`Linear.light`), as far as it has these."""
-        parts = {name: getattr(self, name) for name in ("qkv", "output", "gate_up", "down")}
-        return replace(self, **{name: part.light(bits) for name, part in parts.items()})
+        return replace(self, qkv=self.qkv.light(bits), output=self.output.light(bits), mlp=self.mlp.light(bits))
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
         norms = (self.attention_norm, self.q_norm, self.k_norm, self.attention_after, self.mlp_norm, self.mlp_after)
-        parts: list[Linear | Norm] = [*self.linears()]
-        parts += [norm for norm in norms if norm is not None]
+        parts: list[Linear | Norm | Mlp | Experts] = [norm for norm in norms if norm is not None]
+        parts += [*self.linears()[:2], self.mlp]
         changed = [part.refresh() for part in parts]
         return any(changed)
 
@@ -206,7 +196,10 @@ class Layer:
         """`x` plus the block's output, which its `last` projection makes of `inner`."""
         if after is None and self.residual == 1.0:
             return last(inner, residual=x)
-        out = last(inner)
+        return self._add(x, last(inner), after)
+
+    def _add(self, x: Tensor, out: Tensor, after: Norm | None) -> Tensor:
+        """`x` plus the block's output `out`, normed after it and scaled."""
         if after is not None:
             out = after(out)
         return x + out if self.residual == 1.0 else x + out * self.residual

@@ -56,7 +56,7 @@ class Projections:
     @property
     def are_packed(self) -> bool:
         """Whether packed kernels serve all of them, whatever the number of rows."""
-        return all(linear.packed or linear.formats for linear in self) and all(self._serves)
+        return all(linear.by_kernel for linear in self) and all(self._serves)
 
     @property
     def foreign(self) -> list[nn.Module]:

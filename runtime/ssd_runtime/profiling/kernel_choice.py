@@ -54,7 +54,7 @@ def fitted_decoder(model: PreTrainedModel, weight_memory: int | None = None, bit
 def measured(decoder: Decoder) -> tuple[list[bool], bool]:
     """Measure for each of `ROWS` whether packed copies should serve, and whether the machine was steady.
 
-    MLP blocks are timed with both kernels in turn.
+    MLP blocks are timed with both kernels in turn, or attention's first projections where these alone have copies.
     """
     per_layer = max(1, decoder.packed.used // decoder.shape.num_layers)
     layers = min(decoder.shape.num_layers, -(-TIMED_BYTES // per_layer))
@@ -62,7 +62,7 @@ def measured(decoder: Decoder) -> tuple[list[bool], bool]:
     for number in range(ROUNDS + 1):
         for (n, served), times in taken.items():
             decoder.projections.serve([served])
-            elapsed = seconds(partial(_mlps, decoder, layers, decoder.embed([1] * n)), decoder.device)
+            elapsed = seconds(partial(_projected, decoder, layers, decoder.embed([1] * n)), decoder.device)
             if number:  # the first round warms up
                 times.append(elapsed)
     return choice(taken), median(max(times) / min(times) for times in taken.values()) < STEADY
@@ -77,9 +77,12 @@ def choice(taken: Mapping[tuple[int, bool], Sequence[float]]) -> list[bool]:
     return [any(modules >= MARGIN * packed for modules, packed in rounds[n]) for n in ROWS]
 
 
-def _mlps(decoder: Decoder, layers: int, x: Tensor) -> None:
+def _projected(decoder: Decoder, layers: int, x: Tensor) -> None:
     for layer in range(layers):
-        decoder.sublayers.mlp(layer, x)
+        if any(linear.packed for linear in decoder.layers[layer].mlp.linears()):
+            decoder.sublayers.mlp(layer, x)
+        else:
+            decoder.layers[layer].qkv_of(x)
 
 
 def _remembered(path: Path, measure: Callable[[], tuple[list[bool], bool]]) -> list[bool]:

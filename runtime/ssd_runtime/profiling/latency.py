@@ -261,6 +261,10 @@ class _Bench:
         x = self._rows(n)
 
         batch = self._batch(0, n)
+        if decoder.family.router is not None:  # the states that reach a block decide how many experts its rows share
+            states = list[torch.Tensor]()
+            decoder.run(x, batch, states=states)
+            return lambda: [decoder.sublayers.mlp(layer, x) for layer, x in enumerate(states[::2])]
         parts = [(2 * layer + 1, FULL) for layer in range(decoder.shape.num_layers)]
         return lambda: decoder.sublayers.run(parts, x, batch)
 

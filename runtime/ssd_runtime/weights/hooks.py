@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
 
-LIBRARIES = ("transformers", "accelerate")
-"""Libraries whose hooks on whole layers or models never change a result."""
+LIBRARIES = ("transformers", "accelerate", "ssd_runtime")
+"""Packages whose hooks on whole layers or models never change a result."""
 
 
 def hooked(module: nn.Module) -> bool:
@@ -21,13 +21,14 @@ def hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
-def require_unhooked(model: PreTrainedModel) -> None:
+def require_unhooked(model: PreTrainedModel, mlp: str) -> None:
     """Raise UserError when the model has hooks or a custom forward that the engine would bypass.
 
     Projections, norms and the embedding are called as modules, hooks included. Blocks, layers and the whole model are
-    never called, so hooks on them, or a forward of a subclass or patched class, would not run.
+    never called, so hooks on them, or a forward of a subclass or patched class, would not run. Layers call their MLP
+    block `mlp`.
     """
-    for name, part in _taken_apart(model):
+    for name, part in _taken_apart(model, mlp):
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values(), type(part).forward]
         if "forward" in part.__dict__ and not hasattr(part, "_hf_hook"):
             hooks.append(part.__dict__["forward"])
@@ -38,13 +39,16 @@ def require_unhooked(model: PreTrainedModel) -> None:
             )
 
 
-def _taken_apart(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+def _taken_apart(model: PreTrainedModel, mlp: str) -> Iterator[tuple[str, nn.Module]]:
     yield "the model", model
     yield "model", model.model
     for index, layer in enumerate(model.model.layers):
         yield f"layers.{index}", layer
         yield f"layers.{index}.self_attn", layer.self_attn
-        yield f"layers.{index}.mlp", layer.mlp
+        block = getattr(layer, mlp)
+        yield f"layers.{index}.{mlp}", block
+        if hasattr(block, "experts"):
+            yield f"layers.{index}.{mlp}.experts", block.experts
 
 
 def _home(hook: Callable[..., Any]) -> str:

@@ -38,6 +38,10 @@ class LightLinear:
         """Our own kernel as `fused`, if it is that."""
         return () if self.fused is None else (self.fused,)
 
+    def light(self, bits: int) -> LightLinear:
+        """These projections, which have no copies of their own."""
+        return self
+
     def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
         """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
         if self.fused is not None and (norm is None or norm.rms is not None):

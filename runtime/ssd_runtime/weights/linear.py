@@ -70,14 +70,17 @@ class Linear:
         "_names",
         "_packed",
         "_parent",
+        "_reordered",
         "_serves",
         "_stamp",
     )
 
-    def __init__(self, parent: nn.Module, names: Sequence[str], memory: PackedMemory) -> None:
+    def __init__(self, parent: nn.Module, names: Sequence[str], memory: PackedMemory, reordered: bool = True) -> None:
+        """Projections `names` of `parent`; without `reordered` there is no packed copy of their weights."""
         self._parent = parent
         self._names = tuple(names)
         self._memory = memory
+        self._reordered = reordered
         self._packed: Kernel | None = None
         self._light = dict[int, LightLinear]()
         self._bits: DraftBits = "none"
@@ -89,6 +92,11 @@ class Linear:
     def packed(self) -> bool:
         """Whether a packed copy exists."""
         return self._packed is not None
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether no module of the user's multiplies several rows at once; those of experts take one at a time."""
+        return self.packed or bool(self.formats) or not self._reordered
 
     @property
     def copies(self) -> Mapping[int, LightLinear]:
@@ -200,7 +208,7 @@ class Linear:
 
     def _build_packed(self) -> None:
         linears = [linear for linear in self._copied() if can_serve(linear.weight)]
-        if len(linears) < len(self._modules) or not self._memory.claim(_bytes(linears)):
+        if not self._reordered or len(linears) < len(self._modules) or not self._memory.claim(_bytes(linears)):
             return
         try:
             self._pack(linears)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,6 +81,27 @@ class PackedEmbedding(nn.Module):
     def _rows(self, ids: Tensor) -> Tensor:
         rows = torch.from_numpy(self._dequantise(self._stored[ids.numpy()]))
         return rows if self.embed_scale is None else rows * self.embed_scale
+
+
+class PackedExperts(nn.Module):
+    """The experts of a mixture, each with the projections of a gated MLP (`gate_proj`, `up_proj` and `down_proj`)."""
+
+    def __init__(self, experts: Sequence[Any], act_fn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.act_fn = act_fn
+        self.each = tuple(experts)
+        for number, expert in enumerate(experts):
+            self.add_module(str(number), expert)
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The sum [n, hidden] of the outputs of a row's experts `chosen` [n, k], each times its weight [n, k]."""
+        total = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows, place = torch.where(chosen == number)
+            expert = self.each[number]
+            inner = self.act_fn(expert.gate_proj(x[rows])) * expert.up_proj(x[rows])
+            total.index_add_(0, rows, expert.down_proj(inner) * weights[rows, place, None])
+        return total
 
 
 def whole_kernels(modules: Sequence[nn.Module]) -> list[Kernel] | None:

@@ -65,6 +65,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {}),
     "granite biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "qwen3-moe": ("qwen3-moe", {"moe_intermediate_size": 32}),
+    "olmoe": ("olmoe", {}),
+    "granitemoe": ("granitemoe", {}),
+    "mixtral": ("mixtral", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
 }
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)

@@ -108,7 +108,7 @@ def test_each_number_of_rows_is_served_as_measured(monkeypatch: pytest.MonkeyPat
     assert decoder.kernels == "packed rows 4+"
     assert all(fitted_decoder(model).kernels == decoder.kernels for _ in range(3))
     assert len(asked) == 2
-    linear, calls = decoder.layers[0].gate_up, list[int]()
+    linear, calls = decoder.layers[0].mlp.gate_up, list[int]()
     model.model.layers[0].mlp.gate_proj.register_forward_hook(lambda _, x, y: calls.append(len(y)))
     for n in (1, 3, 4, 5, 400):
         linear(torch.ones(n, model.config.hidden_size))

@@ -23,6 +23,8 @@ from tests.models import SMALL, SWITCH, VARIANTS, VOCABULARY, tiny_model
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1}
 """Largest difference as a share of the largest logit. Rows of bf16 differ in the last of eight bits, layer by layer."""
+MOST_REROUTED = 0.02
+"""Largest share of rows that the last of eight bits sends to other experts; transformers' own steps reach 0.7%."""
 KERNELS = {"packed": (torch.float32, True), "module": (torch.float32, False), "bf16": (torch.bfloat16, False)}
 
 
@@ -49,7 +51,9 @@ def test_logits_equal_transformers_prefill_steps_and_verification(variant: str, 
         got.append(decoder.logits(session.forward(rows)))
         session.commit(rows)
     assert session.committed == len(ids)
-    assert (torch.cat(got) - expected).abs().max() <= TOLERANCE[dtype] * scale
+    far = (torch.cat(got) - expected).abs().amax(-1) > TOLERANCE[dtype] * scale
+    rerouted = MOST_REROUTED if decoder.family.router and dtype == torch.bfloat16 else 0.0
+    assert far.float().mean() <= rerouted
 
 
 @pytest.mark.parametrize("length", [SWITCH - 12, SWITCH - 1, SWITCH, SWITCH + 1])
@@ -184,6 +188,7 @@ def test_unknown_models_are_refused_with_what_is_supported() -> None:
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ("llama", VARIANTS["phi3-longrope"][1], "longrope"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "both directions"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
     ],
 )
 def test_unsupported_features_are_refused(kind: str, changes: dict[str, object], what: str) -> None:

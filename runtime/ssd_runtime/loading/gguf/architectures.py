@@ -13,6 +13,8 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 
 Entries = dict[str, Any]
 """Entries of a transformers configuration by name."""
+SOFTMAX = 1
+"""The number of llama.cpp for a router whose weights are a softmax."""
 BLOCK_BIASES = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")}
 MLP_BIASES = {"mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
 
@@ -25,6 +27,8 @@ def _llama(metadata: Metadata, common: Entries) -> Entries:
     metadata.expect("tensor_data_layout", "Meta AI original pth")
     window = metadata.optional(int, "attention.sliding_window")
     # llama.cpp's converter writes Mistral's models as this architecture, too.
+    if metadata.optional(int, "expert_count"):
+        return {**_experts(metadata, common), "model_type": "mixtral", "sliding_window": window or None}
     return {"model_type": "mistral", "sliding_window": window} if window else {}
 
 
@@ -89,6 +93,28 @@ def _granite(metadata: Metadata, common: Entries) -> Entries:
     return {name: value for name, value in found.items() if value}
 
 
+def _granitemoe(metadata: Metadata, common: Entries) -> Entries:
+    metadata.expect("expert_shared_feed_forward_length", 0)
+    return {**_granite(metadata, common), **_experts(metadata, common)}
+
+
+def _experts(metadata: Metadata, common: Entries, count: str = "num_local_experts") -> Entries:
+    """Entries of a mixture, whose router weighs experts by a softmax; `count` is the entry with their number."""
+    metadata.expect("expert_gating_func", SOFTMAX)
+    return {count: metadata.count("expert_count"), "num_experts_per_tok": metadata.count("expert_used_count")}
+
+
+def _olmoe(metadata: Metadata, common: Entries) -> Entries:
+    metadata.expect("expert_weights_norm", False)
+    return {**_experts(metadata, common, "num_experts"), "norm_topk_prob": False}
+
+
+def _qwen3moe(metadata: Metadata, common: Entries) -> Entries:
+    metadata.expect("expert_weights_norm", True)
+    own = {"norm_topk_prob": True, "moe_intermediate_size": metadata.count("expert_feed_forward_length")}
+    return {**_experts(metadata, common, "num_experts"), **own}
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """An architecture of files: the family that serves it, and what its files do differently."""
@@ -111,6 +137,9 @@ ARCHITECTURES = {
     "gemma3": Architecture("gemma3_text", Layout(norm_offset=1.0), BLOCK_BIASES, _gemma3),
     "olmo2": Architecture("olmo2", biases=BLOCK_BIASES),
     "granite": Architecture("granite", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, _granite),
+    "granitemoe": Architecture("granitemoe", Layout(pairs_alternate=True), BLOCK_BIASES, _granitemoe),
+    "olmoe": Architecture("olmoe", biases=BLOCK_BIASES, entries=_olmoe),
+    "qwen3moe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=_qwen3moe),
     "smollm3": Architecture("smollm3", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}),
 }
 """Architectures by the name that llama.cpp gives them."""

@@ -40,8 +40,9 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
     metadata.ignore(HARMLESS)
     metadata.expect("attention.causal", True)
     metadata.expect("use_parallel_residual", False)
-    for key in NO_EXPERTS:
-        metadata.expect(key, 0)
+    if "num_experts_per_tok" not in entries:
+        for key in NO_EXPERTS:
+            metadata.expect(key, 0)
     metadata.require_all_taken()
     try:
         return AutoConfig.for_model(entries.pop("model_type"), **entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -16,7 +17,7 @@ from ssd_runtime.loading.gguf.rope import TENSORS
 from ssd_runtime.model.families import family_of
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
-from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedLinear
+from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts, PackedLinear
 
 EMBEDDING = "model.embed_tokens"
 
@@ -45,8 +46,11 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
             layer = f"model.layers.{number}"
             for shared in (family.qkv, ("o_proj",)):
                 _place(model, file, [f"{layer}.self_attn.{name}" for name in shared])
-            for shared in (family.gate_up, ("down_proj",)):
-                _place(model, file, [f"{layer}.mlp.{name}" for name in shared])
+            mlp = f"{layer}.{family.mlp}"
+            blocks = [mlp] if family.router is None else _place_experts(model, mlp)
+            for block in blocks:
+                for shared in (family.gate_up, ("down_proj",)):
+                    _place(model, file, [f"{block}.{name}" for name in shared])
         _place(model, file, ["lm_head"])
         _place_embedding(model, file)
     _fill(model, file)
@@ -81,6 +85,19 @@ def _place(model: nn.Module, file: GgufFile, names: list[str]) -> None:
             if kernel is not None and isinstance(linear, nn.Linear):
                 _set(model, name, PackedLinear(kernel, begin, begin + linear.out_features))
                 begin += linear.out_features
+
+
+def _place_experts(model: nn.Module, mlp: str) -> list[str]:
+    """Replace the experts of a block by single ones without memory, whose names are returned."""
+    joined: Any = model.get_submodule(f"{mlp}.experts")
+    count, hidden, inner = joined.down_proj.shape
+    sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+    experts = [
+        nn.ModuleDict({name: nn.Linear(*size, bias=False, device="meta") for name, size in sizes.items()})
+        for _ in range(count)
+    ]
+    _set(model, f"{mlp}.experts", PackedExperts(experts, joined.act_fn))
+    return [f"{mlp}.experts.{number}" for number in range(count)]
 
 
 def _place_embedding(model: PreTrainedModel, file: GgufFile) -> None:

@@ -22,6 +22,10 @@ from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
 from ssd_runtime.weights.kernels.kernel import Kernel
 
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+"""The part of a parameter's name that says the expert; files hold all experts in one tensor."""
+BLOCKS = {".block_sparse_moe.router.": ".mlp.gate.", ".block_sparse_moe.": ".mlp."}
+"""Parts of names that `gguf` does not know, and those that it knows instead."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the embedding, and of the head where it is not the embedding."""
 UNREADABLE = (Type.Q8_1, Type.Q8_K, Type.I8, Type.I16, Type.I32, Type.I64, Type.F64)
@@ -73,7 +77,9 @@ class GgufFile:
         Biases that no layer has are zero. Tensors of the names `used` are read elsewhere.
         """
         places = self._index.tensors
-        expected = {self._name_of(name): tuple(shape) for name, shape in shapes.items()}
+        expected = {
+            self._name_of(part): of for name, shape in shapes.items() for part, of in _parts(name, tuple(shape))
+        }
         kinds = {_of_all_layers(name) for name in places}
         missing = [
             name
@@ -103,6 +109,8 @@ class GgufFile:
         """The blocks or numbers of a parameter, an array [out, …] in transformers' order, and their type."""
         found = self._name_of(name)
         data = self._mapped.array(found)
+        if expert := EXPERT.search(name):
+            data = data[int(expert[1])]
         heads = self._heads.get(name.split(".")[-2])
         if self._layout.pairs_alternate and heads is not None:
             pairs = data.reshape(heads, -1, 2, *data.shape[1:])
@@ -111,9 +119,12 @@ class GgufFile:
 
     def dense(self, name: str, shape: Sequence[int]) -> Tensor:
         """A parameter of this shape in fp32."""
-        if not self.has(name):
+        (first, _), *others = _parts(name, shape)
+        if others:
+            return torch.cat([self.dense(part, of) for part, of in _parts(name, shape)], 1)
+        if not self.has(first):
             return torch.zeros(*shape)
-        tensor = dense(*self.stored(name))
+        tensor = dense(*self.stored(first)).view(*shape)
         return tensor - self._layout.norm_offset if self._layout.norm_offset and "norm" in name else tensor
 
     def kernels(self, modules: Sequence[str]) -> list[tuple[list[str], Kernel | None]]:
@@ -126,7 +137,9 @@ class GgufFile:
         self._mapped.forget()
 
     def _name_of(self, name: str) -> str:
-        module, _, part = name.rpartition(".")
+        for own, usual in BLOCKS.items():
+            name = name.replace(own, usual)
+        module, _, part = EXPERT.sub(".experts.", name).rpartition(".")
         if module == "lm_head":  # not every architecture's table of names has it
             return f"{(HEAD if HEAD in self._index.tensors else EMBEDDING).removesuffix('.weight')}.{part}"
         return f"{self._names.get_name(module)}.{part}"
@@ -154,6 +167,9 @@ class GgufFile:
         begin = 0
         for module in modules:
             data, kind = self.stored(f"{module}.weight")
+            expert = EXPERT.search(module)
+            if expert is not None and expert[1] != "0":  # the first one's has the same form
+                return
             rows = min(len(data), PROBED)
             weight = torch.from_numpy(dequantize(data[:rows], kind))
             probe = torch.linspace(-1, 1, weight.shape[1])[None].to(torch.bfloat16).float()
@@ -173,6 +189,20 @@ class GgufFile:
             return None
         rows = [self._index.tensors[self._name_of(f"{module}.weight")].shape[:1] for module in modules]
         return torch.cat([self.dense(f"{module}.bias", out) for module, out in zip(modules, rows, strict=True)])
+
+
+def _parts(name: str, shape: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
+    """The parameters that files hold in the place of one of transformers', with their shapes.
+
+    transformers joins gate and up of all experts [experts, out, in].
+    """
+    block, _, last = name.rpartition(".")
+    if not block.endswith(".experts"):
+        return [(name, shape)]
+    if last != "gate_up_proj":
+        return [(f"{name}.weight", shape)]
+    experts, both, columns = shape
+    return [(f"{block}.{part}.weight", (experts, both // 2, columns)) for part in ("gate_proj", "up_proj")]
 
 
 def _of_all_layers(name: str) -> str:

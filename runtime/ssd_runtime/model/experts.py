@@ -1,0 +1,132 @@
+"""The MLP block of a mixture: a router sends each row to a few of many experts."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.model.batch import MOST_BY_ROW
+from ssd_runtime.model.mlp import Mlp
+from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
+from ssd_runtime.weights.packed_linear import PackedExperts
+
+
+class Experts:
+    """The sum of the outputs of a row's experts, each times the weight that the router gives it.
+
+    The router is the user's module, with a precision of its own. A row whose last bits differ may go to other experts.
+    So where all else computes a row alike in a step and in a verification (`by_row`, or kernels that do by themselves),
+    this does too, for up to `MOST_BY_ROW` rows: what rounds a row by the number of rows runs row by row.
+    """
+
+    native = None
+    """There is no call of our own code that computes the whole block."""
+
+    def __init__(self, block: Any, router: str, memory: PackedMemory, by_row: bool = False) -> None:
+        """`block` has a module `experts` and one named `router`. Raises UserError for experts of an unknown form."""
+        self._block, self._router, self._by_row = block, router, by_row
+        experts: Any = getattr(block, "experts", None)
+        packed = isinstance(experts, PackedExperts)
+        self._parts = list(experts.each) if packed else _views(experts)
+        self._stamp = self._found()
+        self._mlps = [
+            Mlp(
+                gate_up=Linear(
+                    part, ("gate_proj", "up_proj") if packed else ("gate_up_proj",), memory, reordered=False
+                ),
+                activation=experts.act_fn,
+                down=Linear(part, ("down_proj",), memory, reordered=False),
+            )
+            for part in self._parts
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The block's output [n, hidden] for normed rows `x` [n, hidden]."""
+        few = len(x) <= MOST_BY_ROW
+        weights, chosen = self._routed(x, few and (self._by_row or self._mlps[0].native is not None))
+        count = chosen.shape[1]
+        ordered, order = chosen.flatten().sort(stable=True)
+        hit, sizes = (each.tolist() for each in ordered.unique_consecutive(return_counts=True))
+        groups = zip(hit, x[order // count].split(sizes), strict=True)
+        found = torch.cat([_output(self._mlps[expert], rows, few and self._by_row) for expert, rows in groups])
+        parts = torch.empty_like(found)
+        parts[order] = found
+        # torch's sum over a dimension may add in an order that depends on the number of rows.
+        total, *others = (parts.view(len(x), count, -1) * weights[..., None]).unbind(1)
+        for other in others:
+            total = total + other
+        return total.to(x.dtype)
+
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections of all experts, but light copies."""
+        return tuple(linear for mlp in self._mlps for linear in mlp.linears())
+
+    def light(self, bits: int) -> Experts:
+        """This block on the light copies of its experts (`Linear.light`), as far as it has these."""
+        lightened = copy(self)
+        lightened._mlps = [mlp.light(bits) for mlp in self._mlps]
+        return lightened
+
+    def refresh(self) -> bool:
+        """Follow changes of the user's modules; returns whether there were any."""
+        before, self._stamp = self._stamp, self._found()
+        if before == self._stamp:
+            return False
+        if not isinstance(self._block.experts, PackedExperts):
+            for part, fresh in zip(self._parts, _views(self._block.experts), strict=True):
+                part._modules.update(fresh._modules)
+        for linear in self.linears():
+            linear.refresh()
+        return True
+
+    def _found(self) -> list[Any]:
+        return stamp_of([self._block.experts, getattr(self._block, self._router)])
+
+    def _routed(self, x: Tensor, by_row: bool) -> tuple[Tensor, Tensor]:
+        """Weights [n, k] and experts [n, k] of rows `x`, the last two results of the router."""
+        router = getattr(self._block, self._router)
+        if len(x) == 1 or not by_row:
+            return router(x)[-2:]
+        weights, chosen = zip(*(router(row)[-2:] for row in x.split(1)), strict=True)
+        return torch.cat(weights), torch.cat(chosen)
+
+
+def _output(mlp: Mlp, x: Tensor, by_row: bool) -> Tensor:
+    """An expert's output for its rows `x` [n, hidden]."""
+    if (native := mlp.native) is not None:
+        whole, down = native
+        return whole.fused_mlp(down, x, None) - x
+    if not by_row or len(x) == 1:
+        return mlp.down(mlp.inner(x))
+    return torch.cat([mlp.down(mlp.inner(row)) for row in x.split(1)])
+
+
+def _views(experts: Any) -> list[nn.Module]:
+    """Modules `gate_up_proj` and `down_proj` of each expert, whose weights are views of those of `experts`.
+
+    Raises UserError unless these are [experts, out, in] without biases, as transformers keeps them.
+    """
+    weights: dict[str, Any] = {name: getattr(experts, name, None) for name in ("gate_up_proj", "down_proj")}
+    known = all(type(each) is nn.Parameter and each.is_floating_point() for each in weights.values())
+    if not known or len(list(experts.parameters())) > len(weights):
+        raise UserError(
+            "model: its experts are not kept as transformers keeps those of a mixture; load the model unquantised with "
+            "a newer transformers"
+        )
+    if any(each.is_meta for each in weights.values()):
+        raise UserError("model: experts cannot be offloaded; load the model on one device that holds it")
+    return [
+        nn.ModuleDict({name: _linear(each) for name, each in zip(weights, pair, strict=True)})
+        for pair in zip(*(each.detach() for each in weights.values()), strict=True)
+    ]
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """A module that multiplies by `weight` [out, in] itself, not by a copy."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear

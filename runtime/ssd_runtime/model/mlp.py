@@ -1,0 +1,56 @@
+"""The gated MLP: a dense model's MLP block, or one expert of a mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+
+from ssd_runtime.weights.hooks import hooked
+from ssd_runtime.weights.kernels.kernel import RowNorm
+from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.light import LightLinear
+from ssd_runtime.weights.linear import Linear
+
+SILU = (nn.SiLU, SiLUActivation)
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """W_down (activation(W_gate x) × W_up x)."""
+
+    gate_up: Linear | LightLinear
+    activation: Callable[[Tensor], Tensor]
+    down: Linear | LightLinear
+
+    def inner(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        """The input [n, inner] of `down` for rows `x` [n, hidden], which are normed first."""
+        gate, up = self.gate_up(x, norm=norm).chunk(2, -1)
+        return self.activation(gate) * up
+
+    @property
+    def native(self) -> tuple[Native, Native] | None:
+        """The kernels of gate and up and of down, if one call of our own code computes the MLP."""
+        whole, down = self.gate_up.fused, self.down.fused
+        served = whole is not None and down is not None and isinstance(self.activation, SILU)
+        return (whole, down) if served and not self.activation_hooked and whole and down else None
+
+    @property
+    def activation_hooked(self) -> bool:
+        """Whether a call of the activation runs more than itself."""
+        return isinstance(self.activation, nn.Module) and hooked(self.activation)
+
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections but light copies."""
+        return tuple(each for each in (self.gate_up, self.down) if isinstance(each, Linear))
+
+    def light(self, bits: int) -> Mlp:
+        """This MLP on the light copies of its projections (`Linear.light`), as far as it has these."""
+        return Mlp(self.gate_up.light(bits), self.activation, self.down.light(bits))
+
+    def refresh(self) -> bool:
+        """Follow changes of the user's modules; returns whether there were any."""
+        changed = [linear.refresh() for linear in self.linears()]
+        return any(changed)

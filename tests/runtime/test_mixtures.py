@@ -1,0 +1,129 @@
+"""A mixture's MLP block: rows that do not depend on each other, weights that are not copied, changes that are seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.engine.loop import decode
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.model.batch import MOST_BY_ROW
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.experts import Experts
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.profiling.latency import QUERIES, _Bench
+from ssd_runtime.sequence.session import Session
+from tests.gguf_files import quantised_pair
+from tests.models import tiny_model
+
+WIDE = {"hidden_size": 192, "moe_intermediate_size": 672, "head_dim": 48, "num_experts": 8}
+"""Sizes at which kernels sum in several blocks."""
+PACKED = {"moe_intermediate_size": 64, "num_experts": 8}
+
+
+def experts_of(decoder: Decoder, layer: int = 1) -> Experts:
+    found = decoder.layers[layer].mlp
+    assert isinstance(found, Experts)
+    return found
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "packed"])
+@torch.inference_mode()
+def test_no_bit_of_a_row_depends_on_the_rows_beside_it(weights: str, tmp_path: Path) -> None:
+    dtype = torch.bfloat16 if weights == "bf16" else torch.float32
+    if weights == "packed":
+        decoder = Decoder(quantised_pair(tmp_path, "qwen3-moe", Type.Q4_0, **PACKED)[0])
+    else:
+        decoder = Decoder(tiny_model("qwen3-moe", **WIDE).to(dtype), bitwise=True)
+    block = experts_of(decoder)
+    x = torch.randn(MOST_BY_ROW, decoder.shape.hidden, dtype=dtype)
+    x[5:9] = x[5]  # several rows of the same experts
+    alone = torch.cat([block(row) for row in x.split(1)])
+    for rows in (2, 3, 8, MOST_BY_ROW):
+        assert torch.equal(torch.cat([block(few) for few in x.split(rows)]), alone), rows
+
+
+@torch.inference_mode()
+def test_experts_multiply_by_the_models_own_memory() -> None:
+    model = tiny_model("qwen3-moe")
+    whole = model.model.layers[1].mlp.experts.gate_up_proj.untyped_storage().data_ptr()
+    views = [linear._found()[0].weight for linear in experts_of(Decoder(model)).linears()[::2]]
+    assert {view.untyped_storage().data_ptr() for view in views} == {whole}
+
+
+@torch.no_grad()
+def test_changes_of_experts_and_router_are_followed() -> None:
+    model = tiny_model("qwen3-moe", seed=3)
+    decoder, ids = Decoder(model), list(range(2, 20))
+    block = model.model.layers[1].mlp
+    decoder.lighten("8")
+    draft = SubLayerPlan.of(4).lightened(8)
+
+    def logits(mask: SubLayerPlan | None = None) -> torch.Tensor:
+        session = Session(decoder)
+        return decoder.logits(session.forward(ids, mask=mask))
+
+    changes = (
+        lambda: block.experts.down_proj.mul_(0.5),
+        lambda: setattr(block.experts, "gate_up_proj", torch.nn.Parameter(block.experts.gate_up_proj * 1.5)),
+        lambda: block.gate.weight.copy_(block.gate.weight.roll(1, 0)),
+        lambda: block.gate.register_forward_hook(lambda _m, _i, out: (out[0], out[1] * 0.5, out[2])),
+    )
+    before, drafted = logits(), logits(draft)
+    for change in changes:
+        change()
+        after = logits()
+        assert not torch.allclose(after, before)
+        torch.testing.assert_close(after, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(logits(draft), drafted, atol=1e-3)
+        before, drafted = after, logits(draft)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda block: block.experts.register_parameter("bias", torch.nn.Parameter(torch.ones(6))), "not kept as"),
+        (lambda block: block.experts.to("meta"), "cannot be offloaded"),
+        (lambda block: block.experts.register_forward_hook(lambda *_: None), "mlp.experts has a hook"),
+    ],
+)
+def test_experts_that_cannot_be_taken_apart_are_refused(change: object, what: str) -> None:
+    model = tiny_model("olmoe")
+    change(model.model.layers[1].mlp)  # type: ignore[operator]
+    with pytest.raises(UserError, match=what):
+        Decoder(model)
+
+
+@pytest.mark.parametrize("skipped", [{1, 4}, {0, 3, 6}, {7}])
+def test_drafts_do_not_change_what_a_packed_mixture_says(skipped: set[int], tmp_path: Path) -> None:
+    """Not by a near tie either: no kernel rounds a row by the number of rows."""
+    decoder = Decoder(quantised_pair(tmp_path, "qwen3-moe", Type.Q4_0, **PACKED)[0])
+    session, ids, limits = Session(decoder), list(range(1, 30)), Limits(60)
+    plan = Plan.masked("test", SubLayerPlan.of(4, skipped), 6)
+    outputs = [
+        decode(session, session.prefill(ids), planner, limits).token_ids
+        for planner in (PlainPlanner(), ConstantPlanner(plan))
+    ]
+    assert outputs[0] == outputs[1]
+
+
+@torch.inference_mode()
+def test_mlp_blocks_are_timed_on_the_rows_that_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which experts rows share depends on the layers before."""
+    decoder = Decoder(tiny_model("olmoe", max_position_embeddings=512))
+    bench = _Bench(decoder, QUERIES)
+    bench.contexts(0.0)
+    seen = list[torch.Tensor]()
+    call = Experts.__call__
+    monkeypatch.setattr(Experts, "__call__", lambda self, x: (seen.append(x), call(self, x))[1])
+    work = bench._mlp(4)
+    whole = seen.copy()
+    seen.clear()
+    work()
+    assert len(seen) == len(whole) == 4
+    assert all(torch.equal(got, expected) for got, expected in zip(seen, whole, strict=True))
