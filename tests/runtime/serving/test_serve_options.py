@@ -81,8 +81,8 @@ def test_a_template_that_does_not_work_is_told_before_the_server_starts(folder: 
 
 def test_calls_without_tags_are_read_where_the_template_asks_for_none(folder: Path) -> None:
     engine = tiny_engine(folder)
-    assert not PromptEncoder(engine.loaded, TOOL_TEMPLATE).tags_calls
-    assert PromptEncoder(engine.loaded, TOOL_TEMPLATE + "<tool_call>").tags_calls
+    assert not PromptEncoder(engine.loaded, TOOL_TEMPLATE).call_form.opening
+    assert PromptEncoder(engine.loaded, TOOL_TEMPLATE + "<tool_call>").call_form.opening
 
 
 def test_control_tokens_in_messages_are_text_unless_the_server_allows_them(folder: Path) -> None:
