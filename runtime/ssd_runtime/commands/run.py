@@ -29,6 +29,7 @@ from ssd_runtime.commands.run_options import (
     PromptOptions,
     Prompts,
     SamplingOptions,
+    StructureOptions,
 )
 from ssd_runtime.engine.opening import open_engine
 from ssd_runtime.serving.record import Recorder
@@ -43,6 +44,7 @@ CLOSING = closing(
     "              ssd-run -m ./my-model --prompts prompts.jsonl --compare",
     'Bundle:       ssd-run --bundle demo --explain "Why is the sky blue?"',
     "Drafting:     ssd-run -m ./my-model --strategy swift --set window=16 --prompts prompts.jsonl",
+    'JSON:         ssd-run -m ./my-model --json-schema person.json "Who is Ada Lovelace?"',
     'Sampling:     ssd-run -m ./my-model --temperature 0.8 --top-p 0.95 --seed 7 "Write a haiku."',
     "For programs: ssd-run -m ./my-model --prompts prompts.jsonl --concurrency 8 --json",
     codes="Exit codes: 0 success; 1 an output differs from plain decoding by more than rounding (--compare); "
@@ -59,6 +61,7 @@ def run(
     bundle: BundleOptions,
     strategy: StrategyOptions,
     sampling: SamplingOptions,
+    structured: StructureOptions,
     output: OutputOptions,
     record: RecordOptions,
     bitwise: Annotated[
@@ -80,6 +83,7 @@ def run(
     load_settings = model.load_settings(bitwise)
     stops = sampling.stops
     params = sampling.params
+    structure = structured.structure
     parameters = strategy.parameters(bundle.artifact is not None)
     source = bundle.source(model.model)
     recorder = record.recorder()
@@ -99,6 +103,7 @@ def run(
             raw=prompts.raw,
             compare=output.compare,
             sampling=params,
+            structure=structure,
         )
         engine = open_engine(source, load_settings, _note)
         # The first runner measures the device and copies weights, for which the user waits too.

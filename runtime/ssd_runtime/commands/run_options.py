@@ -13,9 +13,11 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts, sample_prompts
 from ssd_runtime.commands.options import OUTPUT_PANEL
 from ssd_runtime.sampling.params import SamplingParams, read_sampling
+from ssd_runtime.structure.structure import Structure
 
 PROMPT_PANEL = "Prompts"
 SAMPLING_PANEL = "Answers and sampling"
+STRUCTURE_PANEL = "Structured answers"
 MAX_NEW_TOKENS = 128
 SAMPLE_TOKENS = 48
 """New tokens per sample prompt: enough to see a speed, and soon decoded."""
@@ -164,6 +166,38 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructureOptions:
+    """Options of the shape that answers are held to."""
+
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(help="A file with the JSON schema of every answer.", rich_help_panel=STRUCTURE_PANEL),
+    ] = None
+    regex: Annotated[
+        str | None,
+        typer.Option(help="A regular expression that whole answers match.", rich_help_panel=STRUCTURE_PANEL),
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with a grammar of answers, in Lark's notation or llama.cpp's.", rich_help_panel=STRUCTURE_PANEL
+        ),
+    ] = None
+
+    @property
+    def structure(self) -> Structure | None:
+        """The shape of answers; None for free text. Raises UserError for several, and files that cannot be read."""
+        given = [each for each in (self.json_schema, self.regex, self.grammar) if each is not None]
+        if len(given) > 1:
+            raise UserError("--json-schema, --regex, --grammar: give one of them")
+        if self.regex is not None:
+            return Structure("regex", self.regex)
+        if self.json_schema is not None:
+            return Structure.json_schema(_text_of(self.json_schema))
+        return None if self.grammar is None else Structure("grammar", _text_of(self.grammar))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
     """Options of the output."""
 
@@ -204,6 +238,13 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
     if not is_text(prompt):
         raise UserError("prompt: is not valid text in this terminal's encoding; put it in a file and use --prompts")
     return [Prompt("1", turns=(prompt,))]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8; convert it to UTF-8") from None
 
 
 def _standard_input() -> str:

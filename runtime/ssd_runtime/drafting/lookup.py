@@ -14,6 +14,7 @@ from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.model.runner import Work
 from ssd_runtime.sequence.session import Session
+from ssd_runtime.structure.matcher import Matcher
 
 COPY_PRIOR = (0.23, 0.36, 0.42, 0.47, 0.5, 0.52, 0.53, 0.55)
 """Prior probability that a copy is right, by match length - 1."""
@@ -67,6 +68,8 @@ class Lookup:
         self._stats = stats
         self._recycle = recycle
         self._index = NgramIndex()
+        self._matcher: Matcher | None = None
+        self._certain = Rate.prior(1.0)
         self._unread: list[int] = []
         """Appended tokens that are not in the index yet; they are added when the next guesses are made."""
 
@@ -75,9 +78,15 @@ class Lookup:
         """Number of tokens known so far."""
         return len(self._index.tokens) + len(self._unread)
 
-    def start(self, prompt: Sequence[int]) -> None:
-        """Read the prompt."""
+    @property
+    def follows_grammar(self) -> bool:
+        """Whether some guesses may be certain."""
+        return self._matcher is not None
+
+    def start(self, prompt: Sequence[int], matcher: Matcher | None = None) -> None:
+        """Read the prompt; guesses are those tokens that the `matcher` of the answer's grammar allows."""
         self._index.extend(prompt)
+        self._matcher = matcher
 
     def observe_first(self, context: int, pending: int) -> None:
         """Read the first token after a prompt of `context` tokens, which belongs to no cycle."""
@@ -124,7 +133,23 @@ class Lookup:
             self._unread = []
 
     def _guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:
-        """Iterate over the guesses for the token after `path`, with the rate of each one's kind."""
+        """Iterate over the guesses for the token after `path`, with the rate of each one's kind.
+
+        The only token that a grammar allows is certain.
+        """
+        matcher = self._matcher
+        if matcher is None:
+            yield from self._free_guesses(path)
+            return
+        known = self._index.tokens
+        if (forced := matcher.forced(known, path)) is not None:
+            yield forced, self._certain
+            return
+        for token, rate in self._free_guesses(path):
+            if matcher.allows(known, path, token):
+                yield token, rate
+
+    def _free_guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:
         length, copied = self._index.after(path)
         if length:
             yield copied, self._stats.copy_rates[length - 1]

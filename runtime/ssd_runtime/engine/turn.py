@@ -20,6 +20,7 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.planning.plan import Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.structure.structure import Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class RunSettings:
     """Whether every prompt is decoded plainly as well, interleaved, and its output compared."""
     sampling: SamplingParams = GREEDY
     """Sampling of the first prompt. Prompt n has seed + n - 1, so that equal prompts may get different answers."""
+
+    structure: Structure | None = None
+    """The shape that answers are held to; None for free text."""
 
     def of_prompt(self, number: int) -> RunSettings:
         """The settings of one prompt among several, counted from 0: with a seed of its own."""
@@ -77,11 +81,16 @@ class Turn:
 
     @property
     def sampling(self) -> SamplingParams:
-        """The sampling with the turn's seed, and with the model's own penalty by default."""
+        """The sampling with the turn's seed and grammar, and with the model's own penalty by default.
+
+        Raises StructureError if the structure cannot be honoured.
+        """
         asked = self.settings.of_prompt(self.number).sampling
         own = self.loaded.repetition_penalty
         penalty = own if asked.repetition_penalty is None else asked.repetition_penalty
-        return replace(asked, repetition_penalty=penalty)
+        structure = self.settings.structure
+        grammar = asked.grammar if structure is None else self.loaded.grammars.compiled(structure)
+        return replace(asked, repetition_penalty=penalty, grammar=grammar)
 
     @property
     def limits(self) -> Limits:
@@ -90,7 +99,14 @@ class Turn:
         # Control tokens have no text in answers, so that their names are stops by id as well.
         control = self.loaded.prompts.control
         ends = self.loaded.eos_ids | {control[text] for text in stops if text in control}
-        return Limits(self.settings.max_new_tokens, ends, stop_condition(self.loaded.decode, stops))
+        stop = stop_condition(self.loaded.decode, stops)
+        grammar = self.sampling.grammar
+        if grammar is not None:
+            # The end token of an answer that is complete would cost a step.
+            completes = grammar.matcher().completes
+            own = stop
+            stop = completes if own is None else lambda tokens: completes(tokens) or own(tokens)
+        return Limits(self.settings.max_new_tokens, ends, stop)
 
     def start(
         self,

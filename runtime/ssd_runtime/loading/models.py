@@ -44,6 +44,7 @@ from ssd_runtime.loading.sources import (
 )
 from ssd_runtime.loading.wheels import DEMO
 from ssd_runtime.model.families import family_of
+from ssd_runtime.structure.grammars import Grammars
 from ssd_runtime.templates.renderer import TemplateRefused
 from ssd_runtime.weights.dtype_names import AUTO, read_dtype
 
@@ -169,6 +170,11 @@ class LoadedModel:
     def prompts(self) -> PromptTokens:
         """The encoder of prompts."""
         return PromptTokens(self.tokenizer, self.eos_ids, self.allow_special)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The compiler of structures that answers are held to."""
+        return Grammars(self.tokenizer, self.model.config.vocab_size, self.eos_ids)
 
     def encode(self, messages: Sequence[tuple[str, str]], raw: bool = False) -> list[int]:
         """Encode a conversation through the chat template, or with `raw` its texts separated by blank lines.

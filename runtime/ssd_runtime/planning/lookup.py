@@ -37,18 +37,20 @@ class Guess:
 
 
 def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: float) -> Guess:
-    """The prefix of `tree` with the most expected tokens/s whose cost is at most `most_cost`.
+    """The prefix of `tree` with the most expected tokens/s whose cost is at most `most_cost`, or its certain tokens.
 
     costs[n] is the cost of verifying n guesses. A guess adds its probability to the tokens of a cycle. Costs rise in
     steps, so every length is tried.
     """
     best = 0
-    best_tokens = tokens = 1.0
+    best_tokens = tokens = certain = 1.0
     best_rate = tokens / costs[0]
     for length, node in enumerate(tree[: len(costs) - 1], start=1):
         tokens += node.probability
+        certain += node.probability == 1.0
         cost = costs[length]
-        if cost <= most_cost and tokens / cost > best_rate:
+        # What is certain to come back is no loss.
+        if cost <= max(most_cost, certain) and tokens / cost > best_rate:
             best = length
             best_tokens = tokens
             best_rate = tokens / cost
@@ -59,7 +61,8 @@ def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: fl
     """The guesses that are worth verifying after the tokens that `lookup` has read, at most `depth` tokens deep."""
     # Growing takes most of the time of planning, so no row is grown that could not pay even if all were right.
     most = min(MOST_GUESSES, len(costs) - 1)
-    while most and (costs[most] > most_cost or costs[most] >= (1.0 + most) * costs[0]):
+    bound = float("inf") if lookup.follows_grammar else most_cost
+    while most and (costs[most] > bound or costs[most] >= (1.0 + most) * costs[0]):
         most -= 1
     return worth_verifying(lookup.grow((), most, depth) if most else (), costs, most_cost)
 
@@ -77,7 +80,7 @@ class LookupPlanner(BasePlanner):
     def start(self, session: Session, prompt: Prefill) -> None:
         """Let the lookup read the prompt."""
         self._session = session
-        self._lookup.start(session.ids)
+        self._lookup.start(session.ids, session.matcher)
 
     def plan(self, context: int) -> Plan:
         """Plan the best tree of guesses."""

@@ -11,6 +11,7 @@ from ssd_profiles.errors import UserError
 
 if TYPE_CHECKING:
     from ssd_runtime.sampling.processors import RowProcessors
+    from ssd_runtime.structure.grammars import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class SamplingParams:
     processors: RowProcessors | None = None
     """Logits processors of one sequence. They replace the filters and the penalty above, and apply the temperature
     themselves, if it is not 0."""
+    grammar: Grammar | None = None
+    """The grammar that the answer is held to; it comes before all of the above."""
 
     def __post_init__(self) -> None:
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty

@@ -62,7 +62,10 @@ class Sampler:
         self._seen = None if penalty in (None, 1.0) else SeenTokens(float(penalty), device)
         self._filters = filters_of(sampling)
         self._processors = sampling.processors
-        self._leaves_out = bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p or sampling.processors)
+        self.matcher = sampling.grammar.matcher() if sampling.grammar is not None else None
+        self._leaves_out = bool(
+            sampling.top_k or sampling.top_p < 1.0 or sampling.min_p or sampling.processors or self.matcher
+        )
         self._seed = sampling.seed
         # `gumbel` computes in float64, which mps and some other devices lack.
         self._generator = torch.Generator(device if torch.device(device).type == "cuda" else "cpu")
@@ -71,11 +74,13 @@ class Sampler:
     @property
     def is_argmax(self) -> bool:
         """Whether every choice is the argmax of the logits as they are."""
-        return not self._random and self._seen is None and self._processors is None
+        return not self._random and self._seen is None and self._processors is None and self.matcher is None
 
     def restart(self, prompt_tokens: int) -> None:
         """Restart after a prompt of `prompt_tokens` tokens, with the first random numbers of the seed."""
         seed_generator(self._generator, self._seed)
+        if self.matcher is not None:
+            self.matcher.restart(prompt_tokens)
         self._noise: list[Tensor] = []
         self._first = prompt_tokens
         """Position of the first kept noise vector."""
@@ -89,7 +94,7 @@ class Sampler:
         draft_probs, for as many rows as have some. The function must be called at most once per row, in order. It
         raises NotFiniteError for a row whose logits are NaN or infinite.
         """
-        if not self._random and self._processors is None:
+        if not self._random and self._processors is None and self.matcher is None:
             # All rows are done at once, so that the host waits for the device a single time.
             best = finite_argmax(self._penalised(logits, known, paths)).tolist()
             return lambda row: require_token(int(best[row]), logits.dtype)
@@ -97,6 +102,8 @@ class Sampler:
 
         def token(row: int) -> int:
             # Rows are processed on demand, because most rows after a wrong draft are never needed.
+            if (forced := self._forced(known, tails[row])) is not None:
+                return forced
             _, scores = self._processed(logits[row], known, tails[row])
             if not self._random:
                 return _largest(scores, logits[row])
@@ -132,6 +139,8 @@ class Sampler:
             token, nll = torch.cat([chosen.float(), negative_log]).tolist()
             return Proposal(int(token), logits, nll)
         tail = path()
+        if not self._tests and (forced := self._forced(known, tail)) is not None:
+            return Proposal(forced, logits, 0.0)
         plain, scores = self._processed(logits, known, tail, drafting=True)
         if self._tests:
             probs = scores.softmax(-1)
@@ -183,16 +192,25 @@ class Sampler:
     def _processed(
         self, logits: Tensor, known: list[int], tail: list[int], drafting: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Logits [vocabulary] in fp32 after the repetition penalty, and scores after the filters as well.
+        """Logits [vocabulary] in fp32 after the grammar and the penalty, and scores after the filters as well.
 
-        The user's processors may be called once per token of the output only, so that drafts have another call.
+        Choices look at logits that the grammar was applied to here, or are the one token that it allows. The user's
+        processors may be called once per token of the output only, so that drafts have another call.
         """
+        if self.matcher is not None:
+            logits = self.matcher.masked(logits, known, tail)
         if self._processors is not None:
             process = self._processors.draft if drafting else self._processors.target
             scores = process(logits, known, tail)
             return torch.where(scores == -math.inf, logits.float(), scores * self._unit), scores
         plain = self._penalised(logits[None], known, lambda: [tail]).float()
         return plain[0], (self._filters(torch.empty(0), plain) if self._filters else plain)[0]
+
+    def _forced(self, known: Sequence[int], path: Sequence[int]) -> int | None:
+        """The one token that the grammar allows; None if there are several, or processors count their calls."""
+        if self.matcher is None or self._processors is not None:
+            return None
+        return self.matcher.forced(known, path)
 
     def _penalised(self, logits: Tensor, known: list[int], paths: Paths) -> Tensor:
         """Apply the repetition penalty to `logits` [n, vocabulary], given the tokens before each row."""

@@ -22,6 +22,7 @@ from ssd_runtime.sequence.load import Load
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.prefix_cache import Prefix, PrefixCache, shared_tokens
 from ssd_runtime.sequence.prompt_states import BLOCK, PromptStates
+from ssd_runtime.structure.matcher import Matcher
 
 PREFILL_CHUNK = FORWARD_ROWS
 """Tokens of a prompt in one forward. From 768 rows on, torch's attention on CPUs reads the keys once per 256 rows,
@@ -76,6 +77,11 @@ class Session:
         """Most prompt tokens of a forward; the scheduler lowers it while other sequences wait for that."""
         self.load: Load | None = None
         """Load of the step of the latest forward of the full model; None for a lone sequence."""
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """The matcher of the grammar that the answer is held to; None without one."""
+        return self._sampler.matcher
 
     @property
     def prefilled(self) -> bool:

@@ -94,7 +94,7 @@ class AutoPlanner(BasePlanner):
         route = self._router.route(prompt) if self._router is not None else None
         self.domain = route.domain if route is not None and route.known else None
         lookup = Lookup(self._stream.lookup)
-        lookup.start(session.ids)
+        lookup.start(session.ids, session.matcher)
         sources, common = draft_sources(
             domain=self.domain,
             frontiers=self._frontiers,

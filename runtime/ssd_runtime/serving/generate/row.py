@@ -22,6 +22,7 @@ from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors, SequenceIds, callers_mode
 from ssd_runtime.serving.generate.generate_call import GenerateCall
+from ssd_runtime.structure.processor import StructureProcessor
 
 MAX_SEED = 1 << 62
 
@@ -85,11 +86,15 @@ def rows_of(call: GenerateCall) -> list[Row]:
     seeds = _seeds(call.rows) if config.do_sample else [0] * call.rows
     keep_scores = bool(config.return_dict_in_generate and config.output_scores)
     keep_logits = bool(config.return_dict_in_generate and config.output_logits)
+    structures = [each for each in call.processors if isinstance(each, StructureProcessor)]
+    # The first one becomes the row's grammar, by which drafts are made; another stays a processor.
+    grammar = structures[0].grammar if structures else None
+    others = [each for each in call.processors if each not in structures[:1]]
     rows = []
     for number, (ids, padding, seed) in enumerate(zip(call.input_ids, call.padding, seeds, strict=True)):
         processors = None
-        if call.processors or keep_scores or keep_logits:
-            own = [_of_row(each, number) for each in call.processors]
+        if others or keep_scores or keep_logits:
+            own = [_of_row(each, number) for each in others]
             # The engine knows the prompt itself; processors read the padding too, as in transformers' batches.
             processors = RowProcessors(own, ids[:padding], keep_scores, keep_logits)
         rows.append(
@@ -102,6 +107,7 @@ def rows_of(call: GenerateCall) -> list[Row]:
                     temperature=float(config.temperature or 1.0) if config.do_sample else 0.0,
                     seed=seed,
                     processors=processors,
+                    grammar=grammar,
                 ),
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers import Answer, Subscription
-from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form
 from ssd_runtime.serving.http.openai.generation_requests import chat_requests, completion_requests
 from ssd_runtime.serving.http.openai.logprobs import Json
@@ -37,10 +37,13 @@ from ssd_runtime.serving.http.transport.bodies import read_body
 from ssd_runtime.serving.http.transport.leaving import GONE, in_a_thread, until_gone
 from ssd_runtime.serving.http.transport.web_pages import web_page_guard
 from ssd_runtime.serving.record import Recorder
+from ssd_runtime.structure.structure import StructureError
 
 T = TypeVar("T")
 MOST_TEMPLATES = 4
 """Most conversations that are written through the chat template at once; others wait, in no thread."""
+COMPILERS = 2
+"""Threads that compile structures: a hostile one takes seconds, for which only others with a structure wait."""
 READERS = 2
 """Threads that read requests: more would take turns, and keep the event loop waiting for its own."""
 
@@ -63,6 +66,10 @@ def _reader_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
 
 
+def _compiler_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(COMPILERS, thread_name_prefix="ssd-grammar")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The routes, with the objects that they use."""
@@ -76,6 +83,7 @@ class Service:
     templates: ThreadPoolExecutor = field(default_factory=_template_threads)
     """Threads in which chat templates are waited for."""
     readers: ThreadPoolExecutor = field(default_factory=_reader_threads)
+    compilers: ThreadPoolExecutor = field(default_factory=_compiler_threads)
 
     def routes(self) -> list[Route]:
         """All routes."""
@@ -130,8 +138,8 @@ class Service:
     def _read_chat(self, asked: ChatRequest, stream: str, stop: Event) -> _Read:
         form = ChatForm(
             with_tools=bool(asked.offered_tools),
-            most_calls=1 if asked.parallel_tool_calls is False else None,
-            bare_tools=[] if self.encoder.tags_calls else [tool.function.name for tool in asked.offered_tools],
+            most_calls=None if asked.parallel else 1,
+            bare_tools=[] if self.encoder.call_form.opening else [tool.function.name for tool in asked.offered_tools],
         )
         requests = chat_requests(asked, self.encoder, self.settings, stream, stop)
         messages = [(str(message.role), text_of(message, place)) for place, message in enumerate(asked.messages)]
@@ -148,6 +156,9 @@ class Service:
         """Submit the generation requests of an HTTP request; respond with the answer, whole or as it comes."""
         resumption: Resumption | None = request.scope.get(RESUMPTION)
         requests = found.requests if resumption is None else resumption.requests(found.requests)
+        if any(each.settings.structure is not None for each in requests):
+            work = partial(self._compiled, requests)
+            requests = await until_gone(request, in_a_thread(self.compilers, work))
         subscription = Subscription(self.thread, requests)
         if self.recorder is not None and resumption is None:
             for messages in found.conversations:
@@ -169,6 +180,24 @@ class Service:
             return JSONResponse(await until_gone(request, answer.whole()))
         finally:
             subscription.close()
+
+    def _compiled(self, requests: list[GenerationRequest], stop: Event) -> list[GenerationRequest]:
+        """The requests with their grammars. Raises ApiError for a structure that cannot be honoured."""
+        structure = requests[0].settings.structure
+        assert structure is not None, "all requests have the same one"
+        try:
+            grammar = self.encoder.loaded.grammars.compiled(structure)
+        except StructureError as error:
+            raise invalid(None, str(error), "invalid_structure") from None
+        return [
+            replace(
+                each,
+                settings=replace(
+                    each.settings, structure=None, sampling=replace(each.settings.sampling, grammar=grammar)
+                ),
+            )
+            for each in requests
+        ]
 
     def _stream(self, request: Request) -> str:
         """The stream of a request's key. Raises ApiError if it has none that is valid."""

@@ -89,7 +89,9 @@ class LogprobRecorder(LogitsProcessor):
         with self._lock:
             if self._rows:
                 self._rows[-1].choose(int(input_ids[0, -1]))
-            self._rows.append(_Row(best.indices.tolist(), best.values.tolist(), values))
+            # A grammar leaves some tokens no probability, which JSON has no number for.
+            kept = int(best.values.isfinite().sum())
+            self._rows.append(_Row(best.indices[:kept].tolist(), best.values[:kept].tolist(), values))
         return scores
 
     def read(self, begin: int, tokens: Sequence[int]) -> list[TokenLogprobs]:

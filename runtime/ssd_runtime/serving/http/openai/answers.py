@@ -21,6 +21,7 @@ from ssd_runtime.serving.http.openai.logprobs import Json, PositionReader
 from ssd_runtime.serving.http.openai.resumption import Resumption
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest, PendingRequest
 from ssd_runtime.serving.http.token_bytes import TokenBytes
+from ssd_runtime.structure.structure import StructureError
 
 
 class Subscription:
@@ -217,6 +218,8 @@ def failure(pending: PendingRequest, end: End) -> ApiError:
         return ApiError(503, str(error), code="shutting_down", retry_after=1)
     if isinstance(error, NotFiniteError):
         return ApiError(500, printable(str(error)), code="model_error")
+    if isinstance(error, StructureError):
+        return ApiError(400, printable(str(error)), code="invalid_structure")
     if isinstance(error, UserError):
         # Before it began, the request itself was at fault; later, memory ran out.
         message = printable(str(error))

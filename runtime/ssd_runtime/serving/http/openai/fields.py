@@ -51,10 +51,10 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "skip_special_tokens": Unsupported("special tokens have no text in answers; omit it", (True,)),
     "add_generation_prompt": Unsupported("the template always begins the answer; omit it", (True,)),
     "continue_final_message": Unsupported("the last message is never continued; omit it", (False,)),
-    "guided_json": Unsupported("answers are not constrained; omit it"),
-    "guided_regex": Unsupported("answers are not constrained; omit it"),
-    "guided_choice": Unsupported("answers are not constrained; omit it"),
-    "guided_grammar": Unsupported("answers are not constrained; omit it"),
+    "guided_json": Unsupported("it was replaced by `structured_outputs`; use that"),
+    "guided_regex": Unsupported("it was replaced by `structured_outputs`; use that"),
+    "guided_choice": Unsupported("it was replaced by `structured_outputs`; use that"),
+    "guided_grammar": Unsupported("it was replaced by `structured_outputs`; use that"),
 }
 """Fields of real clients that cannot be honoured, with what to do instead."""
 

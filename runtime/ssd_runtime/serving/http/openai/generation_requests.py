@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from dataclasses import replace
 from threading import Event
@@ -18,11 +19,13 @@ from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import filters_of
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
+from ssd_runtime.serving.http.openai.call_forms import calls_only, calls_or_json
 from ssd_runtime.serving.http.openai.errors import invalid, too_long
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.structure.structure import Structure, StructureError
 
 COLD = 1e-3
 """Lower temperatures are greedy: logits divided by them would leave the range of numbers."""
@@ -39,7 +42,23 @@ def chat_requests(
     """
     _check_choices(request, 1, settings)
     ids = encoder.chat(request.messages, request.offered_tools, request.chat_template_kwargs, stop)
-    return _requests(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
+    found = _requests(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
+    structure = _chat_structure(request, encoder)
+    return [replace(each, settings=replace(each.settings, structure=structure)) for each in found]
+
+
+def _chat_structure(request: ChatRequest, encoder: PromptEncoder) -> Structure | None:
+    """The form of an answer, which may be calls. Raises ApiError for one that cannot be read."""
+    structure = request.structure()
+    tools = [(tool.function.name, tool.function.parameters) for tool in request.forced_tools or request.offered_tools]
+    try:
+        if request.forced_tools:
+            return calls_only(encoder.call_form, tools, request.parallel)
+        if tools and structure is not None and structure.kind == "json_schema":
+            return calls_or_json(encoder.call_form, tools, request.parallel, json.loads(structure.text))
+    except StructureError as error:
+        raise invalid("tools", str(error).removeprefix("structure: ")) from None
+    return structure
 
 
 def completion_requests(
@@ -51,7 +70,9 @@ def completion_requests(
     """
     _check_choices(request, len(request.prompt), settings)
     prompts = [encoder.text(prompt, settings.vocabulary) for prompt in request.prompt]
-    return _requests(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
+    found = _requests(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
+    structure = request.structure()
+    return [replace(each, settings=replace(each.settings, structure=structure)) for each in found]
 
 
 def _requests(

@@ -13,11 +13,11 @@ from ssd_profiles.printable import printable
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.loading.prompt_tokens import TooLongError
 from ssd_runtime.serving.http.engine_thread import Closing
+from ssd_runtime.serving.http.openai.call_forms import form_of
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
 from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
 from ssd_runtime.serving.http.openai.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.requests import Tool
-from ssd_runtime.serving.http.openai.tool_calls import OPEN
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
 
@@ -58,8 +58,7 @@ class PromptEncoder:
         self._has_template = bool(templates)
         self.takes_tools = re.search(r"\btools\b", text) is not None
         """Whether the chat template shows tools to the model."""
-        self.tags_calls = OPEN in text
-        """Whether the chat template asks for calls within tags."""
+        self.call_form = form_of(text)
 
     def chat(
         self,

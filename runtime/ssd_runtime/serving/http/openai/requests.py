@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.fields import without_effect_removed
 from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
-from ssd_runtime.serving.http.openai.messages import BoundedModel, Message, Name, Strict
+from ssd_runtime.serving.http.openai.messages import MOST_PARTS, Message, Name, Strict
+from ssd_runtime.structure.structure import Structure, StructureError
 
 MOST_STOPS = 4
 MOST_STOP = 256
@@ -22,7 +23,7 @@ MOST_TOOLS = 128
 MOST_BIASES = 1024
 MOST_PARAMETERS = 16
 EXPECTED = {
-    "tool_choice": "`auto` or `none`",
+    "tool_choice": "`auto`, `none`, `required` or a function's name",
     "parameters": "text or a number",
 }
 """The values of fields that have several types."""
@@ -94,10 +95,56 @@ class SsdOptions(Strict):
     parameters: Annotated[dict[Name, Name | int | float], _at_most(MOST_PARAMETERS)] = Field(default_factory=dict)
 
 
-class ResponseFormat(BoundedModel):
-    """The form of the answer; only free text is built."""
+class JsonSchema(Strict):
+    """A schema with its name; it is always followed to the letter."""
 
-    type: Name
+    name: Name | None = None
+    description: str | None = None
+    fields: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """The form of the answer, as OpenAI's."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's extension: the form of the answer, which is one of these."""
+
+    json_text: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, max_length=MOST_PARTS)] | None = None
+    grammar: str | None = None
+
+    def structure(self) -> Structure:
+        """The structure. Raises StructureError unless there is exactly one."""
+        given = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise StructureError("structure: give one of `json`, `json_object`, `regex`, `choice` and `grammar`")
+        if self.json_text is not None:
+            return Structure.json_schema(self.json_text)
+        if self.regex is not None:
+            return Structure("regex", self.regex)
+        if self.choice is not None:
+            return Structure.choice(self.choice)
+        return Structure.json_object() if self.grammar is None else Structure("grammar", self.grammar)
+
+
+class NamedFunction(Strict):
+    """The name of a function."""
+
+    name: Name
+
+
+class NamedTool(Strict):
+    """The tool that an answer must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class Function(Strict):
@@ -136,6 +183,7 @@ class CommonRequest(Strict):
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     """vLLM's extension: choices have `token_ids`."""
     ssd: SsdOptions | None = None
@@ -164,12 +212,29 @@ class CommonRequest(Strict):
         """Raise ApiError for values that cannot be honoured."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "it is for streams; set `stream` to true, or omit it")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise invalid(
-                "response_format",
-                "answers cannot be held to a format here, so `text` is the only type; ask for JSON in the prompt",
-                "unsupported_parameter",
-            )
+        if self.structured_outputs is not None and self._format not in (None, "text"):
+            raise invalid("structured_outputs", "it differs from `response_format`; give one of the two")
+
+    @property
+    def _format(self) -> str | None:
+        return None if self.response_format is None else self.response_format.type
+
+    def structure(self) -> Structure | None:
+        """The form of the answer; None for free text. Raises ApiError for one that cannot be read."""
+        field = "response_format" if self.structured_outputs is None else "structured_outputs"
+        try:
+            if self.structured_outputs is not None:
+                return self.structured_outputs.structure()
+            if self._format in (None, "text"):
+                return None
+            if self._format == "json_object":
+                return Structure.json_object()
+            schema = None if self.response_format is None else self.response_format.json_schema
+            if schema is None or schema.fields is None:
+                raise StructureError("structure: `json_schema.schema` is missing; give it")
+            return Structure.json_schema(schema.fields)
+        except StructureError as error:
+            raise invalid(field, str(error).removeprefix("structure: ")) from None
 
 
 class ChatRequest(CommonRequest):
@@ -182,7 +247,7 @@ class ChatRequest(CommonRequest):
     chat_template_kwargs: Annotated[dict[Name, Any], _at_most(32)] | None = None
     """vLLM's extension: variables of the chat template, such as `enable_thinking`."""
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
-    tool_choice: Name | dict[str, Any] | None = None
+    tool_choice: Name | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
     @property
@@ -200,18 +265,31 @@ class ChatRequest(CommonRequest):
         """The tools that the model is shown: none if it must not call any."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    @property
+    def forced_tools(self) -> list[Tool]:
+        """The tools one of which the answer must call; none if it need not call any."""
+        if isinstance(self.tool_choice, NamedTool):
+            wanted = self.tool_choice.function.name
+            return [tool for tool in self.tools or [] if tool.function.name == wanted]
+        return self.tools or [] if self.tool_choice == "required" else []
+
+    @property
+    def parallel(self) -> bool:
+        """Whether an answer may have several calls."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
+
     def check(self) -> None:
         """Raise ApiError for values that cannot be honoured."""
         super().check()
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise invalid("max_completion_tokens", "it differs from `max_tokens`; give one of the two")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise invalid(
-                "tool_choice",
-                "the model cannot be made to call a tool here; give `auto` or `none`",
-                "unsupported_parameter",
-            )
+        if isinstance(self.tool_choice, str) and self.tool_choice not in ("none", "auto", "required"):
+            raise invalid("tool_choice", f"expected {EXPECTED['tool_choice']}")
+        if (isinstance(self.tool_choice, NamedTool) or self.tool_choice == "required") and not self.forced_tools:
+            raise invalid("tool_choice", "no tool in `tools` can be called so; name one of them")
+        if self.forced_tools and self.structure() is not None:
+            raise invalid("tool_choice", "the answer is a call, so that it has no other form; omit one of the two")
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "it needs `logprobs`; set that to true, or omit it")
 

@@ -1,0 +1,1 @@
+"""Answers with a shape: grammars, and what they allow after the tokens of an answer."""

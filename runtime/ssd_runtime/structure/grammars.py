@@ -1,0 +1,124 @@
+"""Compiles structures for one tokenizer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ssd_profiles.errors import first_line
+from ssd_profiles.printable import printable
+from ssd_runtime.structure.matcher import Matcher
+from ssd_runtime.structure.structure import STYLE, Structure, StructureError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MOST_KEPT = 32
+"""Most compiled grammars that are kept: one takes about 0.1 MB, and at worst 40 by `MOST_STATES`."""
+STEP_FUEL = 100_000
+MOST_STATES = 20_000
+"""Bounds of the work for one token, and of the states of all tokens, which take 1 to 2 kB each. Without them, an
+expression such as `a{1000000}` takes a second for a token."""
+MOST_REASON = 200
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grammar:
+    """A compiled structure."""
+
+    initial: LLMatcher
+    """At the beginning of an answer; copies share what they have learnt of the grammar."""
+    eos_ids: frozenset[int]
+    never: tuple[int, ...]
+    """Tokens by which llguidance would end an answer, but the model does not."""
+
+    def matcher(self) -> Matcher:
+        """Make the matcher of one answer."""
+        return Matcher(self.initial.deep_copy(), self.eos_ids, self.never)
+
+
+class Grammars:
+    """Compiles structures, and keeps the latest ones; several threads may use it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, eos_ids: Collection[int]) -> None:
+        """`vocabulary` is the model's, which may be larger than the tokenizer's."""
+        self._hf = tokenizer
+        self._vocabulary = max(vocabulary, len(tokenizer))
+        self._eos_ids = frozenset(eos_ids)
+        self._kept: OrderedDict[Structure, Grammar] = OrderedDict()
+        self._lock = Lock()
+        self._preparing = Lock()
+
+    def compiled(self, structure: Structure) -> Grammar:
+        """The grammar of a structure. Raises StructureError if llguidance is missing or refuses the structure.
+
+        A usual schema takes a few milliseconds and a hostile one seconds, in which other threads run; the first call
+        takes seconds more, to read the tokenizer.
+        """
+        with self._lock:
+            if (known := self._kept.get(structure)) is not None:
+                self._kept.move_to_end(structure)
+                return known
+        initial = self._read(structure)
+        # Without end tokens, llguidance takes one by its name.
+        never = tuple(sorted(set(self._tokenizer.eos_tokens) - self._eos_ids))
+        grammar = Grammar(initial, self._eos_ids, never)
+        with self._lock:
+            self._kept[structure] = grammar
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _read(self, structure: Structure) -> LLMatcher:
+        try:
+            import llguidance
+            from llguidance.gbnf_to_lark import any_to_lark
+        except ImportError:
+            raise StructureError(
+                "structure: needs llguidance; install it with pip install 'ssd-decoding[structured]'"
+            ) from None
+        with self._preparing:
+            tokenizer = self._tokenizer
+        kinds = llguidance.LLMatcher
+        limits = llguidance.LLParserLimits(
+            step_lexer_fuel=STEP_FUEL, max_lexer_states=MOST_STATES, verbose_errors=False
+        )
+        try:
+            if structure.kind == "json_schema":
+                text = kinds.grammar_from_json_schema(structure.text, defaults=STYLE)
+            elif structure.kind == "regex":
+                text = kinds.grammar_from_regex(structure.text)
+            else:
+                text = kinds.grammar_from_lark(any_to_lark(structure.text))
+            found = kinds(tokenizer, text, log_level=0, limits=limits)
+        except Exception as error:  # the converter of llama.cpp's notation raises that of no kind
+            raise _refused(structure, str(error)) from None
+        if not found.is_error():
+            found.compute_bitmask()  # some grammars prove too large, or empty, at the first token
+        if found.is_error():
+            raise _refused(structure, found.get_error())
+        return found
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        try:
+            ends = sorted(self._eos_ids) or None
+            return from_tokenizer(self._hf, n_vocab=self._vocabulary, eos_token=ends)
+        except Exception as error:  # whatever it raises says that it cannot read this tokenizer
+            raise StructureError(
+                f"structure: this model's tokenizer cannot be held to a grammar ({first_line(error)})"
+            ) from None
+
+
+def _refused(structure: Structure, reason: str) -> StructureError:
+    what = {"json_schema": "schema", "regex": "regular expression", "grammar": "grammar"}[structure.kind]
+    told = "nothing matches it" if reason.startswith("NoExtension") else printable(" ".join(reason.split()))
+    return StructureError(f"structure: the {what} cannot be used ({told[:MOST_REASON]}); change it")

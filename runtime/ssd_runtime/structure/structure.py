@@ -1,0 +1,65 @@
+"""The shape that an answer must have, as a user gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ssd_profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MOST_CHARACTERS = 1 << 16
+"""Most characters of a schema, an expression or a grammar: longer ones take seconds to compile."""
+STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is written: as Python's `json.dumps` does, on one line. So all that is between two values is determined. A
+schema may choose otherwise with llguidance's `x-guidance`."""
+
+
+class StructureError(UserError):
+    """A structure that cannot be honoured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A shape that answers are held to. Raises StructureError for a text that is too long."""
+
+    kind: Literal["json_schema", "regex", "grammar"]
+    text: str
+    """A JSON schema, a regular expression of the whole answer, or a grammar in Lark's or llama.cpp's notation."""
+
+    def __post_init__(self) -> None:
+        if len(self.text) > MOST_CHARACTERS:
+            raise StructureError(f"structure: {len(self.text)} characters; give at most {MOST_CHARACTERS}")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Structure:
+        """JSON that a schema allows. Raises StructureError for a schema that is no JSON object."""
+        try:
+            value = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(value)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StructureError(f"structure: the schema is not JSON ({error}); give a JSON schema") from None
+        if not isinstance(value, Mapping):
+            raise StructureError(f"structure: a schema is a JSON object, not {type(value).__name__}; give an object")
+        return cls("json_schema", text)
+
+    @classmethod
+    def json_object(cls) -> Structure:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Structure:
+        """One of some texts. Raises StructureError for none, or an empty one."""
+        if not texts or "" in texts:
+            raise StructureError("structure: choices are texts that are not empty; give one or more")
+        return cls("grammar", f"start: {' | '.join(quoted(text) for text in texts)}\n")
+
+
+def quoted(text: str) -> str:
+    """A text as a string of a grammar in Lark's notation."""
+    return json.dumps(text, ensure_ascii=False)

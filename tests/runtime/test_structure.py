@@ -1,0 +1,358 @@
+"""Answers with a shape: valid, plain decoding's under the same grammar, and faster where that leaves one way."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime import CustomGenerate, Structure, StructureProcessor
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node
+from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.output.divergence import Kind, compare
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.turn import RunSettings
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import Work
+from ssd_runtime.planning.lookup import LookupPlanner, best_guess, worth_verifying
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
+from ssd_runtime.planning.settings import LookupSettings
+from ssd_runtime.sampling.params import SamplingParams
+from ssd_runtime.sampling.sampler import Sampler
+from ssd_runtime.sequence.session import Session
+from ssd_runtime.structure.grammars import MOST_KEPT, Grammars
+from ssd_runtime.structure.structure import MOST_CHARACTERS, StructureError
+from tests.commands import RUN, Done, command
+from tests.folders import save_tiny_model
+from tests.structures import LEAVES, SCHEMAS, assert_valid, structured_model
+from tests.tables import latency_table
+from tests.toy_tokenizers import metaspace
+
+LOADED = structured_model()
+DECODER = Decoder(LOADED.model)
+HEADS = ExitHeads(DECODER)
+GRAMMARS = LOADED.grammars
+LAYERS = DECODER.shape.num_layers
+TABLE = latency_table(LAYERS, per_token=1e-7)
+PROMPT = LOADED.encode([("user", "the baker")])
+VOCABULARY = DECODER.shape.vocabulary
+PERSON = {
+    "type": "object",
+    "properties": {"the name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["the name", "age"],
+    "additionalProperties": False,
+}
+
+
+class Wild:
+    """Drafts random trees, most tokens of which the grammar does not allow."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
+        yield from ()
+        tokens = list[int]()
+        matcher = session.matcher
+        assert matcher is not None
+        for _ in range(length):
+            path = [session.pending, *tokens]
+            some = [self._random.randrange(VOCABULARY) for _ in range(40)]
+            allowed = [token for token in some if matcher.allows(session.ids, path, token)]
+            tokens.append(allowed[0] if allowed and self._random.random() < 0.9 else some[0])
+        return Draft.branching(tokens, [[self._random.randrange(VOCABULARY) for _ in range(2)] for _ in tokens])
+
+
+def planner_of(kind: str, seed: int) -> Planner:
+    mask = SubLayerPlan.of(LAYERS, {seed % (2 * LAYERS), 3, 4})
+    if kind == "lookup":
+        return LookupPlanner(TABLE, LookupSettings(), LookupStats())
+    drafter: Any = {
+        "chain": Masked(mask),
+        "tree": Masked(mask, 0.1, ((0.5, 3), (1.0, 2))),
+        "exit": EarlyExit(HEADS, (2, 4), 0.05),
+        "wild": Wild(seed),
+    }[kind]
+    return ConstantPlanner(Plan(kind, drafter, 1 + seed % 7))
+
+
+def decoded(grammar: Any, planner: Planner, sampling: SamplingParams, tokens: int = 60) -> Generation:
+    matcher = grammar.matcher()
+    held = replace(sampling, grammar=grammar)
+    limits = Limits(tokens, LOADED.eos_ids, matcher.completes)
+    return generate(Session(DECODER, held), PROMPT, planner, limits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    schema=SCHEMAS,
+    kind=st.sampled_from(["lookup", "chain", "tree", "exit", "wild"]),
+    seed=st.integers(0, 999),
+    temperature=st.sampled_from([0.0, 0.8, 2.0]),
+    rejection=st.booleans(),
+)
+def test_any_draft_gives_plain_decoding_under_the_same_grammar(
+    schema: dict[str, Any], kind: str, seed: int, temperature: float, rejection: bool
+) -> None:
+    grammar = GRAMMARS.compiled(Structure.json_schema(schema))
+    rejection = rejection and temperature > 0.0 and kind in ("chain", "exit")
+    top_p = 0.9 if temperature and seed % 2 else 1.0
+    sampling = SamplingParams(
+        temperature=temperature, seed=seed, top_p=top_p, rejection=rejection, repetition_penalty=1.1
+    )
+    plain = decoded(grammar, PlainPlanner(), sampling)
+    got = decoded(grammar, planner_of(kind, seed), sampling)
+    assert_valid(schema, plain)
+    assert_valid(schema, got)
+    if not rejection:
+        held = Session(DECODER, replace(sampling, grammar=grammar))
+        difference = compare(held, PROMPT, plain.token_ids, got.token_ids)
+        assert difference.kind is not Kind.ERROR, (difference, plain.token_ids, got.token_ids)
+
+
+@given(schema=SCHEMAS, seed=st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+def test_a_matcher_goes_to_any_row_of_a_tree(schema: dict[str, Any], seed: int) -> None:
+    """However it came there, it allows what a new one allows; tokens that are forced are the only ones."""
+    grammar = GRAMMARS.compiled(Structure.json_schema(schema))
+    matcher = grammar.matcher()
+    draw = random.Random(seed)
+    known, paths = list[int](), [list[int]()]
+    matcher.restart(0)
+    for _ in range(30):
+        path = draw.choice(paths)
+        allowed = matcher.masked(torch.zeros(VOCABULARY), known, path) == 0.0
+        fresh = grammar.matcher()
+        assert torch.equal(allowed, fresh.masked(torch.zeros(VOCABULARY), (), [*known, *path]) == 0.0)
+        tokens = allowed.nonzero()[:, 0].tolist()
+        forced = matcher.forced(known, path)
+        assert forced == (tokens[0] if len(tokens) == 1 else None)
+        asked = [draw.randrange(VOCABULARY), draw.choice(tokens)]
+        assert [matcher.allows(known, path, token) for token in asked] == [bool(allowed[token]) for token in asked]
+        if (token := asked[draw.random() < 0.9]) not in LOADED.eos_ids and allowed[token]:
+            paths.append([*path, token])
+        if draw.random() < 0.2 and len(paths) > 1:  # a path is accepted
+            known = [*known, *paths[-1]]
+            paths = [[]]
+
+
+def test_certain_tokens_cost_no_step_of_their_own() -> None:
+    grammar = GRAMMARS.compiled(Structure.json_schema(PERSON))
+    plain = decoded(grammar, PlainPlanner(), SamplingParams())
+    got = decoded(grammar, LookupPlanner(TABLE, LookupSettings(recycle=0), LookupStats()), SamplingParams())
+    assert assert_valid(PERSON, got)
+    assert got.token_ids == plain.token_ids
+    first = got.cycles[0]
+    assert first.drafted == first.accepted >= len("he name") - 2
+    matcher = grammar.matcher()
+    free = sum(matcher.forced((), got.token_ids[:place]) is None for place in range(len(got.token_ids)))
+    assert got.target_forwards <= free + 1 < len(got.token_ids) / 1.5
+
+
+def test_certain_tokens_are_verified_whatever_the_budget() -> None:
+    costs = [1.0 + 0.2 * rows for rows in range(9)]
+    certain = [Node(token=1, parent=row, probability=1.0, depth=row + 1) for row in range(4)]
+    tree = [*certain, Node(token=2, parent=4, probability=0.9, depth=5)]
+    assert worth_verifying(tree, costs, most_cost=1.0).tokens == 5.9
+    assert worth_verifying(tree[-1:], costs, most_cost=1.0).tree == ()
+    lookup = Lookup(LookupStats())
+    matcher = GRAMMARS.compiled(Structure.json_schema({"const": "the baker"})).matcher()
+    matcher.restart(len(PROMPT))
+    lookup.start(PROMPT, matcher)
+    guess = best_guess(lookup, costs, depth=24, most_cost=1.0)
+    assert [node.probability for node in guess.tree] == [1.0] * 8
+    assert LOADED.decode([node.token for node in guess.tree]) == '"the baker"'
+
+
+def test_every_sequence_of_a_batch_follows_its_own_structure() -> None:
+    engine = Engine(LOADED)
+    engine.latency = TABLE
+    structures = [None, *(Structure.json_schema(each) for each in LEAVES), Structure("regex", "(the|he){3}")]
+    strategies = ["auto", "lookup", "swift", "plain", "clasp", "knapsack"]
+    wanted = [
+        RunSettings(
+            strategies[place % len(strategies)],
+            max_new_tokens=30,
+            structure=structure,
+            sampling=SamplingParams(temperature=0.7 * (place % 3), seed=place),
+        )
+        for place, structure in enumerate(structures * 2)
+    ]
+    requests = [engine.add_request(PROMPT, each) for each in wanted]
+    while not all(request.done for request in requests):
+        engine.step()
+    for each, request in zip(wanted, requests, strict=True):
+        generation = request.outcome().generation
+        turn = request.turn
+        alone = generate(Session(DECODER, turn.sampling), PROMPT, PlainPlanner(), turn.limits)
+        difference = compare(Session(DECODER, turn.sampling), PROMPT, alone.token_ids, generation.token_ids)
+        assert difference.kind is not Kind.ERROR, (each, alone.token_ids, generation.token_ids)
+        if each.structure is not None and each.structure.kind == "json_schema":
+            assert_valid(json.loads(each.structure.text), generation)
+    assert sum(request.outcome().generation.finish_reason == "stop" for request in requests) >= 10
+
+
+def test_rejection_draws_from_what_the_grammar_allows() -> None:
+    grammar = GRAMMARS.compiled(Structure.choice(["b", "h", "t"]))
+    allowed = [LOADED.tokenizer.convert_tokens_to_ids(letter) for letter in "bht"]
+    generator = torch.Generator().manual_seed(1)
+    target, draft = torch.randn(2, VOCABULARY, generator=generator) * 1.5
+    sampler = Sampler(SamplingParams(temperature=1.5, rejection=True, grammar=grammar))
+    counts = Counter[int]()
+    draws = 3000
+    for _ in range(draws):
+        proposal = sampler.propose(draft, [], list)
+        assert proposal.token in allowed
+        assert proposal.probs is not None
+        counts[sampler.choose(target[None], [], lambda: [[]], [(proposal.token, proposal.probs)])(0)] += 1
+    expected = (target[allowed] / 1.5).softmax(-1) * draws
+    assert sorted(counts) == sorted(allowed)
+    assert chisquare([counts[token] for token in allowed], expected.numpy()).pvalue > 1e-4
+
+
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(400):
+    DEEP = {"anyOf": [DEEP, {"type": "null"}]}
+HOSTILE = {
+    "regex": [
+        *("(a+)+b", "((a{1,100}){1,100}){1,100}", "a{1000000}", "(x+x+)+y", "(.|\n)*a(.|\n){200}b", "(?=a)b", "\\1"),
+        *(
+            "(" * 20_000 + "a" + ")" * 20_000,
+            "|".join(f"w{n}" for n in range(9000)),
+            "(.{0,300}x){0,300}",
+            "[",
+            "a{9,1}",
+        ),
+        *("", "[^\\x00-\\x{10FFFF}]", "(a{1,50}b{1,50}){1,50}(c{1,50}|d{1,90}){1,50}", "\\p{L}{1,500}\\p{N}{1,500}"),
+    ],
+    "json_schema": [
+        json.dumps(each)
+        for each in (
+            *(DEEP, {"$ref": "#"}, {"$ref": "http://example.org/x"}, {"not": {}}, {"type": "foo"}, {"enum": []}),
+            {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+            {"properties": {f"p{n}": {"type": "string"} for n in range(1500)}},
+            {"properties": {f"p{n}": {"enum": [f"v{k}" for k in range(50)]} for n in range(100)}},
+            {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(5, 15)]},
+            {"allOf": [{"anyOf": [{"properties": {f"{k}{n}": {}}} for k in "ab"]} for n in range(16)]},
+            {"type": "integer", "multipleOf": 999_999_937},
+            {"type": "integer", "minimum": 1, "maximum": 10**300},
+            {"type": "string", "minLength": 100_000, "maxLength": 10**6},
+            {"type": "array", "items": {"type": "array", "minItems": 10**5}, "minItems": 10**5},
+            {"oneOf": [{"properties": {f"k{n}": {"type": "string"}}} for n in range(60)]},
+        )
+    ],
+    "grammar": [
+        *('start: a\na: a a | "x" | ""\n', 'start: start start start | "x"\n', "start: foo", "", "start: ", "\0"),
+        *("start: " + "(" * 5000 + '"a"' + ")" * 5000, "start: A\nA: /(a|b)*a(a|b){30}/\n", "start: %json {", "::="),
+        "start: r0\n" + "".join(f"r{n}: r{n + 1} r{n + 1}\n" for n in range(60)) + 'r60: "a"\n',
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_structures_take_bounded_time(kind: Any) -> None:
+    """They are refused in one line, or followed for a while; both end soon."""
+    draw = random.Random(1)
+    for text in HOSTILE[kind]:
+        began = time.process_time()
+        refused = ""
+        try:
+            matcher = GRAMMARS.compiled(Structure(kind, text)).matcher()
+            answer = list[int]()
+            while len(answer) < 20 and not matcher.completes(answer):
+                tokens = (matcher.masked(torch.zeros(VOCABULARY), answer, ()) == 0.0).nonzero()[:, 0].tolist()
+                answer.append(draw.choice(tokens))
+        except StructureError as error:
+            refused = str(error)
+        assert "\n" not in refused
+        assert len(refused) < 400
+        assert time.process_time() - began < 5.0, text[:80]
+
+
+def test_what_cannot_be_honoured_is_refused_in_one_line() -> None:
+    for make, told in (
+        (lambda: Structure("regex", "a" * (MOST_CHARACTERS + 1)), "give at most"),
+        (lambda: Structure.json_schema("{"), "is not JSON"),
+        (lambda: Structure.json_schema("[]"), "a JSON object"),
+        (lambda: Structure.choice([]), "one or more"),
+        (lambda: GRAMMARS.compiled(Structure.json_schema({"type": "array", "uniqueItems": True})), "uniqueItems"),
+        (lambda: GRAMMARS.compiled(Structure("regex", "[^\\x00-\\x{10FFFF}]")), "nothing matches it"),
+        (lambda: Grammars(metaspace(), VOCABULARY, ()).compiled(Structure("regex", "a")), "tokenizer"),
+    ):
+        with pytest.raises(StructureError, match=told) as error:
+            make()
+        assert "\n" not in str(error.value)
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(StructureError, match=r"pip install 'ssd-decoding\[structured\]'"):
+        Grammars(LOADED.tokenizer, VOCABULARY, ()).compiled(Structure("regex", "a"))
+
+
+def test_compiled_grammars_are_kept_up_to_a_number() -> None:
+    grammars = Grammars(LOADED.tokenizer, VOCABULARY, LOADED.eos_ids)
+    first = Structure("regex", "a")
+    kept = grammars.compiled(first)
+    assert grammars.compiled(Structure("regex", "a")) is kept
+    for number in range(MOST_KEPT):
+        grammars.compiled(Structure("regex", f"b{number}"))
+    assert grammars.compiled(first) is not kept
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_generate_is_held_to_a_structure_by_stock_decoding_and_by_ours(do_sample: bool) -> None:
+    model, tokenizer = LOADED.model, LOADED.tokenizer
+    end = next(iter(LOADED.eos_ids))
+    processor = StructureProcessor(Structure.json_schema(PERSON), tokenizer, model)
+    common = {"max_new_tokens": 60, "do_sample": do_sample, "eos_token_id": end, "pad_token_id": 0}
+    ids = torch.tensor([PROMPT, PROMPT])
+    texts = dict[str, list[str]]()
+    for name, more in {"stock": {}, "ours": {"custom_generate": CustomGenerate(strategy="swift")}}.items():
+        torch.manual_seed(3)
+        answers = model.generate(ids, logits_processor=[processor], **common, **more)[:, len(PROMPT) :].tolist()
+        assert all(end in answer for answer in answers)
+        texts[name] = [LOADED.decode(answer[: answer.index(end)]) for answer in answers]
+        for text in texts[name]:
+            jsonschema.validate(json.loads(text), PERSON)
+    assert do_sample or texts["ours"] == texts["stock"]
+
+
+def test_the_command_answers_in_the_shape_that_a_file_asks_for(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    (tmp_path / "person.json").write_text(json.dumps(PERSON))
+    (tmp_path / "answer.gbnf").write_text('root ::= "yes" | "no"\n')
+
+    def run(*options: str) -> Done:
+        return command(tmp_path, RUN, "-m", str(model), "--strategy", "plain", "-n", "60", "Who?", *options)
+
+    jsonschema.validate(json.loads(run("--json-schema", "person.json").stdout), PERSON)
+    assert run("--grammar", "answer.gbnf").stdout in ("yes\n", "no\n")
+    for options, told in (
+        (("--regex", "("), "regular expression cannot be used"),
+        (("--json-schema", "absent.json"), "absent.json: No such file"),
+        (("--regex", "a", "--grammar", "answer.gbnf"), "give one of them"),
+    ):
+        done = run(*options)
+        assert done.returncode == 2
+        assert re.fullmatch(f"error: .*{told}.*\n", done.stderr), done.stderr
