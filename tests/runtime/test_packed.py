@@ -22,7 +22,9 @@ from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.model.sublayers import KEY_MULTIPLE
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.blocks import dense, levels4, levels8
@@ -32,6 +34,8 @@ from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedLinear
 from tests.gguf_files import quantised_pair, random_blocks
 from tests.kernels import kernel_name
+from tests.models import tiny_model
+from tests.tables import latency_table
 
 FAMILIES = ("llama", "qwen2")
 LIMITS = Limits(24)
@@ -151,18 +155,26 @@ def test_logits_are_the_same_to_the_bit_however_rows_are_split_into_forwards(
 
 
 @pytest.mark.parametrize(
-    ("variant", "kinds"),
-    [("llama", {}), ("llama-biases", {}), ("qwen2", {}), ("qwen3", {}), ("qwen2", {"v_proj": Type.Q4_0})],
+    ("variant", "kinds", "kv_bits"),
+    [
+        ("llama", {}, None),
+        ("llama-biases", {}, None),
+        ("qwen2", {}, None),
+        ("qwen3", {}, None),
+        ("qwen2", {"v_proj": Type.Q4_0}, None),
+        ("llama", {}, 8),
+        ("qwen3", {}, 8),
+    ],
 )
 @torch.inference_mode()
 def test_our_own_code_gives_a_row_the_same_bits_in_every_forward(
-    variant: str, kinds: dict[str, Type], code: str, tmp_path: Path
+    variant: str, kinds: dict[str, Type], kv_bits: int | None, code: str, tmp_path: Path
 ) -> None:
     """In forwards of any size, on every path of a tree, beside other sequences, and whatever unused slots hold."""
     if code == "aten":
         pytest.skip("aten's attention depends on the number of keys")
     packed, _, _ = quantised_pair(tmp_path, variant, Type.Q8_0, kinds)
-    decoder = Decoder(packed)
+    decoder = Decoder(packed, kv_bits=kv_bits)
     require_faithful(decoder)
     assert decoder.batches.key_multiple == 1
     known, chain, other = [(3 + 5 * i) % 90 + 1 for i in range(61)], [7, 11, 13, 17, 19], [23, 29]
@@ -171,7 +183,7 @@ def test_our_own_code_gives_a_row_the_same_bits_in_every_forward(
         session = Session(decoder)
         session.prefill(known)
         for storage in session.cache.pool.storage:
-            storage[..., len(known) :, :] = float("nan")
+            storage[..., len(known) :, :] = float("nan") if storage.is_floating_point() else 127
         found = [torch.empty(0)]
         for begin in range(0, len(ids), size):
             found.append(decoder.logits(session.forward(ids[begin : begin + size])))
@@ -208,6 +220,40 @@ def test_speculation_on_packed_weights_equals_plain_decoding(variant: str, kind:
             plan = Plan.masked("test", SubLayerPlan.of(4, set(skipped)), 6)
             got = generate(Session(decoder), ids, ConstantPlanner(plan), LIMITS).token_ids
             assert compare(Session(decoder), ids, plain, got).kind is not Kind.ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "assignments"),
+    [
+        ("clasp", ["refresh=4"]),
+        ("knapsack", ["refresh=6", "window=3"]),
+        ("exit", ["threshold=0.1", "depth=0.8"]),
+        ("lookup", []),
+    ],
+)
+def test_drafts_on_keys_of_8_bits_give_plain_decodings_tokens(
+    name: str, assignments: list[str], code: str, tmp_path: Path
+) -> None:
+    if code == "aten":
+        pytest.skip("only our own attention reads them")
+    packed, _, _ = quantised_pair(tmp_path, "qwen3", Type.Q8_0)
+    decoder, whole = Decoder(packed, kv_bits=8), Decoder(packed)
+    assert 3 * decoder.kv_layout.bytes_per_slot < whole.kv_layout.bytes_per_slot
+    assert device_key(decoder).slug() != device_key(whole).slug()
+    settings = read_settings(name, assignments)
+    make = make_strategy(name, settings, decoder, None, latency_table(4, per_token=1e-6))
+    drafted = 0
+    for ids in ([7, 7, 9], list(range(3, 40))):
+        got = generate(Session(decoder), ids, make(), LIMITS)
+        assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), LIMITS).token_ids
+        drafted += got.num_draft_tokens
+    assert drafted > 0
+
+
+def test_keys_of_8_bits_are_refused_where_our_own_attention_does_not_read_them() -> None:
+    for bits in (8, 4):
+        with pytest.raises(UserError, match=f"--kv-bits {bits}: keys and values of 8 bits are for packed weights"):
+            Decoder(tiny_model("llama"), kv_bits=bits)
 
 
 def test_formats_have_latency_tables_of_their_own(tmp_path: Path) -> None:
