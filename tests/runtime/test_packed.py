@@ -18,6 +18,7 @@ from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.checks.parity import require_faithful
+from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
@@ -248,6 +249,37 @@ def test_drafts_on_keys_of_8_bits_give_plain_decodings_tokens(
         assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), LIMITS).token_ids
         drafted += got.num_draft_tokens
     assert drafted > 0
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q6_K], ids=lambda kind: kind.name)
+def test_drafts_on_a_files_high_bits_take_no_memory_and_give_plain_decodings_tokens(
+    kind: Type, code: str, tmp_path: Path
+) -> None:
+    if code == "aten":
+        pytest.skip("aten's kernels have no planes")
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    packed, _, _ = quantised_pair(tmp_path, "qwen3", kind, **sizes)
+    decoder = Decoder(packed, 0)
+    make_copies(decoder, "auto", [], say=pytest.fail)
+    assert decoder.light.bits == (4,)
+    assert decoder.projections.draft_bytes < 0.75 * decoder.projections.packed_bytes
+    drafted = accepted = 0
+    for seed in range(4):
+        ids = [(3 + 7 * seed + 5 * i) % 90 + 1 for i in range(8)]
+        plain = generate(Session(decoder), ids, PlainPlanner(), LIMITS).token_ids
+        got = generate(Session(decoder), ids, ConstantPlanner(Plan.masked("test", decoder.light.mask, 4)), LIMITS)
+        assert got.token_ids == plain
+        drafted += got.num_draft_tokens
+        accepted += got.num_accepted_tokens
+    assert accepted > drafted / 10, "random models amplify what the low bits change; by chance it would be one in 90"
+
+
+def test_a_file_of_few_bits_has_no_drafts_on_a_part_of_them(tmp_path: Path) -> None:
+    packed, _, _ = quantised_pair(tmp_path, "llama", Type.Q4_0)
+    decoder = Decoder(packed)
+    decoder.lighten("auto")
+    assert not decoder.light.kernels
+    assert "where most have 6 or 8" in decoder.light.obstacle
 
 
 def test_keys_of_8_bits_are_refused_where_our_own_attention_does_not_read_them() -> None:

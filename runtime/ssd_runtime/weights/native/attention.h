@@ -2,6 +2,7 @@
 #pragma once
 #include "exponential.h"
 #include "products.h"
+#include <string.h>
 
 /* One sequence's rows, and the slots of its cache that they see. Heads' keys are `stride` bytes apart, and slots of a head
  * follow each other. A row sees the slots where its bias is 0, or all without a bias. */
@@ -101,26 +102,35 @@ static int64_t slot_of(const Query *query, int64_t i) {
     return query->seen ? query->seen[i] : i;
 }
 
-/* Scores of the slots first, ..., last - 1 that a query sees, and of fewer than LANES after them, which mean nothing. */
-INLINE void score(const Query *query, const char *keys, int64_t first, int64_t last, float scale, const int parts,
-                  const int bits)
+/* Scores of the slots first, ..., last - 1 that `together` queries see, and of fewer than LANES after them, which mean nothing.
+ * Queries that are scored together see the same slots, so that each key is loaded once for all of them. */
+INLINE void score(const Query *query, const int together, const char *keys, int64_t first, int64_t last, float scale,
+                  const int parts, const int bits)
 {
     const int64_t size = parts * LANES, apart = bits == 8 ? size + 4 : 4 * size;
     for (int64_t i = first; i < last; i += LANES) {
-        Floats dots[LANES];
+        Floats dots[2][LANES];
         float scales[LANES];
-#pragma GCC unroll 16
+#pragma GCC unroll 4
         for (int k = 0; k < LANES; k++) {
             const char *key = keys + slot_of(query, i + k < last ? i + k : last - 1) * apart;
-            dots[k] = multiply(load(query->query), numbers(key, 0, bits));
 #pragma GCC unroll 32
-            for (int p = 1; p < parts; p++)
-                dots[k] = multiply_add(load(query->query + p * LANES), numbers(key, p * LANES, bits), dots[k]);
+            for (int p = 0; p < parts; p++) {
+                const Floats part = numbers(key, p * LANES, bits);
+#pragma GCC unroll 2
+                for (int t = 0; t < together; t++) {
+                    const Floats own = load(query[t].query + p * LANES);
+                    dots[t][k] = p ? multiply_add(own, part, dots[t][k]) : multiply(own, part);
+                }
+            }
             if (bits == 8)
                 scales[k] = scale_of(key, size);
         }
-        const Floats sums = multiply(all(scale), sums_of(dots));
-        store(query->scores + i, bits == 8 ? multiply(sums, load(scales)) : sums);
+#pragma GCC unroll 2
+        for (int t = 0; t < together; t++) {
+            const Floats sums = multiply(all(scale), sums_of(dots[t]));
+            store(query[t].scores + i, bits == 8 ? multiply(sums, load(scales)) : sums);
+        }
     }
 }
 
@@ -139,31 +149,48 @@ static float shares(const Query *query) {
     return sum_of(sums);
 }
 
-/* Add the values of the slots first, ..., last - 1 that a query sees, by their shares, to `mixed` [2][parts][LANES]: those
- * at even places to the first, those at odd places to the second, since an addition waits for the one before it. */
-INLINE void mix(const Query *query, const char *values, int64_t first, int64_t last, const int parts, const int bits,
-                float *mixed)
+/* Add the values of the slots first, ..., last - 1 that `together` queries see, by their shares, to each one's `mixed`
+ * [2][parts][LANES]: those at even places to the first, those at odd places to the second, since an addition waits for the
+ * one before it. So many parts of a head are summed at a time that their sums stay in registers. */
+INLINE void mix(const Query *query, const int together, const char *values, int64_t first, int64_t last, const int parts,
+                const int bits, float (*mixed)[2 * 256])
 {
     const int64_t size = parts * LANES, apart = bits == 8 ? size + 4 : 4 * size;
-    Floats sums[2][256 / LANES];
-#pragma GCC unroll 64
-    for (int p = 0; p < 2 * parts; p++)
-        sums[p / parts][p % parts] = load(mixed + p * LANES);
-    for (int64_t i = first; i < last; i += 2) {
-#pragma GCC unroll 2
-        for (int odd = 0; odd < 2; odd++) {
-            if (i + odd == last)
-                break;
-            const char *value = values + slot_of(query, i + odd) * apart;
-            const Floats share = all(query->scores[i + odd] * (bits == 8 ? scale_of(value, size) : 1.0f));
+    const int most = LANES / 2 / together;
+#pragma GCC unroll 4
+    for (int begin = 0; begin < parts; begin += most) {
+        const int count = parts - begin < most ? parts - begin : most;
+        Floats sums[2][2][LANES / 2];
 #pragma GCC unroll 32
-            for (int p = 0; p < parts; p++)
-                sums[odd][p] = multiply_add(share, numbers(value, p * LANES, bits), sums[odd][p]);
+        for (int p = 0; p < 2 * together * count; p++)
+            sums[p / count / 2][p / count % 2][p % count] =
+                load(mixed[p / count / 2] + (p / count % 2 * parts + begin + p % count) * LANES);
+        for (int64_t i = first; i < last; i += 2) {
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++) {
+                if (i + odd == last)
+                    break;
+                const char *value = values + slot_of(query, i + odd) * apart;
+                const float scale = bits == 8 ? scale_of(value, size) : 1.0f;
+#pragma GCC unroll 8
+                for (int p = 0; p < count; p++) {
+                    const Floats part = numbers(value, (begin + p) * LANES, bits);
+#pragma GCC unroll 2
+                    for (int t = 0; t < together; t++)
+                        sums[t][odd][p] = multiply_add(all(query[t].scores[i + odd] * scale), part, sums[t][odd][p]);
+                }
+            }
         }
+#pragma GCC unroll 32
+        for (int p = 0; p < 2 * together * count; p++)
+            store(mixed[p / count / 2] + (p / count % 2 * parts + begin + p % count) * LANES,
+                  sums[p / count / 2][p / count % 2][p % count]);
     }
-#pragma GCC unroll 64
-    for (int p = 0; p < 2 * parts; p++)
-        store(mixed + p * LANES, sums[p / parts][p % parts]);
+}
+
+/* Whether a query sees the slots of the one before it, so that both are attended together. */
+static int sees_alike(const Query *query, int n) {
+    return n > 1 && query[0].seen == query[1].seen && query[0].count == query[1].count;
 }
 
 /* Attention of queries of heads that share keys and values. A query's sums run over the slots that it sees in order, so
@@ -182,14 +209,22 @@ INLINE void attend_parts(const Query *queries, int n, const char *keys, const ch
     for (int64_t first = 0; first < longest; first += BLOCK)
         for (int q = 0; q < n; q++) {
             const int64_t last = queries[q].count < first + BLOCK ? queries[q].count : first + BLOCK;
-            score(&queries[q], keys, first, last, scale, parts, bits);
+            if (sees_alike(&queries[q], n - q))
+                score(&queries[q++], 2, keys, first, last, scale, parts, bits);
+            else
+                score(&queries[q], 1, keys, first, last, scale, parts, bits);
         }
     for (int q = 0; q < n; q++)
         sums[q] = shares(&queries[q]);
     for (int64_t first = 0; first < longest; first += BLOCK)
         for (int q = 0; q < n; q++) {
             const int64_t last = queries[q].count < first + BLOCK ? queries[q].count : first + BLOCK;
-            mix(&queries[q], values, first, last, parts, bits, mixed[q]);
+            if (sees_alike(&queries[q], n - q)) {
+                mix(&queries[q], 2, values, first, last, parts, bits, &mixed[q]);
+                q++;
+            } else {
+                mix(&queries[q], 1, values, first, last, parts, bits, &mixed[q]);
+            }
         }
     for (int q = 0; q < n; q++) {
         const Floats inverse = all(1.0f / sums[q]);
