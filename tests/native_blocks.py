@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
 from ssd_runtime.model.native_attention import NativeAttention
 from ssd_runtime.model.rotary import Rotation, rotate
 from ssd_runtime.weights.kernels.kernel import RmsNorm
@@ -53,11 +54,14 @@ class Block:
             "kv_heads": kv_heads,
             "head_dim": self.head_dim,
             "scale": self.scale,
+            "kv_bits": random.choice([8, 32]),
         }
         self.attention = NativeAttention(**self.parts)
         self.rows = [random.choice([1, 2, 7, 20]) for _ in range(random.choice([1, 1, 3]))]
         self.known = [random.randint(0, 200) for _ in self.rows]
-        self.caches = [torch.randn(2, kv_heads, known + rows, self.head_dim) for known, rows in self.pairs()]
+        self.caches = [
+            self.stored(torch.randn(2, kv_heads, known + rows, self.head_dim)) for known, rows in self.pairs()
+        ]
         self.biases = [random.choice([None, self.bias(*pair)]) for pair in self.pairs()]
         width = random.choice([self.head_dim, self.head_dim // 2])
         angles = torch.rand(sum(self.rows), heads + 2 * kv_heads, width)
@@ -70,6 +74,14 @@ class Block:
     def pairs(self) -> list[tuple[int, int]]:
         return list(zip(self.known, self.rows, strict=True))
 
+    def stored(self, numbers: Tensor) -> Tensor:
+        """Keys and values as the block's caches hold them."""
+        return quantised_slots(numbers) if self.parts["kv_bits"] == 8 else numbers
+
+    def numbers(self, cache: Tensor) -> Tensor:
+        """A copy of the keys and values that a cache holds."""
+        return dequantised_slots(cache) if self.parts["kv_bits"] == 8 else cache.clone()
+
     @staticmethod
     def bias(known: int, rows: int) -> Tensor:
         visible = torch.rand(rows, known + rows) < 0.7
@@ -81,7 +93,7 @@ class Block:
         found = []
         for cache, bias, (known, rows) in zip(caches, self.biases, self.pairs(), strict=True):
             keys, values = cache
-            address = keys.data_ptr(), values.data_ptr(), keys.nbytes, keys.shape[1], keys.stride(0)
+            address = keys.data_ptr(), values.data_ptr(), keys.nbytes, keys.shape[1], keys[0].nbytes
             view = SimpleNamespace(begin=0, end=known + rows, bias=bias)
             owner = SimpleNamespace(address=lambda layer, begin, address=address: address)
             found.append(SimpleNamespace(views=[view], rows=rows, slot=known, cache=owner))
@@ -91,7 +103,7 @@ class Block:
         """The block's output, and the keys and values that it wrote."""
         caches = [cache.clone() for cache in self.caches]
         y = self.attention(0, 0, x, self.segments(caches), self.rotation)
-        return torch.cat([y.flatten(), *(cache.flatten() for cache in caches)])
+        return torch.cat([y.flatten(), *(self.numbers(cache).flatten() for cache in caches)])
 
     def expected(self, x: Tensor) -> Tensor:
         """What the call returns if rows are not rounded."""
@@ -104,7 +116,7 @@ class Block:
         if self.rotation is not None:
             turned = rotate(turned, tuple(each[:, : heads + kv_heads] for each in self.rotation))  # type: ignore[arg-type]
         queries, keys = turned.split([heads, kv_heads], 1)
-        caches, mixed, at = [cache.clone() for cache in self.caches], list[Tensor](), 0
+        caches, mixed, at = [self.numbers(cache) for cache in self.caches], list[Tensor](), 0
         for cache, bias, (known, rows) in zip(caches, self.biases, self.pairs(), strict=True):
             own = slice(at, at + rows)
             cache[:, :, known:] = torch.stack([keys[own], values[own]]).transpose(1, 2)

@@ -8,6 +8,7 @@ import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
 from ssd_runtime.weights.gguf.tiles import format_of, tiles_of
 from ssd_runtime.weights.kernels.formats import FORMATS, GROUP, Q3_K
@@ -26,7 +27,11 @@ def kernel_and_weight(kind: Type) -> tuple[Native, torch.Tensor]:
     data = random_blocks(kind, OUT, COLUMNS)
     kept = format_of(kind)
     assert kept is not None
-    return Native(kept, tiles_of(data, kind), COLUMNS), torch.from_numpy(np.array(dequantize(data, kind))).double()
+    return Native(kept, tiles_of(data, kind), COLUMNS), weight_of(data, kind)
+
+
+def weight_of(data: NDArray[np.uint8], kind: Type) -> torch.Tensor:
+    return torch.from_numpy(np.array(dequantize(data, kind))).double()
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -38,7 +43,8 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 def test_every_format_serves_a_type_of_files() -> None:
     assert {kind.name for kind in KINDS} == {kept.name for kept in FORMATS}
-    assert [kept.number for kept in FORMATS] == list(range(len(FORMATS)))
+    numbers = [kept.number for kept in FORMATS] + [kept.draft for kept in FORMATS if kept.draft is not None]
+    assert numbers == list(range(len(numbers)))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -52,6 +58,31 @@ def test_a_product_is_that_of_the_dequantised_weight_with_rounded_rows(kind: Typ
         assert ((got - exact).abs() <= ROUNDING * magnitude).all()
         for row in (0, rows - 1):
             assert torch.equal(kernel(x[row : row + 1])[0], got[row]), "a row has the same bits beside others"
+
+
+LOW_BITS = {Type.Q8_0: (slice(2, 34), 0x0F), Type.Q6_K: (slice(0, 128), 0x33)}
+"""The bytes of a block that hold the bits which drafts do not read, and which bits of these bytes that are."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in LOW_BITS], ids=lambda kind: kind.name)
+def test_a_draft_multiplies_by_the_mean_of_all_weights_with_the_same_high_bits(kind: Type) -> None:
+    torch.manual_seed(0)
+    data, (places, bits) = random_blocks(kind, OUT, COLUMNS), LOW_BITS[kind]
+    kept = format_of(kind)
+    assert kept is not None
+    ends = []
+    for low in (0, bits):
+        blocks = data.reshape(OUT, -1, GGML_QUANT_SIZES[kind][1]).copy()
+        blocks[..., places] = blocks[..., places] & ~np.uint8(bits) | np.uint8(low)
+        ends.append(blocks.reshape(OUT, -1))
+    weight = (weight_of(ends[0], kind) + weight_of(ends[1], kind)) / 2
+    drafts = [Native(kept, tiles_of(each, kind), COLUMNS).draft for each in (data, *ends)]
+    for rows in (1, 3, 8, 17):
+        x = torch.randn(rows, COLUMNS)
+        exact, magnitude = rounded(x) @ weight.T, rounded(x).abs() @ weight.abs().T
+        for draft in drafts:
+            assert draft is not None
+            assert ((draft(x) - exact).abs() <= ROUNDING * magnitude).all()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

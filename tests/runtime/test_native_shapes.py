@@ -73,10 +73,10 @@ def _fewer_slots(segment: Any, block: Block) -> None:
 
 
 def _other_heads(segment: Any, block: Block) -> None:
-    cache = torch.zeros(2, block.kv_heads - 1, segment.views[0].end, block.head_dim)
+    cache = block.stored(torch.zeros(2, block.kv_heads - 1, segment.views[0].end, block.head_dim))
     keys = cache[0]
     segment.cache = SimpleNamespace(
-        address=lambda *at: (keys.data_ptr(), cache[1].data_ptr(), keys.nbytes, keys.shape[1], keys.stride(0))
+        address=lambda *at: (keys.data_ptr(), cache[1].data_ptr(), keys.nbytes, keys.shape[1], keys[0].nbytes)
     )
 
 

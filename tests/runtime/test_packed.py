@@ -18,10 +18,14 @@ from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.checks.parity import require_faithful
+from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.blocks import levels4, levels8
 from ssd_runtime.weights.kernels.int4 import Int4
@@ -29,6 +33,8 @@ from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.native.library import library
 from tests.gguf_files import quantised_pair, random_blocks
 from tests.kernels import kernel_name
+from tests.models import tiny_model
+from tests.tables import latency_table
 
 FAMILIES = ("llama", "qwen2")
 LIMITS = Limits(24)
@@ -78,18 +84,26 @@ def test_a_packed_model_is_the_files_model(variant: str, kind: Type, code: str, 
 
 
 @pytest.mark.parametrize(
-    ("variant", "kinds"),
-    [("llama", {}), ("llama-biases", {}), ("qwen2", {}), ("qwen3", {}), ("qwen2", {"v_proj": Type.Q4_0})],
+    ("variant", "kinds", "kv_bits"),
+    [
+        ("llama", {}, None),
+        ("llama-biases", {}, None),
+        ("qwen2", {}, None),
+        ("qwen3", {}, None),
+        ("qwen2", {"v_proj": Type.Q4_0}, None),
+        ("llama", {}, 8),
+        ("qwen3", {}, 8),
+    ],
 )
 @torch.inference_mode()
 def test_our_own_code_gives_a_row_the_same_bits_in_every_forward(
-    variant: str, kinds: dict[str, Type], code: str, tmp_path: Path
+    variant: str, kinds: dict[str, Type], kv_bits: int | None, code: str, tmp_path: Path
 ) -> None:
     """In forwards of any size, on every path of a tree, beside other sequences, and whatever unused slots hold."""
     if code == "aten":
         pytest.skip("aten's attention depends on the number of keys")
     packed, _, _ = quantised_pair(tmp_path, variant, Type.Q8_0, kinds)
-    decoder = Decoder(packed)
+    decoder = Decoder(packed, kv_bits=kv_bits)
     require_faithful(decoder)
     assert decoder.batches.key_multiple == 1
     known, chain, other = [(3 + 5 * i) % 90 + 1 for i in range(61)], [7, 11, 13, 17, 19], [23, 29]
@@ -98,7 +112,7 @@ def test_our_own_code_gives_a_row_the_same_bits_in_every_forward(
         session = Session(decoder)
         session.prefill(known)
         for storage in session.cache.pool.storage:
-            storage[..., len(known) :, :] = float("nan")
+            storage[..., len(known) :, :] = float("nan") if storage.is_floating_point() else 127
         found = [torch.empty(0)]
         for begin in range(0, len(ids), size):
             found.append(decoder.logits(session.forward(ids[begin : begin + size])))
@@ -135,6 +149,71 @@ def test_speculation_on_packed_weights_equals_plain_decoding(variant: str, kind:
             plan = Plan.masked("test", SubLayerPlan.of(4, set(skipped)), 6)
             got = generate(Session(decoder), ids, ConstantPlanner(plan), LIMITS).token_ids
             assert compare(Session(decoder), ids, plain, got).kind is not Kind.ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "assignments"),
+    [
+        ("clasp", ["refresh=4"]),
+        ("knapsack", ["refresh=6", "window=3"]),
+        ("exit", ["threshold=0.1", "depth=0.8"]),
+        ("lookup", []),
+    ],
+)
+def test_drafts_on_keys_of_8_bits_give_plain_decodings_tokens(
+    name: str, assignments: list[str], code: str, tmp_path: Path
+) -> None:
+    if code == "aten":
+        pytest.skip("only our own attention reads them")
+    packed, _, _ = quantised_pair(tmp_path, "qwen3", Type.Q8_0)
+    decoder, whole = Decoder(packed, kv_bits=8), Decoder(packed)
+    assert 3 * decoder.kv_layout.bytes_per_slot < whole.kv_layout.bytes_per_slot
+    assert device_key(decoder).slug() != device_key(whole).slug()
+    settings = read_settings(name, assignments)
+    make = make_strategy(name, settings, decoder, None, latency_table(4, per_token=1e-6))
+    drafted = 0
+    for ids in ([7, 7, 9], list(range(3, 40))):
+        got = generate(Session(decoder), ids, make(), LIMITS)
+        assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), LIMITS).token_ids
+        drafted += got.num_draft_tokens
+    assert drafted > 0
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q6_K], ids=lambda kind: kind.name)
+def test_drafts_on_a_files_high_bits_take_no_memory_and_give_plain_decodings_tokens(
+    kind: Type, code: str, tmp_path: Path
+) -> None:
+    if code == "aten":
+        pytest.skip("aten's kernels have no planes")
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    packed, _, _ = quantised_pair(tmp_path, "qwen3", kind, **sizes)
+    decoder = Decoder(packed, 0)
+    make_copies(decoder, "auto", [], say=pytest.fail)
+    assert decoder.light.bits == (4,)
+    assert decoder.projections.draft_bytes < 0.75 * decoder.projections.packed_bytes
+    drafted = accepted = 0
+    for seed in range(4):
+        ids = [(3 + 7 * seed + 5 * i) % 90 + 1 for i in range(8)]
+        plain = generate(Session(decoder), ids, PlainPlanner(), LIMITS).token_ids
+        got = generate(Session(decoder), ids, ConstantPlanner(Plan.masked("test", decoder.light.mask, 4)), LIMITS)
+        assert got.token_ids == plain
+        drafted += got.num_draft_tokens
+        accepted += got.num_accepted_tokens
+    assert accepted > drafted / 10, "random models amplify what the low bits change; by chance it would be one in 90"
+
+
+def test_a_file_of_few_bits_has_no_drafts_on_a_part_of_them(tmp_path: Path) -> None:
+    packed, _, _ = quantised_pair(tmp_path, "llama", Type.Q4_0)
+    decoder = Decoder(packed)
+    decoder.lighten("auto")
+    assert not decoder.light.kernels
+    assert "where most have 6 or 8" in decoder.light.obstacle
+
+
+def test_keys_of_8_bits_are_refused_where_our_own_attention_does_not_read_them() -> None:
+    for bits in (8, 4):
+        with pytest.raises(UserError, match=f"--kv-bits {bits}: keys and values of 8 bits are for packed weights"):
+            Decoder(tiny_model("llama"), kv_bits=bits)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from ssd_runtime.commands.groups import with_groups
 from ssd_runtime.commands.options import (
     DRAFT_PANEL,
     BundleOptions,
+    KvBitsOption,
     ModelOptions,
     RecordOptions,
     StrategyOptions,
@@ -72,6 +73,7 @@ def run(
             rich_help_panel=DRAFT_PANEL,
         ),
     ] = False,
+    kv_bits: KvBitsOption = None,
     version: VersionOption = False,
 ) -> None:
     """Decode prompts faster, with the output of plain decoding up to rounding."""
@@ -80,7 +82,7 @@ def run(
         raise UserError("prompt: --json needs one; give a prompt or --prompts FILE.jsonl")
     if prompts.concurrency > 1 and bitwise:
         raise UserError("--bitwise: decodes one prompt at a time; omit --bitwise or --concurrency")
-    load_settings = model.load_settings(bitwise)
+    load_settings = model.load_settings(bitwise, kv_bits)
     stops = sampling.stops
     params = sampling.params
     structure = structured.structure

@@ -15,6 +15,7 @@ from ssd_runtime.commands.command import closing, command_app, run_command
 from ssd_runtime.commands.groups import with_groups
 from ssd_runtime.commands.options import (
     BundleOptions,
+    KvBitsOption,
     ModelOptions,
     RecordOptions,
     StrategyOptions,
@@ -50,12 +51,13 @@ def serve(
     limits: LimitOptions,
     record: RecordOptions,
     cluster: ReplicaOptions,
+    kv_bits: KvBitsOption = None,
     version: VersionOption = False,
 ) -> None:
     """Serve a model under OpenAI's HTTP interface; decode faster, with the output of plain decoding up to rounding."""
     require_packages("ssd-serve", "serve", "starlette", "uvicorn", "prometheus_client")
     keys = read_keys(server.api_key)
-    load_settings = model.load_settings()
+    load_settings = model.load_settings(kv_bits=kv_bits)
     strategy.parameters(bundle.artifact is not None)
     allowed = limits.allowed(bundle.artifact is not None)
     source = bundle.source(model.model)

@@ -66,6 +66,7 @@ class Engine:
         before_copying: Callable[[str], object] | None = None,
         bitwise: bool = False,
         when_busy: Callable[[str], object] | None = None,
+        kv_bits: int | None = None,
     ) -> None:
         """View the model, check the bundle against it, and choose kernels for its projections.
 
@@ -75,6 +76,8 @@ class Engine:
         kernels or this device cannot. `before_measuring` is called before this device is measured, and
         `before_copying` before weights are copied for drafts, with a sentence that states the memory. `when_busy` is
         called with a sentence where this device is too busy to be measured, so that plans have coarse latencies.
+        `kv_bits` of 8 holds keys and values in 8 bits, which changes the model's output a little, and drafts and plain
+        decoding alike; raises UserError where our own attention does not serve all layers.
         """
         self.loaded = loaded
         if bundle is not None:
@@ -88,7 +91,7 @@ class Engine:
             )
         self.bundle = bundle
         with guard_memory("packing and checking the model", loaded.model.device):
-            self.decoder = fitted_decoder(loaded.model, weight_memory, bitwise)
+            self.decoder = fitted_decoder(loaded.model, weight_memory, bitwise, kv_bits)
             require_faithful(self.decoder)
             if bitwise:
                 require_bitwise(self.decoder)

@@ -81,7 +81,8 @@ class LatencyTables:
 
         Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
         """
-        if not self._decoder.light.kernels and self._decoder.packed.used <= SMALL_BYTES:
+        held = self._decoder.packed.used + self._decoder.projections.packed_bytes
+        if not self._decoder.light.kernels and held <= SMALL_BYTES:
             return None
         if not self.lighten():
             return None

@@ -28,6 +28,8 @@ class LoadSettings:
     draft_bits: DraftBits = "auto"
     bitwise: bool = False
     """Whether no bit of logits may depend on drafts."""
+    kv_bits: int | None = None
+    """Bits of a number of keys and values in the cache: 8, or None for the rows' own."""
     allow_special: bool = False
     """Whether control tokens that prompts spell take effect."""
 
@@ -73,6 +75,7 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
             draft_bits=settings.draft_bits,
             before_copying=lambda told: note(f"{told}; --draft-bits none decodes without"),
             bitwise=settings.bitwise,
+            kv_bits=settings.kv_bits,
             when_busy=note,
         )
     for warning in ignored:

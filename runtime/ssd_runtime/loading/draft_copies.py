@@ -15,8 +15,11 @@ def make_copies(
 ) -> None:
     """Make the copies that `bits` and `masks` ask for (`Decoder.lighten`), as far as the memory budget holds them.
 
-    `say` receives one sentence before, if any copy can be made.
+    `say` receives one sentence before, if any copy can be made. Drafts that read a part of packed weights take none.
     """
+    if decoder.light.are_nested:
+        decoder.lighten(bits, masks)
+        return
     most = min(decoder.light.most_bytes(bits, masks), decoder.packed.limit - decoder.packed.used)
     if most <= 0:
         return

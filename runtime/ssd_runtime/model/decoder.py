@@ -29,6 +29,10 @@ from ssd_runtime.weights.hooks import require_unhooked
 from ssd_runtime.weights.linear import Linear, PackedMemory, can_pack, stamp_of
 from ssd_runtime.weights.native.library import library
 
+KV_BITS = 8
+"""The bits of a number of quantised keys and values."""
+NOT_QUANTISED = 32
+
 
 class Decoder:
     """A causal LM as 2L sub-layers between an embedding and a head; immutable and shared between sessions.
@@ -38,10 +42,13 @@ class Decoder:
     accelerate may spread or offload a model. Offloaded weights are fetched for a call, so every call of a module holds
     `lock`. Packed copies of weights take at most `weight_memory` bytes; by default all layers have one. Raises
     UserError for models that are not supported. With `bitwise`, no bit of a row's logits depends on the rows beside it
-    in forwards of the full model with up to `MOST_BY_ROW` rows (`bitwise.require_bitwise`).
+    in forwards of the full model with up to `MOST_BY_ROW` rows (`bitwise.require_bitwise`). With `kv_bits` of 8, keys
+    and values are held in 8 bits, which our own attention alone reads.
     """
 
-    def __init__(self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False, kv_bits: int | None = None
+    ) -> None:
         self.family = family_of(model.config)
         require_unhooked(model, self.family.mlp)
         self.model = model
@@ -110,7 +117,13 @@ class Decoder:
             bitwise=bitwise,
             rounded=self.rounding != self.dtype,
             lock=self.lock,
+            kv_bits=kv_bits or NOT_QUANTISED,
         )
+        if kv_bits is not None and not (kv_bits == KV_BITS and self.sublayers.are_native):
+            raise UserError(
+                f"--kv-bits {kv_bits}: keys and values of {KV_BITS} bits are for packed weights whose attention our "
+                "own kernels serve on this processor; omit it"
+            )
         self._choose_threads()
         key_multiple = self.sublayers.key_multiple
         self.kv_layout = KVLayout(
@@ -122,6 +135,7 @@ class Decoder:
             # Searches write the keys of their rows to slots after the committed ones, as many as these at most.
             max_slots=2 * (shape.max_context + SPARE_SLOTS) + key_multiple - 1,
             key_multiple=key_multiple,
+            quantised=kv_bits is not None,
         )
         self.batches = BatchBuilder(
             kinds=distinct,
@@ -148,8 +162,9 @@ class Decoder:
 
     @property
     def kernels(self) -> str:
-        """The kernels of the projections, and where layers run if that changes the time of steps."""
-        return f"{self.projections.kernels}{self._placement}"
+        """The kernels of the projections, how keys are held and where layers run if that changes the time of steps."""
+        held = ", 8-bit keys and values" if self.kv_layout.quantised else ""
+        return f"{self.projections.kernels}{held}{self._placement}"
 
     @property
     def rounding(self) -> torch.dtype:

@@ -51,6 +51,7 @@ class _Block(ctypes.Structure):
         ("heads", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
+        ("kv_bits", ctypes.c_int64),
     )
 
 
@@ -73,8 +74,9 @@ class NativeAttention:
         kv_heads: int,
         head_dim: int,
         scale: float,
+        kv_bits: int = 32,
     ) -> None:
-        """The outputs of `qkv` together are queries, keys and values.
+        """The outputs of `qkv` together are queries, keys and values, which caches hold in `kv_bits` bits a number.
 
         `norm` is that of the block's input, the others are those of each head.
         """
@@ -86,7 +88,7 @@ class NativeAttention:
         addresses = (ctypes.c_void_p * len(qkv))(*(each.address for each in qkv))
         self._parts = tuple(qkv), addresses, output, norms  # what the structure points to
         projections = ctypes.addressof(addresses)
-        sizes = len(qkv), heads, kv_heads, head_dim
+        sizes = len(qkv), heads, kv_heads, head_dim, kv_bits
         norm_addresses = [None if each is None else each.address for each in norms]
         self._block = _Block(projections, output.address, *norm_addresses, scale, *sizes)
         self.address = ctypes.addressof(self._block)

@@ -16,6 +16,10 @@ from ssd_runtime.weights.kernels.huge_pages import use_huge_pages
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.linear import ALWAYS, Linear, named
 
+MOST_NESTED = 0.75
+"""Largest share of a quantised file's bytes that drafts on high bits may read: a verification costs a quarter of a step
+more than a step, so with more bytes even drafts that are always right gain nothing worth measuring."""
+
 
 class Projections:
     """All projections of a decoder, in the order of its sub-layers; the head's is the last one."""
@@ -54,6 +58,16 @@ class Projections:
         return f"packed{where}{rows}{beside}"
 
     @property
+    def packed_bytes(self) -> int:
+        """Bytes of a quantised file's weights that our own kernels read."""
+        return sum(native.nbytes for linear in self for native in linear.natives)
+
+    @property
+    def draft_bytes(self) -> int:
+        """As many of `packed_bytes` as drafts read that take the high bits alone."""
+        return sum(native.draft_bytes for linear in self for native in linear.natives)
+
+    @property
     def are_packed(self) -> bool:
         """Whether packed kernels serve all of them, whatever the number of rows."""
         return all(linear.by_kernel for linear in self) and all(self._serves)
@@ -76,7 +90,7 @@ class Projections:
 
     def use_huge_pages(self) -> None:
         """Move our own kernels' weights, and those of light copies, into huge pages."""
-        copies = (copy.kernel for linear in self for copy in linear.copies.values())
+        copies = (kernel for linear in self for copy in linear.copies.values() for kernel in copy.kernels)
         kernels = chain((native for linear in self for native in linear.natives), copies)
         use_huge_pages(kernel for kernel in kernels if isinstance(kernel, Native))
 
@@ -100,10 +114,17 @@ class LightCopies:
         With `auto`, what runs in 4 bits in one of `masks` has a copy in 4 bits beside that in 8.
         """
         both = _of_bits(masks, 4)
+        wanted: DraftBits = bits if not self._projections.packed_bytes or self.are_nested else "none"
         for index, linears in self._projections.by_sublayer():
             for linear in linears:
-                linear.lighten(bits, index in both)
+                linear.lighten(wanted, index in both)
         self._projections.use_huge_pages()
+
+    @property
+    def are_nested(self) -> bool:
+        """Whether drafts read a part of a quantised file's weights instead of copies, and far fewer bytes."""
+        whole = self._projections.packed_bytes
+        return whole > 0 and self._projections.draft_bytes <= MOST_NESTED * whole
 
     def most_bytes(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> int:
         """Bytes that all copies for drafts with `masks` would take at most; 0 if there can be none."""
@@ -117,7 +138,9 @@ class LightCopies:
     @property
     def kernels(self) -> str:
         """The kernels of the copies with their numbers, such as `121 int8`; empty without copies."""
-        names = Counter(copy.kernel.name for linear in self._projections for copy in linear.copies.values())
+        names = Counter(
+            kernel.name for linear in self._projections for copy in linear.copies.values() for kernel in copy.kernels
+        )
         return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
 
     @property

@@ -70,6 +70,7 @@ class SubLayers:
         bitwise: bool,
         rounded: bool,
         lock: WaitedLock,
+        kv_bits: int,
     ) -> None:
         """Soft-cap scores of attention by `cap`; layers on several devices are `spread`.
 
@@ -82,6 +83,7 @@ class SubLayers:
         self._cap = cap
         self._spread = spread
         self._lock = lock
+        self._kv_bits = kv_bits
         self.follow(())
         self.by_row = bitwise and not self.are_native
         """Whether attention runs row by row, and a lone row as two equal ones."""
@@ -262,6 +264,7 @@ class SubLayers:
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             scale=layer.scale,
+            kv_bits=self._kv_bits,
         )
 
     def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:

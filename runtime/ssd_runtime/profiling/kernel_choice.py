@@ -35,15 +35,18 @@ MEMORY_SHARE = 0.5
 """Default bound of packed copies, as a share of the memory that is free once the model is loaded."""
 
 
-def fitted_decoder(model: PreTrainedModel, weight_memory: int | None = None, bitwise: bool = False) -> Decoder:
+def fitted_decoder(
+    model: PreTrainedModel, weight_memory: int | None = None, bitwise: bool = False, kv_bits: int | None = None
+) -> Decoder:
     """Build a decoder that uses the fastest kernel for each number of rows on its device.
 
     Packed copies of weights take at most `weight_memory` bytes. The first run with a model of these sizes on this
-    device measures for about a second. With `bitwise` (`Decoder`) packed copies serve any number of rows.
+    device measures for about a second. With `bitwise` (`Decoder`) packed copies serve any number of rows. `kv_bits` is
+    the decoder's.
     """
     if weight_memory is None:
         weight_memory = int(MEMORY_SHARE * available_bytes(model.device))
-    decoder = Decoder(model, weight_memory, bitwise)
+    decoder = Decoder(model, weight_memory, bitwise, kv_bits)
     if not bitwise and decoder.packed.used > SMALL_BYTES:
         faster = _remembered(_path(decoder), partial(measured, decoder))
         decoder.projections.serve([faster[bisect_right(ROWS, n) - 1] for n in range(1, ROWS[-1] + 1)])

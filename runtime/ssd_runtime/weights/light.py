@@ -21,22 +21,26 @@ ROWS_AT_ONCE = 4096
 
 
 class LightLinear:
-    """Projections on a light copy of their weights, called like `Linear`."""
+    """Projections on a light copy of their weights, or on a part of these weights' bits, called like `Linear`."""
 
-    __slots__ = ("fused", "kernel")
+    __slots__ = ("fused", "kernels", "natives")
 
     fused: Native | None
     """The kernel if it computes all of the projections with norm and residual in fp32."""
+    natives: Sequence[Native]
+    """Our own kernels that compute the projections side by side in fp32; none where another has a part in it."""
 
-    def __init__(self, kernel: Kernel, dtype: torch.dtype) -> None:
-        """`dtype` is that of the rows."""
-        self.kernel = kernel
-        self.fused = kernel if isinstance(kernel, Native) and dtype == torch.float32 else None
+    def __init__(self, kernels: Sequence[Kernel], dtype: torch.dtype) -> None:
+        """The outputs of `kernels` lie side by side; `dtype` is that of the rows."""
+        self.kernels = kernels
+        natives = [kernel for kernel in kernels if isinstance(kernel, Native)]
+        self.natives = natives if len(natives) == len(kernels) and dtype == torch.float32 else ()
+        self.fused = self.natives[0] if len(self.natives) == 1 else None
 
     @property
-    def natives(self) -> Sequence[Native]:
-        """Our own kernel as `fused`, if it is that."""
-        return () if self.fused is None else (self.fused,)
+    def nbytes(self) -> int:
+        """Bytes that it takes beside the weights themselves."""
+        return sum(kernel.nbytes for kernel in self.kernels)
 
     def light(self, bits: int) -> LightLinear:
         """These projections, which have no copies of their own."""
@@ -46,7 +50,8 @@ class LightLinear:
         """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
         if self.fused is not None and (norm is None or norm.rms is not None):
             return self.fused.fused(x, None if norm is None else norm.rms, residual)
-        y = self.kernel(x if norm is None else norm(x))
+        x = x if norm is None else norm(x)
+        y = torch.cat([kernel(x) for kernel in self.kernels], -1)
         return y if residual is None else residual + y
 
 

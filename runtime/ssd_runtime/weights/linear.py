@@ -55,7 +55,7 @@ class Linear:
     Modules that hold a quantised file's weights (`PackedLinear`) share kernels, which are called directly.
 
     Drafts may run on light copies instead (`lighten`), within the same budget and of exact modules alone. They are
-    rebuilt with the packed one.
+    rebuilt with the packed one. Of a quantised file's weights drafts read the high bits, without a copy.
     """
 
     __slots__ = (
@@ -145,7 +145,7 @@ class Linear:
     def obstacle(self) -> str:
         """The condition that does not hold, and what to do; for projections without light copies."""
         if self.formats:
-            return "its weights stay packed; use --weights dense"
+            return "drafts read packed weights in fewer bits where most have 6 or 8; use --weights dense"
         if not (linears := self._copied()):
             kinds = ", ".join(sorted({type(module).__name__ for module in self._modules}))
             return f"no copy can stand in for its {kinds} modules; load it unquantised and without hooks"
@@ -218,15 +218,18 @@ class Linear:
             self._memory.used -= _bytes(linears)
 
     def _build_light(self) -> None:
-        self._memory.used -= sum(copy.kernel.nbytes for copy in self._light.values())
+        self._memory.used -= sum(copy.nbytes for copy in self._light.values())
         self._light = {}
+        if self._bits in ("auto", "4") and any(native.draft for native in self.natives):
+            self._light[4] = LightLinear([native.draft or native for native in self.natives], torch.float32)
+            return
         # One copy is better than none where the memory does not hold two.
         for both in dict.fromkeys((self._both, False)):
             most = self.light_bytes(self._bits, both)
             if most and self._memory.claim(most):
                 weight, bias = _joined(self._copied())
                 kernels = light_kernels(weight, bias, self._bits, both)
-                self._light = {bits: LightLinear(kernel, weight.dtype) for bits, kernel in kernels.items()}
+                self._light = {bits: LightLinear([kernel], weight.dtype) for bits, kernel in kernels.items()}
                 self._memory.used -= most - sum(kernel.nbytes for kernel in kernels.values())
                 return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ssd_runtime.model.cache.kv_pool import LOOKBACK, SPARE_SLOTS, KVPool, LayerGroup, Lease, sliding_slots
@@ -151,6 +152,8 @@ class KVCache:
         """
         at = slot + self._shift[layer]
         slots = self.pool.storage[layer].flatten(0, 2)
+        if self.pool.layout.quantised:
+            new = quantised_slots(new)
         if isinstance(at, int):
             slots[:, at : at + new.shape[0]] = new.transpose(0, 1)
         else:
@@ -163,23 +166,27 @@ class KVCache:
             slots[:, :, :, target + shift] = slots[:, :, :, source + shift]
 
     def read(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of slots `begin`, …, `end` - 1, each [1, kv_heads, slots, head_dim], as views."""
-        slots = self.pool.storage[layer]
-        shift = self._shift[layer]
-        return slots[0, :, :, begin + shift : end + shift], slots[1, :, :, begin + shift : end + shift]
+        """Keys and values of slots `begin`, …, `end` - 1, each [1, kv_heads, slots, head_dim].
+
+        They are views, unless the pool is quantised.
+        """
+        slots = self._part(layer, begin, end - begin)
+        if self.pool.layout.quantised:
+            slots = dequantised_slots(slots)
+        return slots[0], slots[1]
 
     def address(self, layer: int, slot: int) -> tuple[int, int, int, int, int]:
         """Addresses of the first head's key and value in `slot`, and how far memory reaches from there.
 
         That is the bytes to the end of all keys, the number of slots to the end of a head's, and the distance between
-        heads in numbers.
+        heads in bytes.
         """
         slots = self.pool.storage[layer]
         both, _, stride, width, _ = slots.stride()
         size = slots.element_size()
         at = slot + self._shift[layer]
         first = slots.data_ptr() + at * width * size
-        return first, first + both * size, (both - at * width) * size, stride // width - at, stride
+        return first, first + both * size, (both - at * width) * size, stride // width - at, stride * size
 
     def placed(self, number: int) -> None:
         """Update offsets and reach after a change of lease `number`."""
@@ -189,7 +196,7 @@ class KVCache:
         self._reach = min(each.reach for each in self.leases)
 
     def _part(self, layer: int, begin: int, count: int) -> Tensor:
-        """The slots `begin`, …, `begin` + count - 1 of a layer [2, 1, kv_heads, count, head_dim], as a view."""
+        """The slots `begin`, …, `begin` + count - 1 of a layer [2, 1, kv_heads, count, width], as a view."""
         at = begin + self._shift[layer]
         return self.pool.storage[layer][:, :, :, at : at + count]
 
@@ -243,6 +250,19 @@ class KVCache:
             for begin in [_window_begin(group, position)]
             for layer in group.layers
         }
+
+
+def quantised_slots(rows: Tensor) -> Tensor:
+    """Rows [..., n] in fp32 as [..., n + 4] int8: whole numbers up to 127, then the bytes of their scale in fp32."""
+    peaks = rows.abs().amax(-1, keepdim=True)
+    levels = (rows * (127 / peaks).nan_to_num(posinf=0.0)).round().to(torch.int8)
+    return torch.cat([levels, (peaks / 127).view(torch.int8)], -1)
+
+
+def dequantised_slots(slots: Tensor) -> Tensor:
+    """What `quantised_slots` was given, up to half a scale."""
+    size = slots.shape[-1] - torch.float32.itemsize
+    return slots[..., :size].float() * slots[..., size:].contiguous().view(torch.float32)
 
 
 def _window_begin(group: LayerGroup, position: int) -> int:

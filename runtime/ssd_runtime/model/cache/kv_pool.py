@@ -70,15 +70,28 @@ class KVLayout:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    """Of the rows that are written and read."""
     max_slots: int
     """Most slots of one sequence."""
     key_multiple: int = 1
     """Attention reads keys in multiples of so many. Slots that hold none yet are then zero."""
+    quantised: bool = False
+    """Whether a head's key or value is held as numbers of 8 bits, and after them their scale (`quantised_slots`)."""
+
+    @property
+    def held_dtype(self) -> torch.dtype:
+        """The dtype of the memory."""
+        return torch.int8 if self.quantised else self.dtype
+
+    @property
+    def width(self) -> int:
+        """How many numbers of `held_dtype` one head's key or value takes."""
+        return self.head_dim + (torch.float32.itemsize if self.quantised else 0)
 
     @property
     def layer_bytes(self) -> int:
         """Bytes that one slot takes in one layer."""
-        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.kv_heads * self.width * self.held_dtype.itemsize
 
     @property
     def bytes_per_slot(self) -> int:
@@ -112,9 +125,9 @@ class KVPool:
             for window in windows
         ]
         self.group_of = [windows.index(window) for window in layout.windows]
-        shape = (2, 1, layout.kv_heads, 0, layout.head_dim)
-        self.storage = [torch.empty(shape, dtype=layout.dtype, device=device) for device in layout.devices]
-        """One tensor [2, 1, kv_heads, slots, head_dim] per layer: keys, then values."""
+        shape = (2, 1, layout.kv_heads, 0, layout.width)
+        self.storage = [torch.empty(shape, dtype=layout.held_dtype, device=device) for device in layout.devices]
+        """One tensor [2, 1, kv_heads, slots, width] per layer: keys, then values."""
         self._caches: WeakSet[Leaseholder] = WeakSet()
         if max_bytes is not None:
             for group, slots in zip(self.groups, self._sizes(max_bytes, sequences), strict=True):
@@ -197,7 +210,7 @@ class KVPool:
         if more > 0 and self.layout.key_multiple > 1:
             # Hidden keys count as 0 times their values, so these must be numbers.
             for layer in group.layers:
-                self.storage[layer][:, :, :, lease.end - more : lease.end] = 0.0
+                self.storage[layer][:, :, :, lease.end - more : lease.end] = 0
 
     def give_back(self, leases: Sequence[Lease]) -> None:
         """Free the slots of leases, one per layer group."""

@@ -17,7 +17,10 @@ HEADED = 8
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: its number in C, the bits of a level's two planes, the bytes of a block's scales and of a header."""
+    """A format: its number in C, the bits of a level's two planes, the bytes of a block's scales and of a header.
+
+    The first plane has a level's high bits. A draft may read it without the second (`draft`, the number in C of that).
+    """
 
     name: str
     number: int
@@ -25,6 +28,7 @@ class Format:
     second: int
     scales: int
     header: int = 0
+    draft: int | None = None
 
     @property
     def bits(self) -> float:
@@ -44,25 +48,29 @@ class Format:
         """
         out, columns = levels.shape
         apart = levels.view(out // TILE, TILE, columns // GROUP, GROUP // 4, 4).permute(0, 2, 3, 1, 4).flatten(3)
-        parts = [_plane(apart & ((1 << self.first) - 1), self.first)]
-        if self.second:
-            parts.append(_plane(apart >> self.first, self.second))
-        blocks = torch.cat([*parts, scales], -1)
+        blocks = torch.cat([_plane(apart >> self.second, self.first), scales], -1)
         if header is not None:
             blocks = torch.cat([header, blocks.unflatten(1, (-1, HEADED)).flatten(2)], -1)
-        return blocks.flatten(1)
+        if not self.second:
+            return blocks.flatten(1)
+        return torch.cat([blocks.flatten(1), _plane(apart & ((1 << self.second) - 1), self.second).flatten(1)], -1)
+
+    @property
+    def draft_bits(self) -> float:
+        """Bits per weight that a draft reads."""
+        return self.bits - (self.second if self.draft is not None else 0)
 
 
 Q4_0 = Format("Q4_0", 0, 4, 0, 32)
 Q4_1 = Format("Q4_1", 1, 4, 0, 64)
 Q5_0 = Format("Q5_0", 2, 4, 1, 32)
 Q5_1 = Format("Q5_1", 3, 4, 1, 64)
-Q8_0 = Format("Q8_0", 4, 8, 0, 32)
+Q8_0 = Format("Q8_0", 4, 4, 4, 32, draft=12)
 Q2_K = Format("Q2_K", 5, 2, 0, 32, 64)
 Q3_K = Format("Q3_K", 6, 2, 1, 32, 32)
 Q4_K = Format("Q4_K", 7, 4, 0, 24, 64)
 Q5_K = Format("Q5_K", 8, 4, 1, 24, 64)
-Q6_K = Format("Q6_K", 9, 4, 2, 32, 32)
+Q6_K = Format("Q6_K", 9, 4, 2, 32, 32, draft=13)
 IQ4_NL = Format("IQ4_NL", 10, 4, 0, 32)
 MXFP4 = Format("MXFP4", 11, 4, 0, 16)
 FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4)

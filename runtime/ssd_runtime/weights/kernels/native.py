@@ -35,7 +35,20 @@ class Native:
     beside it.
     """
 
-    __slots__ = ("_about", "_bias", "_blocks", "_library", "address", "in_features", "moved", "name", "out_features")
+    __slots__ = (
+        "_about",
+        "_bias",
+        "_blocks",
+        "_draft",
+        "_kept",
+        "_library",
+        "_nested",
+        "address",
+        "in_features",
+        "moved",
+        "name",
+        "out_features",
+    )
 
     rounding = torch.int8
 
@@ -48,6 +61,9 @@ class Native:
         if found is None:
             raise RuntimeError("no compiled code for this processor")
         self._library = found
+        self._kept = kept
+        self._draft: Native | None = None
+        self._nested = False
         self.name = f"{found.instructions}{kept.short}"
         self.out_features, self.in_features = len(tiles) * TILE, columns
         self._blocks = tiles.contiguous()
@@ -70,6 +86,27 @@ class Native:
         self._blocks = room.copy_(self._blocks.flatten())
         self._about.blocks = room.data_ptr()
         self.moved = True
+        self._draft = None
+
+    @property
+    def draft(self) -> Native | None:
+        """The same weight in memory, of which products read the high bits alone; None where it has too few bits."""
+        if self._kept.draft is None:
+            return None
+        if self._draft is None:
+            self._draft = Native(
+                self._kept, self._blocks.view(self.out_features // TILE, -1), self.in_features, self._bias
+            )
+            self._draft.name += "/4"
+            self._draft._about.format = self._kept.draft
+            self._draft._nested = self._draft.moved = True
+            self._draft.own_threads = self.own_threads
+        return self._draft
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes that a product of a draft reads: all of them where there is no `draft`."""
+        return int(self.nbytes * self._kept.draft_bits / self._kept.bits)
 
     @classmethod
     def of4(cls, levels: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> Native:
@@ -99,11 +136,13 @@ class Native:
     @own_threads.setter
     def own_threads(self, own: bool) -> None:
         self._about.own_threads = int(own)
+        if self._draft is not None:
+            self._draft.own_threads = own
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed weight."""
-        return self._blocks.nbytes
+        """Bytes of memory that the packed weight takes: none for a `draft`."""
+        return 0 if self._nested else self._blocks.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product [n, out] of rows `x` [n, in]."""

@@ -2,13 +2,14 @@
 #pragma once
 #include "exponential.h"
 #include "products.h"
+#include <string.h>
 
-/* One sequence's rows, and the slots of its cache that they see. Heads' keys are `stride` floats apart, and slots of a head
+/* One sequence's rows, and the slots of its cache that they see. Heads' keys are `stride` bytes apart, and slots of a head
  * follow each other. A row sees the slots where its bias is 0, or all without a bias. */
 typedef struct {
-    float *keys, *values; /* Of the first slot. */
-    int64_t bytes;        /* Of all keys from the first slot of the first head on; of all values too. */
-    int64_t room;         /* Slots of a head from the first one on. */
+    char *keys, *values; /* Of the first slot. */
+    int64_t bytes;       /* Of all keys from the first slot of the first head on; of all values too. */
+    int64_t room;        /* Slots of a head from the first one on. */
     int64_t stride, rows, slots;
     int64_t own; /* The first slot to which the rows' own keys and values are written. */
     const float *bias; /* [rows][slots], or NULL. */
@@ -21,7 +22,38 @@ typedef struct {
     const Norm *norm, *q_norm, *k_norm; /* NULL for none. */
     float scale;
     int64_t projections, heads, kv_heads, head_dim;
+    int64_t kv_bits; /* Of a number in the cache: 32, or 8 with a scale in fp32 after those of each slot and head. */
 } Block;
+
+/* The bytes of one head's key or value. */
+static int64_t slot_bytes(const Block *block) {
+    return block->kv_bits == 8 ? block->head_dim + 4 : 4 * block->head_dim;
+}
+
+/* Numbers i, ..., i + LANES - 1 of a slot, without its scale. */
+INLINE Floats numbers(const char *slot, int64_t i, const int bits) {
+    return bits == 8 ? floats(signed_bytes((const uint8_t *)slot + i)) : load((const float *)slot + i);
+}
+
+INLINE float scale_of(const char *slot, int64_t size) {
+    float scale;
+    memcpy(&scale, slot + size, sizeof scale);
+    return scale;
+}
+
+/* Write a head of fp32 into a slot of 8 bits. What is not finite stays so. */
+static void store_slot(char *slot, const float *head, int64_t size) {
+    Floats peaks = zeros(), odd = zeros();
+    for (int64_t i = 0; i < size; i += LANES) {
+        peaks = larger(peaks, magnitude(load(head + i)));
+        odd = multiply_add(load(head + i), zeros(), odd);
+    }
+    const float peak = peak_of(peaks), inverse = peak > 1e-30f ? 127.0f / peak : 0.0f;
+    const float scale = peak / 127.0f + sum_of(odd);
+    for (int64_t i = 0; i < size; i += LANES)
+        store_levels((int8_t *)slot + i, multiply(load(head + i), all(inverse)));
+    memcpy(slot + size, &scale, sizeof scale);
+}
 
 /* cos and signed sin, [rows][heads][width] with rows `stride` floats apart; those of the first head serve all heads. NULL
  * for layers without a rotation. */
@@ -70,20 +102,35 @@ static int64_t slot_of(const Query *query, int64_t i) {
     return query->seen ? query->seen[i] : i;
 }
 
-/* Scores of the slots first, ..., last - 1 that a query sees, and of fewer than LANES after them, which mean nothing. */
-INLINE void score(const Query *query, const float *keys, int64_t first, int64_t last, float scale, const int parts)
+/* Scores of the slots first, ..., last - 1 that `together` queries see, and of fewer than LANES after them, which mean nothing.
+ * Queries that are scored together see the same slots, so that each key is loaded once for all of them. */
+INLINE void score(const Query *query, const int together, const char *keys, int64_t first, int64_t last, float scale,
+                  const int parts, const int bits)
 {
+    const int64_t size = parts * LANES, apart = bits == 8 ? size + 4 : 4 * size;
     for (int64_t i = first; i < last; i += LANES) {
-        Floats dots[LANES];
-#pragma GCC unroll 16
+        Floats dots[2][LANES];
+        float scales[LANES];
+#pragma GCC unroll 4
         for (int k = 0; k < LANES; k++) {
-            const float *key = keys + slot_of(query, i + k < last ? i + k : last - 1) * parts * LANES;
-            dots[k] = multiply(load(query->query), load(key));
+            const char *key = keys + slot_of(query, i + k < last ? i + k : last - 1) * apart;
 #pragma GCC unroll 32
-            for (int p = 1; p < parts; p++)
-                dots[k] = multiply_add(load(query->query + p * LANES), load(key + p * LANES), dots[k]);
+            for (int p = 0; p < parts; p++) {
+                const Floats part = numbers(key, p * LANES, bits);
+#pragma GCC unroll 2
+                for (int t = 0; t < together; t++) {
+                    const Floats own = load(query[t].query + p * LANES);
+                    dots[t][k] = p ? multiply_add(own, part, dots[t][k]) : multiply(own, part);
+                }
+            }
+            if (bits == 8)
+                scales[k] = scale_of(key, size);
         }
-        store(query->scores + i, multiply(all(scale), sums_of(dots)));
+#pragma GCC unroll 2
+        for (int t = 0; t < together; t++) {
+            const Floats sums = multiply(all(scale), sums_of(dots[t]));
+            store(query[t].scores + i, bits == 8 ? multiply(sums, load(scales)) : sums);
+        }
     }
 }
 
@@ -102,34 +149,55 @@ static float shares(const Query *query) {
     return sum_of(sums);
 }
 
-/* Add the values of the slots first, ..., last - 1 that a query sees, by their shares, to `mixed` [2][parts][LANES]: those
- * at even places to the first, those at odd places to the second, since an addition waits for the one before it. */
-INLINE void mix(const Query *query, const float *values, int64_t first, int64_t last, const int parts, float *mixed)
+/* Add the values of the slots first, ..., last - 1 that `together` queries see, by their shares, to each one's `mixed`
+ * [2][parts][LANES]: those at even places to the first, those at odd places to the second, since an addition waits for the
+ * one before it. So many parts of a head are summed at a time that their sums stay in registers. */
+INLINE void mix(const Query *query, const int together, const char *values, int64_t first, int64_t last, const int parts,
+                const int bits, float (*mixed)[2 * 256])
 {
-    Floats sums[2][256 / LANES];
-#pragma GCC unroll 64
-    for (int p = 0; p < 2 * parts; p++)
-        sums[p / parts][p % parts] = load(mixed + p * LANES);
-    for (int64_t i = first; i < last; i += 2) {
-#pragma GCC unroll 2
-        for (int odd = 0; odd < 2; odd++) {
-            if (i + odd == last)
-                break;
-            const float *value = values + slot_of(query, i + odd) * parts * LANES;
-            const Floats share = all(query->scores[i + odd]);
+    const int64_t size = parts * LANES, apart = bits == 8 ? size + 4 : 4 * size;
+    const int most = LANES / 2 / together;
+#pragma GCC unroll 4
+    for (int begin = 0; begin < parts; begin += most) {
+        const int count = parts - begin < most ? parts - begin : most;
+        Floats sums[2][2][LANES / 2];
 #pragma GCC unroll 32
-            for (int p = 0; p < parts; p++)
-                sums[odd][p] = multiply_add(share, load(value + p * LANES), sums[odd][p]);
+        for (int p = 0; p < 2 * together * count; p++)
+            sums[p / count / 2][p / count % 2][p % count] =
+                load(mixed[p / count / 2] + (p / count % 2 * parts + begin + p % count) * LANES);
+        for (int64_t i = first; i < last; i += 2) {
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++) {
+                if (i + odd == last)
+                    break;
+                const char *value = values + slot_of(query, i + odd) * apart;
+                const float scale = bits == 8 ? scale_of(value, size) : 1.0f;
+#pragma GCC unroll 8
+                for (int p = 0; p < count; p++) {
+                    const Floats part = numbers(value, (begin + p) * LANES, bits);
+#pragma GCC unroll 2
+                    for (int t = 0; t < together; t++)
+                        sums[t][odd][p] = multiply_add(all(query[t].scores[i + odd] * scale), part, sums[t][odd][p]);
+                }
+            }
         }
+#pragma GCC unroll 32
+        for (int p = 0; p < 2 * together * count; p++)
+            store(mixed[p / count / 2] + (p / count % 2 * parts + begin + p % count) * LANES,
+                  sums[p / count / 2][p / count % 2][p % count]);
     }
-#pragma GCC unroll 64
-    for (int p = 0; p < 2 * parts; p++)
-        store(mixed + p * LANES, sums[p / parts][p % parts]);
+}
+
+/* Whether a query sees the slots of the one before it, so that both are attended together. */
+static int sees_alike(const Query *query, int n) {
+    return n > 1 && query[0].seen == query[1].seen && query[0].count == query[1].count;
 }
 
 /* Attention of queries of heads that share keys and values. A query's sums run over the slots that it sees in order, so
- * neither hidden slots nor other queries change anything. `parts`, a head's size / LANES, is constant where it is called. */
-INLINE void attend_parts(const Query *queries, int n, const float *keys, const float *values, float scale, const int parts)
+ * neither hidden slots nor other queries change anything. `parts`, a head's size / LANES, and `bits` are constant where it is
+ * called. */
+INLINE void attend_parts(const Query *queries, int n, const char *keys, const char *values, float scale, const int parts,
+                         const int bits)
 {
     float mixed[QUERIES][2 * 256], sums[QUERIES];
     int64_t longest = 0;
@@ -141,14 +209,22 @@ INLINE void attend_parts(const Query *queries, int n, const float *keys, const f
     for (int64_t first = 0; first < longest; first += BLOCK)
         for (int q = 0; q < n; q++) {
             const int64_t last = queries[q].count < first + BLOCK ? queries[q].count : first + BLOCK;
-            score(&queries[q], keys, first, last, scale, parts);
+            if (sees_alike(&queries[q], n - q))
+                score(&queries[q++], 2, keys, first, last, scale, parts, bits);
+            else
+                score(&queries[q], 1, keys, first, last, scale, parts, bits);
         }
     for (int q = 0; q < n; q++)
         sums[q] = shares(&queries[q]);
     for (int64_t first = 0; first < longest; first += BLOCK)
         for (int q = 0; q < n; q++) {
             const int64_t last = queries[q].count < first + BLOCK ? queries[q].count : first + BLOCK;
-            mix(&queries[q], values, first, last, parts, mixed[q]);
+            if (sees_alike(&queries[q], n - q)) {
+                mix(&queries[q], 2, values, first, last, parts, bits, &mixed[q]);
+                q++;
+            } else {
+                mix(&queries[q], 1, values, first, last, parts, bits, &mixed[q]);
+            }
         }
     for (int q = 0; q < n; q++) {
         const Floats inverse = all(1.0f / sums[q]);
@@ -162,12 +238,15 @@ INLINE void attend_parts(const Query *queries, int n, const float *keys, const f
 /* The sizes of heads for which there is code. */
 #define HEAD_DIMS(CASE) CASE(16) CASE(32) CASE(64) CASE(80) CASE(96) CASE(128) CASE(256)
 
-static void attend(const Query *queries, int n, const float *keys, const float *values, float scale, int64_t head_dim)
+static void attend(const Query *queries, int n, const char *keys, const char *values, const Block *block)
 {
-#define CASE(size)                                                     \
-    case size:                                                         \
-        attend_parts(queries, n, keys, values, scale, size / LANES);   \
+#define CASE(size)                                                                     \
+    case size:                                                                         \
+        if (block->kv_bits == 8)                                                       \
+            attend_parts(queries, n, keys, values, block->scale, size / LANES, 8);     \
+        else                                                                           \
+            attend_parts(queries, n, keys, values, block->scale, size / LANES, 32);    \
         break;
-    switch (head_dim) { HEAD_DIMS(CASE) }
+    switch (block->head_dim) { HEAD_DIMS(CASE) }
 #undef CASE
 }

@@ -112,18 +112,18 @@ INLINE __m256i in_plane(const uint8_t *plane, int part, const int bits, const in
 }
 
 /* The levels of the `part`-th LANES outputs of a block. Those around 128 are signed here. */
-INLINE Levels levels_of(const uint8_t *block, int part, const Format format) {
-    const uint8_t *above = block + 2 * GROUP * format.first;
+INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, const Format format) {
+    const int low = reads_second(format) ? format.second : 0;
     Levels levels;
 #pragma GCC unroll 8
     for (int q = 0; q < GROUP / 4; q++) {
-        levels.of[q] = in_plane(block, part, format.first, q, 0);
-        if (format.second)
-            levels.of[q] = _mm256_or_si256(levels.of[q], in_plane(above, part, format.second, q, format.first));
+        levels.of[q] = in_plane(block, part, format.first, q, low);
+        if (low)
+            levels.of[q] = _mm256_or_si256(levels.of[q], in_plane(second, part, low, q, 0));
         if (format.table)
             levels.of[q] = _mm256_shuffle_epi8(
                 _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)tables[format.table])), levels.of[q]);
-        if (format.centre == 128)
+        if (has_offset(format))
             levels.of[q] = _mm256_xor_si256(levels.of[q], _mm256_set1_epi8(-128));
     }
     return levels;
@@ -142,7 +142,7 @@ INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, 
 #pragma GCC unroll 8
     for (int q = begin; q < end; q++) {
         const __m256i level = levels->of[q], row = _mm256_set1_epi32(fours_of[q]);
-        if (format.centre == 128) {
+        if (has_offset(format)) {
             pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(row, level));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
         } else {

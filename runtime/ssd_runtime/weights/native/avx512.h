@@ -103,14 +103,14 @@ INLINE __m512i in_plane(const uint8_t *plane, int part, const int bits, const in
 }
 
 /* The levels of the `part`-th LANES outputs of a block. */
-INLINE Levels levels_of(const uint8_t *block, int part, const Format format) {
-    const uint8_t *above = block + 2 * GROUP * format.first;
+INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, const Format format) {
+    const int low = reads_second(format) ? format.second : 0;
     Levels levels;
 #pragma GCC unroll 8
     for (int q = 0; q < GROUP / 4; q++) {
-        levels.of[q] = in_plane(block, part, format.first, q, 0);
-        if (format.second)
-            levels.of[q] = _mm512_or_si512(levels.of[q], in_plane(above, part, format.second, q, format.first));
+        levels.of[q] = in_plane(block, part, format.first, q, low);
+        if (low)
+            levels.of[q] = _mm512_or_si512(levels.of[q], in_plane(second, part, low, q, 0));
         if (format.table)
             levels.of[q] = _mm512_shuffle_epi8(
                 _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)tables[format.table])), levels.of[q]);
@@ -124,7 +124,7 @@ INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, 
                    const int end)
 {
     const int32_t *fours_of = (const int32_t *)columns;
-    __m512i sum = _mm512_set1_epi32(format.centre == 128 ? offset : INTEGER_BITS);
+    __m512i sum = _mm512_set1_epi32(has_offset(format) ? offset : INTEGER_BITS);
 #pragma GCC unroll 8
     for (int q = begin; q < end; q++)
         sum = _mm512_dpbusd_epi32(sum, levels->of[q], _mm512_set1_epi32(fours_of[q]));

@@ -24,6 +24,7 @@
     RULE(STREAM, "a block's last weight has as many outputs as its first has columns")                     \
     RULE(HEADS, "heads are a multiple of key-value heads")                                                 \
     RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128 or 256")                                      \
+    RULE(KV_BITS, "a number of keys and values has 8 or 32 bits")                                          \
     RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head")                         \
     RULE(PROJECTIONS, "one to three weights of the same columns make queries, keys and values")            \
     RULE(OUTPUTS, "the outputs of these weights are the queries, keys and values of all heads")            \
@@ -132,6 +133,7 @@ static int check_block(const Block *block) {
     REQUIRE(POINTERS, block && block->qkv);
     REQUIRE(HEADS, within(block->kv_heads, 1) && within(block->heads, 1) && block->heads % block->kv_heads == 0);
     REQUIRE(HEAD_DIM, has_kernel(block->head_dim));
+    REQUIRE(KV_BITS, block->kv_bits == 8 || block->kv_bits == 32);
     REQUIRE(HEAD_NORMS, fits(block->q_norm, block->head_dim) && fits(block->k_norm, block->head_dim));
     REQUIRE(PROJECTIONS, block->projections >= 1 && block->projections <= 3);
     const int64_t needed = (block->heads + 2 * block->kv_heads) * block->head_dim;
@@ -149,12 +151,12 @@ static int check_block(const Block *block) {
 }
 
 static int check_segment(const Segment *segment, const Block *block) {
-    const int64_t size = block->head_dim, room = segment->room, rows = segment->rows;
+    const int64_t size = slot_bytes(block), room = segment->room, rows = segment->rows;
     REQUIRE(POINTERS, segment->keys && segment->values);
     REQUIRE(SLOTS, within(room, 1) && segment->slots >= 1 && segment->slots <= room);
     REQUIRE(OWN, segment->own >= 0 && segment->own <= room - rows);
     REQUIRE(STRIDE, segment->stride >= room * size && segment->stride / size <= LARGEST);
-    REQUIRE(STRIDE, (block->kv_heads - 1) * segment->stride + room * size == segment->bytes / 4);
+    REQUIRE(STRIDE, (block->kv_heads - 1) * segment->stride + room * size == segment->bytes);
     REQUIRE(VISIBLE, segment->bias_stride == (segment->bias ? segment->slots : 0));
     REQUIRE(VISIBLE, !segment->bias || segment->bias_bytes >= 4 * rows * segment->slots);
     return AGREED;

@@ -1,10 +1,10 @@
 /* How weights are stored: the bytes of a file's formats, ordered for the products.
  *
- * A weight is scale * (level - centre), or scale * level + least. Its level has `first` bits in one plane of bytes and
- * `second` more, above those, in another, so that a product may read the first plane alone. Columns come in groups of
- * GROUP, outputs in tiles of TILE. A block holds a tile's group: the first plane, the second, then `scales` bytes. A plane
- * has the levels of 8 times 4 columns, [TILE][4 columns] each; as many of these as fit into 8 bits share their bytes. Eight
- * groups of some formats have a header before them, of a factor or two for all their scales.
+ * A weight is scale * (level - centre), or scale * level + least. Its level has its high `first` bits in one plane of bytes
+ * and its low `second` bits in another. Columns come in groups of GROUP, outputs in tiles of TILE. A block holds the first
+ * plane of a tile's group, then `scales` bytes. The second planes of a tile come after all its blocks, so that a draft reads
+ * the blocks alone. A plane has the levels of 8 times 4 columns, [TILE][4 columns] each; as many of these as fit into 8 bits
+ * share their bytes. Eight groups of some formats have a header before them, of a factor or two for all their scales.
  */
 #pragma once
 #include <stdint.h>
@@ -27,17 +27,20 @@ typedef struct {
     int first, second, scales, header, centre;
     Scaling scaling;
     Table table;
+    int draft; /* Whether only the first planes are read; the low bits count as their mean. */
 } Format;
 
-/* The numbers of formats are those of `kernels/formats.py`. Centres of 128 are taken from the sums of integers, others from
- * the rows' sums. */
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, FORMATS };
+/* The numbers of formats are those of `kernels/formats.py`. Centres of 128 are taken from the sums of integers (but not in
+ * drafts), others from the rows' sums. */
+enum {
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, Q8_0_DRAFT, Q6_K_DRAFT, FORMATS
+};
 static const Format formats[FORMATS] = {
     [Q4_0] = {4, 0, 32, 0, 8, SCALE, ITSELF},
     [Q4_1] = {4, 0, 64, 0, 0, SCALE_LEAST, ITSELF},
     [Q5_0] = {4, 1, 32, 0, 16, SCALE, ITSELF},
     [Q5_1] = {4, 1, 64, 0, 0, SCALE_LEAST, ITSELF},
-    [Q8_0] = {8, 0, 32, 0, 128, SCALE, ITSELF},
+    [Q8_0] = {4, 4, 32, 0, 128, SCALE, ITSELF},
     [Q2_K] = {2, 0, 32, 64, 0, FOURS, ITSELF},
     [Q3_K] = {2, 1, 32, 32, 4, SIGNED, ITSELF},
     [Q4_K] = {4, 0, 24, 64, 0, SIXES, ITSELF},
@@ -45,16 +48,30 @@ static const Format formats[FORMATS] = {
     [Q6_K] = {4, 2, 32, 32, 32, SIGNED, ITSELF},
     [IQ4_NL] = {4, 0, 32, 0, 128, SCALE, NL},
     [MXFP4] = {4, 0, 16, 0, 12, EXPONENT, FP4},
+    [Q8_0_DRAFT] = {4, 4, 32, 0, 128, SCALE, ITSELF, 1},
+    [Q6_K_DRAFT] = {4, 2, 32, 32, 32, SIGNED, ITSELF, 1},
 };
 
-/* Bytes of a block. */
+/* Bytes of a block, of a group's second plane, of the blocks of `groups` groups, and of a tile of these. */
 static inline int64_t block_bytes(const Format format) {
-    return 2 * GROUP * (format.first + format.second) + format.scales;
+    return 2 * GROUP * format.first + format.scales;
+}
+static inline int64_t second_bytes(const Format format) {
+    return 2 * GROUP * format.second;
+}
+static inline int64_t blocks_bytes(const Format format, int64_t groups) {
+    return groups * block_bytes(format) + groups / HEADED * format.header;
+}
+static inline int64_t tile_bytes(const Format format, int64_t groups) {
+    return blocks_bytes(format, groups) + groups * second_bytes(format);
 }
 
-/* Bytes of a tile of `groups` groups. */
-static inline int64_t tile_bytes(const Format format, int64_t groups) {
-    return groups * block_bytes(format) + groups / HEADED * format.header;
+/* Whether a product reads the second planes, and whether it takes the centre from the sums of integers. */
+static inline int reads_second(const Format format) {
+    return format.second && !format.draft;
+}
+static inline int has_offset(const Format format) {
+    return format.centre == 128 && !format.draft;
 }
 
 /* Whether either half of a group's columns has a scale of its own, and whether leasts are minima, to be subtracted. */
@@ -67,7 +84,7 @@ static inline int has_minima(const Format format) {
 
 /* The largest level, for sums that must not overflow. */
 static inline int largest_level(const Format format) {
-    return format.table == FP4 ? 24 : (1 << (format.first + format.second)) - 1;
+    return format.table == FP4 ? 24 : (1 << (format.first + (reads_second(format) ? format.second : 0))) - 1;
 }
 
 /* Levels of the tables, plus the centre. Those of NL are ggml's `kvalues_iq4nl`, those of FP4 twice the numbers of E2M1. */

@@ -149,9 +149,15 @@ INLINE void scales_of(const uint8_t *at, int part, const Format format, const Fl
             scale[half] = multiply(factors[0], floats(low_bits(both, 4)));
             least[half] = multiply(factors[1], floats(shifted_right(both, 4)));
         }
+        if (format.draft && (half == 0 || has_halves(format))) {
+            const float middle = ((1 << format.second) - 1) / 2.0f - (float)format.centre;
+            least[half] = multiply(scale[half], all(middle));
+            scale[half] = multiply(scale[half], all((float)(1 << format.second)));
+            continue;
+        }
         if (has_minima(format) && (half == 0 || has_halves(format)))
             least[half] = subtract(zeros(), least[half]);
-        if (format.centre && format.centre != 128 && (half == 0 || has_halves(format)))
+        if (format.centre && !has_offset(format) && (half == 0 || has_halves(format)))
             least[half] = multiply(scale[half], all((float)-format.centre));
     }
 }
@@ -164,6 +170,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
     const int64_t groups = rows.in / GROUP, size = block_bytes(format);
     const int halves_of = has_halves(format) ? 2 : 1, columns_of = GROUP / 4 / halves_of;
     const uint8_t *block = weight->blocks + tile * tile_bytes(format, groups);
+    const uint8_t *second = block + blocks_bytes(format, groups);
     const int64_t at_first = first * groups + begin;
     const int8_t *columns = rows.levels + at_first * GROUP;
     const float *row_scales = rows.scales + at_first, *row_sums = rows.sums + 2 * at_first;
@@ -179,12 +186,21 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
                 factors_of(block, part, format, factors[part]);
             block += format.header;
         }
+        /* After a tile's last blocks come those of the next tile, with the second planes between them. */
+        const int next = format.second && group + AHEAD >= groups;
+        const uint8_t *ahead = block + AHEAD * size + (next ? groups * second_bytes(format) : 0);
 #pragma GCC unroll 9
         for (int64_t at = 0; at < size; at += 64)
-            _mm_prefetch((const char *)block + AHEAD * size + at, _MM_HINT_T0);
+            _mm_prefetch((const char *)ahead + at, _MM_HINT_T0);
+        ahead = second + AHEAD * second_bytes(format) + (next ? blocks_bytes(format, groups) : 0);
+        if (reads_second(format)) {
+#pragma GCC unroll 4
+            for (int64_t at = 0; at < second_bytes(format); at += 64)
+                _mm_prefetch((const char *)ahead + at, _MM_HINT_T0);
+        }
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
-            const Levels levels = levels_of(block, part, format);
+            const Levels levels = levels_of(block, second, part, format);
             Floats scale[2], least[2], shift[2];
             scales_of(block + size - format.scales, part, format, factors[part], scale, least);
             /* scale * (INTEGER + dot) - scale * INTEGER, rounded once, is scale * dot: a scale of 18 bits times INTEGER
@@ -204,13 +220,14 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
                 if (halves_of == 2) {
                     product = multiply_add(least[0], all(row_sums[2 * r]), product);
                     product = multiply_add(least[1], all(row_sums[2 * r + 1]), product);
-                } else if (format.centre != 128) {
+                } else if (!has_offset(format)) {
                     product = multiply_add(least[0], all(row_sums[2 * r] + row_sums[2 * r + 1]), product);
                 }
                 total[r * PARTS + part] = multiply_add(product, all(row_scales[r]), total[r * PARTS + part]);
             }
         }
         block += size;
+        second += second_bytes(format);
         columns += chunked * GROUP;
         row_scales += chunked;
         row_sums += 2 * chunked;
@@ -239,6 +256,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
     }
 PRODUCTS(Q4_0) PRODUCTS(Q4_1) PRODUCTS(Q5_0) PRODUCTS(Q5_1) PRODUCTS(Q8_0) PRODUCTS(Q2_K) PRODUCTS(Q3_K) PRODUCTS(Q4_K)
 PRODUCTS(Q5_K) PRODUCTS(Q6_K) PRODUCTS(IQ4_NL) PRODUCTS(MXFP4)
+PRODUCTS(Q8_0_DRAFT) PRODUCTS(Q6_K_DRAFT)
 #undef CASE
 
 static void products(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count, Floats *sums) {
@@ -246,6 +264,7 @@ static void products(const Weight *weight, int64_t tile, Rows rows, int64_t firs
         [Q4_0] = products_Q4_0, [Q4_1] = products_Q4_1, [Q5_0] = products_Q5_0, [Q5_1] = products_Q5_1,
         [Q8_0] = products_Q8_0, [Q2_K] = products_Q2_K, [Q3_K] = products_Q3_K, [Q4_K] = products_Q4_K,
         [Q5_K] = products_Q5_K, [Q6_K] = products_Q6_K, [IQ4_NL] = products_IQ4_NL, [MXFP4] = products_MXFP4,
+        [Q8_0_DRAFT] = products_Q8_0_DRAFT, [Q6_K_DRAFT] = products_Q6_K_DRAFT,
     };
     of_format[weight->format](weight, tile, rows, first, count, sums);
 }

@@ -119,13 +119,18 @@ static void place_item(const void *about, int64_t item, int worker) {
     while (row - first >= segment->rows)
         first += segment++->rows;
     float *from = of->qkv + row * all * size + head * size;
-    const int64_t at = (segment->own + row - first) * size;
-    if (head < heads)
+    const int64_t at = (segment->own + row - first) * slot_bytes(block);
+    const int is_key = head < heads + kv_heads;
+    if (head < heads) {
         place_head(from, block->q_norm, of->rotation, row, size, from);
-    else if (head < heads + kv_heads)
-        place_head(from, block->k_norm, of->rotation, row, size, segment->keys + (head - heads) * segment->stride + at);
-    else
-        place_head(from, 0, still, row, size, segment->values + (head - heads - kv_heads) * segment->stride + at);
+        return;
+    }
+    char *slot = at + (is_key ? segment->keys + (head - heads) * segment->stride
+                              : segment->values + (head - heads - kv_heads) * segment->stride);
+    float *to = block->kv_bits == 8 ? from : (float *)slot;
+    place_head(from, is_key ? block->k_norm : 0, is_key ? of->rotation : still, row, size, to);
+    if (block->kv_bits == 8)
+        store_slot(slot, to, size);
 }
 
 /* Attend the queries of one item, from the projections of all rows to their places in `mixed`. */
@@ -161,7 +166,7 @@ static void attend_item(const void *about, int64_t item, int worker) {
         };
     }
     attend(queries, (int)(end - begin), segment->keys + kv_head * segment->stride,
-           segment->values + kv_head * segment->stride, block->scale, size);
+           segment->values + kv_head * segment->stride, block);
 }
 
 static void attention_on(Threads threads, const Attending *of, const float *x, float *outer, float *inner, float *y) {
