@@ -110,9 +110,8 @@ class NativeAttention:
         x = x.contiguous()
         n = x.shape[0]
         y = torch.empty_like(x)
-        given = (SegmentPlace * len(segments))()
+        given = (SegmentPlace * len(segments))(*(described_rows(segment, kind) for segment in segments))
         for segment, place in zip(segments, given, strict=True):
-            describe(place, segment, kind)
             locate(place, segment, kind, layer)
         longest = longest_of(segments, kind)
         threads = torch.get_num_threads()
@@ -137,15 +136,16 @@ class NativeAttention:
         return y
 
 
-def describe(place: SegmentPlace, segment: Segment, kind: int) -> None:
-    """Write the rows of a segment and what they see in layers of a kind."""
-    view = segment.views[kind]
+def described_rows(segment: Segment, kind: int) -> SegmentPlace:
+    """The rows of a segment and what they see in layers of a kind, without the place of keys and values."""
+    place, view = SegmentPlace(), segment.views[kind]
     assert isinstance(segment.slot, int)
     place.rows = segment.rows
     place.slots = view.end - view.begin
     place.own = segment.slot - view.begin
     if (bias := view.bias) is not None:
         place.bias, place.bias_stride, place.bias_bytes = bias.data_ptr(), bias.stride(0), bias.nbytes
+    return place
 
 
 def locate(place: SegmentPlace, segment: Segment, kind: int, layer: int) -> None:

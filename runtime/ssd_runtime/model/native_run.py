@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.model.batch import Batch
-from ssd_runtime.model.native_attention import NativeAttention, SegmentPlace, angles, describe, locate, longest_of
+from ssd_runtime.model.native_attention import NativeAttention, SegmentPlace, angles, described_rows, locate, longest_of
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native, mlp_floats
 from ssd_runtime.weights.native.library import floats, library
@@ -73,12 +73,13 @@ def run_natively(parts: Sequence[NativeSubLayer], x: Tensor, batch: Batch) -> Te
     attentions = [(step, part) for step, part in zip(steps, parts, strict=True) if part.attention is not None]
     kinds = {part.kind for _, part in attentions}
     seen = {kind: (longest_of(sequences, kind), angles(batch.rotations[kind])) for kind in kinds}
+    described = {kind: [described_rows(segment, kind) for segment in sequences] for kind in kinds}
     places = (SegmentPlace * (len(attentions) * len(sequences)))()
     size, at = 0, 0
     for step, part in attentions:
         step.segments = ctypes.addressof(places) + at * ctypes.sizeof(SegmentPlace)
-        for segment in sequences:
-            describe(places[at], segment, part.kind)
+        for segment, rows in zip(sequences, described[part.kind], strict=True):
+            places[at] = rows
             locate(places[at], segment, part.kind, part.layer)
             at += 1
         step.longest, (step.cos, step.sin, step.angle_bytes, step.width, step.stride) = seen[part.kind]
