@@ -58,7 +58,7 @@ def settings_of(folder: Path) -> CompileSettings:
         domains=(),
         domain_files=tuple(files),
         device="cpu",
-        evaluations=4,
+        evaluations=8,
         exits=2,
         search_prompts=2,
         validation_prompts=2,

@@ -206,7 +206,7 @@ def test_several_at_once_are_compared_with_plain_decoding_of_as_many(room: Path,
 def test_interrupted_and_resumed(room: Path) -> None:
     """Ctrl-C ends with 130, leaves no bundle, and `--resume` keeps what was finished."""
     env = {**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1"}
-    options = compile_options("resumed", evaluations=3, exits=0, loads="1")
+    options = compile_options("resumed", evaluations=8, exits=0, loads="1")
     process = subprocess.Popen(
         [sys.executable, "-c", f"{ANY_MACHINE}from {COMPILE} import main; main()", *options],
         cwd=room,
@@ -218,7 +218,7 @@ def test_interrupted_and_resumed(room: Path) -> None:
     )
     kept = room / ".resumed.compile"
     deadline = time.monotonic() + 120
-    while not (kept / "calibration-rivers.json").exists() and time.monotonic() < deadline:
+    while not (kept / "calibration-rivers.json").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -226,7 +226,7 @@ def test_interrupted_and_resumed(room: Path) -> None:
     assert errors.strip().splitlines()[-1] == "error: interrupted"
     assert not (room / "resumed").exists()
     finished = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
-    again = command(room, COMPILE, *options, "--evaluations", "4", "--resume")
+    again = command(room, COMPILE, *options, "--evaluations", "9", "--resume")
     assert_refused(again, "other options")
     done = command(room, COMPILE, *options, "--resume")
     assert done.returncode == 0, done.stderr

@@ -125,7 +125,7 @@ def test_recorded_requests_are_a_prompt_file(room: Path) -> None:
 def compiled(folder: Path, *domains: str) -> None:
     """Compile a bundle of these domain files, over one that is there."""
     files = [f"--domain-file={each}" for each in domains]
-    options = ["--model", "model", *files, "--out", "bundle", "--evaluations", "3", "--device", "cpu"]
+    options = ["--model", "model", *files, "--out", "bundle", "--evaluations", "8", "--device", "cpu"]
     done = command(folder, COMPILE, *options)
     assert done.returncode == 0, done.stderr
 
