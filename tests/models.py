@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.granitemoe import modeling_granitemoe
 
 VOCABULARY = 97
 WINDOW = 16
@@ -24,6 +25,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
@@ -131,6 +133,36 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": WINDOW},
     ),
+    "phi3-longrope-partial": (
+        "phi3",  # Phi-4-mini
+        {
+            "original_max_position_embeddings": SWITCH,
+            "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
+            "hidden_size": 64,
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.05, 1.1, 1.15, 1.2, 1.3],
+                "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
+                "original_max_position_embeddings": SWITCH,
+            },
+        },
+    ),
+    "olmo3-sliding": ("olmo3", {"sliding_window": WINDOW}),
+    "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "exaone4-sliding": (
+        "exaone4",
+        {"sliding_window": WINDOW, "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"]},
+    ),
+    "hunyuan": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "glm": ("glm", {"attention_bias": True}),
+    "glm4": ("glm4", {"attention_bias": True}),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True}),
     "qwen3-moe-sliding-dense-layers": (
         "qwen3_moe",
@@ -154,10 +186,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    "gpt-oss-sliding": (
+        "gpt_oss",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": WINDOW, "rope_parameters": DEFAULT_ROPE},
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-sliding": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
 }
 """Name to (model type, what differs from `SMALL`)."""
+NEWER = frozenset[str]() if hasattr(modeling_granitemoe, "GraniteMoeExperts") else frozenset({"granitemoe"})
+"""Types whose experts the oldest transformers keeps in another form, which is refused."""
+VARIANTS = {name: (kind, changes) for name, (kind, changes) in VARIANTS.items() if kind not in NEWER}
 IN_BOTH = [(name, torch.float32) for name in VARIANTS] + [(name, torch.bfloat16) for name in list(VARIANTS)[::4]]
 """All variants in fp32, and every fourth in bf16."""
 

@@ -51,6 +51,8 @@ COMPUTATION = frozenset(
         "decoder_sparse_step",
         "norm_topk_prob",
         "clip_qkv",
+        "swiglu_alpha",
+        "swiglu_limit",
         "original_max_position_embeddings",
         "use_bidirectional_attention",
         "query_pre_attn_scalar",

@@ -40,7 +40,8 @@ RANGES = {
     # Tables of longrope hold all of these positions.
     "original_max_position_embeddings": (1, 1 << 20),
     **dict.fromkeys(("num_experts", "num_local_experts"), (1, 4096)),
-    **dict.fromkeys(("sliding_window", "sliding_window_pattern", "no_rope_layer_interval"), (1, LONGEST)),
+    **dict.fromkeys(("sliding_window", "no_rope_layer_interval"), (1, LONGEST)),
+    "sliding_window_pattern": (0, LONGEST),  # EXAONE-4 writes 0 for models without windows
 }
 """Least and most of numbers, by the entry that holds them."""
 

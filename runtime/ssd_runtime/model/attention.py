@@ -27,11 +27,13 @@ def attend(
     scale: float,
     cap: float | None,
     causal: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The attention output [heads, n, head_dim] of queries [heads, n, head_dim].
 
     Keys and values are [1, kv_heads, length, head_dim]. `bias` (`bias_of`) is added to the scores. With `causal`, and
     neither bias nor cap, the queries are the last n of the keys' positions and see no later ones; no mask is made.
+    `sinks` [heads] are scores of a key without a value, which takes a share of each head's attention.
     """
     heads, n, width = queries.shape
     kv_heads = keys.shape[1]
@@ -40,7 +42,8 @@ def attend(
         return scaled_dot_product_attention(
             queries[None], keys, values, attn_mask=mask, scale=scale, enable_gqa=heads > kv_heads
         )[0]
-    if cap is None and n > GROUPED_ROWS:
+    plain = cap is None and sinks is None
+    if plain and n > GROUPED_ROWS:
         apart = (kv_heads, heads // kv_heads, -1, width)
         shared_keys, shared_values = (each.transpose(0, 1).expand(apart) for each in (keys, values))
         mixed = scaled_dot_product_attention(
@@ -48,13 +51,17 @@ def attend(
         )
         return mixed.reshape(heads, n, width)
     grouped = queries.reshape(1, kv_heads, -1, width)
-    if cap is None:
+    if plain:
         return scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=scale).view(heads, n, width)
-    # The fused kernels have no soft-cap.
+    # The fused kernels have no soft-cap and no sinks.
     scores = capped(grouped @ keys.transpose(-1, -2) * scale, cap)
     if bias is not None:
         scores = (scores.unflatten(2, (-1, bias.shape[0])) + bias).flatten(2, 3)
-    return (torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype) @ values).view(heads, n, width)
+    if sinks is not None:
+        sink = sinks.view(1, kv_heads, -1, 1).repeat_interleave(n, 2)
+        scores = torch.cat([scores, sink], -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)[..., : keys.shape[2]]
+    return (weights @ values).view(heads, n, width)
 
 
 def attend_by_row(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -73,13 +80,21 @@ def attend_by_row(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, s
 
 
 def attend_apart(
-    queries: Tensor, own: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, cap: float | None
+    queries: Tensor,
+    own: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    cap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The attention output [heads, n, head_dim] of variants of rows, which do not see each other.
 
     Queries are [heads, n, head_dim], with the variants of one row next to each other. `own` [2, kv_heads, n, head_dim]
     are their own keys and values, each seen by its variant only. `keys` and `values` [1, kv_heads, length, head_dim]
-    are shared. `bias` [rows, length], 0 or -inf, hides some of these from a row's variants.
+    are shared. `bias` [rows, length], 0 or -inf, hides some of these from a row's variants. `sinks` are those of
+    `attend`.
     """
     heads, n, width = queries.shape
     _, kv_heads, length, _ = keys.shape
@@ -91,8 +106,12 @@ def attend_apart(
         scores = scores.view(kv_heads, -1, bias.shape[0], n // bias.shape[0], length) + bias[:, None]
     scores = scores.view(*queries.shape[:3], length)
     own_scores = capped((queries * own_keys).sum(-1, keepdim=True) * scale, cap)
-    weights = torch.softmax(torch.cat([scores, own_scores], -1), -1, dtype=torch.float32).to(values.dtype)
-    mixed = (weights[..., :-1].flatten(1, 2) @ values[0]).view_as(queries) + weights[..., -1:] * own_values
+    every = [scores, own_scores]
+    if sinks is not None:
+        every.append(sinks.view(kv_heads, -1, 1, 1).expand_as(own_scores))
+    weights = torch.softmax(torch.cat(every, -1), -1, dtype=torch.float32).to(values.dtype)
+    mixed = (weights[..., :length].flatten(1, 2) @ values[0]).view_as(queries)
+    mixed = mixed + weights[..., length : length + 1] * own_values
     return mixed.view(heads, n, width)
 
 

@@ -104,7 +104,14 @@ class Decoder:
             self.light = LightCopies(self.projections, self.shape.num_layers)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
-                name: RotaryTable(module=base.rotary_emb, like=like, switch=self.rope_switch, name=name)
+                name: RotaryTable(
+                    module=base.rotary_emb,
+                    like=like,
+                    switch=self.rope_switch,
+                    name=name,
+                    alternate=self.family.pairs_alternate,
+                    once=self.family.angles_once,
+                )
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
@@ -153,7 +160,7 @@ class Decoder:
     def _attends_causally(self) -> bool:
         """Whether the kernels of all devices attend causally without a bias."""
         shape = self.shape
-        if self._cap is not None or self.rounding != self.dtype:
+        if self._cap is not None or self.family.sinks or self.rounding != self.dtype:
             return False
         return all(
             queues_work(device) and has_causal_kernel(device, self.dtype, shape.heads, shape.kv_heads, shape.head_dim)
@@ -178,8 +185,8 @@ class Decoder:
 
     @property
     def has_attention_cap(self) -> bool:
-        """Whether scores of attention are soft-capped."""
-        return self._cap is not None
+        """Whether scores of attention are soft-capped, or have sinks."""
+        return self._cap is not None or self.family.sinks
 
     @property
     def _placement(self) -> str:
@@ -247,9 +254,9 @@ class Decoder:
         """Make memory for the keys and values of sequences (`KVPool`)."""
         return KVPool(self.kv_layout, max_bytes, sequences)
 
-    def probe_ids(self, count: int) -> list[int]:
+    def probe_ids(self, count: int, first: int = 0) -> list[int]:
         """Fixed, different token ids for measurements and checks: equal rows make softmax and norms too easy."""
-        return [(17 + 31 * i) % self.shape.vocabulary for i in range(count)]
+        return [(17 + 31 * i) % self.shape.vocabulary for i in range(first, first + count)]
 
     def embed(self, *ids: Sequence[int] | Tensor) -> Tensor:
         """Embeddings [n, hidden] of token ids, some on the host and some on the device, one after the other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
@@ -38,7 +39,8 @@ class Experts:
                 gate_up=Linear(
                     part, ("gate_proj", "up_proj") if packed else ("gate_up_proj",), memory, reordered=False
                 ),
-                activation=experts.act_fn,
+                activation=getattr(experts, "act_fn", None),
+                gated=None if hasattr(experts, "act_fn") else experts._apply_gate,  # GPT-OSS alternates gate and up
                 down=Linear(part, ("down_proj",), memory, reordered=False),
             )
             for part in self._parts
@@ -108,25 +110,32 @@ def _output(mlp: Mlp, x: Tensor, by_row: bool) -> Tensor:
 def _views(experts: Any) -> list[nn.Module]:
     """Modules `gate_up_proj` and `down_proj` of each expert, whose weights are views of those of `experts`.
 
-    Raises UserError unless these are [experts, out, in] without biases, as transformers keeps them.
+    Raises UserError unless these are [experts, out, in] or [experts, in, out], as transformers keeps them.
     """
-    weights: dict[str, Any] = {name: getattr(experts, name, None) for name in ("gate_up_proj", "down_proj")}
-    known = all(type(each) is nn.Parameter and each.is_floating_point() for each in weights.values())
-    if not known or len(list(experts.parameters())) > len(weights):
+    names = ("gate_up_proj", "down_proj")
+    found: dict[str, Any] = dict(experts.named_parameters()) if isinstance(experts, nn.Module) else {}
+    known = all(type(each) is nn.Parameter and each.is_floating_point() for each in found.values())
+    if not known or not set(names) <= set(found) <= {*names, *(f"{name}_bias" for name in names)}:
         raise UserError(
             "model: its experts are not kept as transformers keeps those of a mixture; load the model unquantised with "
             "a newer transformers"
         )
-    if any(each.is_meta for each in weights.values()):
+    if any(each.is_meta for each in found.values()):
         raise UserError("model: experts cannot be offloaded; load the model on one device that holds it")
+    transposed = found["gate_up_proj"].shape[1] == found["down_proj"].shape[2]
     return [
-        nn.ModuleDict({name: _linear(each) for name, each in zip(weights, pair, strict=True)})
-        for pair in zip(*(each.detach() for each in weights.values()), strict=True)
+        nn.ModuleDict({name: _linear(found, name, number, transposed) for name in names})
+        for number in range(len(found["down_proj"]))
     ]
 
 
-def _linear(weight: Tensor) -> nn.Linear:
-    """A module that multiplies by `weight` [out, in] itself, not by a copy."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
+def _linear(found: Mapping[str, Tensor], name: str, expert: int, transposed: bool) -> nn.Linear:
+    """A module that multiplies by the memory of an expert's weight itself, not by a copy."""
+    weight = found[name].detach()[expert]
+    bias = found.get(f"{name}_bias")
+    linear = nn.Linear(1, 1, bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.T if transposed else weight, requires_grad=False)
+    linear.out_features, linear.in_features = linear.weight.shape
+    if bias is not None:
+        linear.register_parameter("bias", nn.Parameter(bias.detach()[expert], requires_grad=False))
     return linear

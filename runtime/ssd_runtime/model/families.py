@@ -22,8 +22,11 @@ class Family:
     """The structure of a family's decoder layer. Every family calls its attention block `self_attn`."""
 
     title: str
-    qk_norm: Literal["head", "projection"] | None = None
-    """Norm of queries and keys before the rotation: of each head, of all heads as one vector, or none."""
+    qk_norm: Literal["head", "projection", "rotated"] | None = None
+    """Norm of queries and keys: of each head or of all heads as one vector before the rotation, of each head after it,
+    or none."""
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    """Modules of these norms."""
     norm_offset: float = 0.0
     """Number that is added to a norm's stored weight."""
     attention_norm: str | None = "input_layernorm"
@@ -45,6 +48,16 @@ class Family:
     """Layers with sliding attention: none, those of `config.layer_types`, or all if a window is set."""
     rope_by_layer: bool = False
     """Whether `config.rope_parameters` has one rotary embedding per layer type."""
+    sinks: bool = False
+    """Whether attention has a learnt score per head, `sinks`, that takes a share of the softmax and has no value."""
+    pairs_alternate: bool = False
+    """Whether the two columns that a rotation pairs are neighbours, not half of the rotated part apart."""
+    fixed_alpha: bool = False
+    """Whether a `dynamic` rotary embedding with an `alpha` has the same angles for sequences of every length."""
+    angles_once: bool = False
+    """Whether the rotary module returns an angle per pair of columns, not per column."""
+    rope_in_windows: bool = False
+    """Whether only layers with a window have a rotation, in models with windows."""
     no_rope: str | None = None
     """Setting that lists per layer whether there is a rotation; None if all layers have one."""
     longrope: bool = False
@@ -66,6 +79,13 @@ _GRANITE: dict[str, Any] = {
     "residual_multiplier": "residual_multiplier",
     "logit_divisor": "logits_scaling",
 }
+_NORMS_AFTER: dict[str, Any] = {
+    "attention_norm": None,
+    "attention_after": "post_attention_layernorm",
+    "mlp_norm": None,
+    "mlp_after": "post_feedforward_layernorm",
+}
+_GLM: dict[str, Any] = {"gate_up": ("gate_up_proj",), "activation": "activation_fn", "pairs_alternate": True}
 _GEMMA: dict[str, Any] = {
     "norm_offset": 1.0,
     "scaled_embedding": True,
@@ -91,19 +111,20 @@ FAMILIES = {
     ),
     "gemma2": Family("Gemma-2", **_GEMMA, attention_cap="attn_logit_softcapping"),
     "gemma3_text": Family("Gemma-3 (text)", **_GEMMA, qk_norm="head", rope_by_layer=True),
-    "olmo2": Family(
-        "OLMo-2",
-        qk_norm="projection",
-        attention_norm=None,
-        attention_after="post_attention_layernorm",
-        mlp_norm=None,
-        mlp_after="post_feedforward_layernorm",
+    "olmo2": Family("OLMo-2", **_NORMS_AFTER, qk_norm="projection"),
+    "olmo3": Family("OLMo-3", **_NORMS_AFTER, qk_norm="projection", windows="by_layer", rope_by_layer=True),
+    "exaone4": Family("EXAONE-4", **_NORMS_AFTER, qk_norm="head", windows="by_layer", rope_in_windows=True),
+    "hunyuan_v1_dense": Family(
+        "HunYuan (dense)", qk_norm="rotated", qk_norms=("query_layernorm", "key_layernorm"), fixed_alpha=True
     ),
+    "glm": Family("GLM", **_GLM),
+    "glm4": Family("GLM-4", **_GLM, attention_after="post_self_attn_layernorm", mlp_after="post_mlp_layernorm"),
     "granite": Family("Granite", **_GRANITE),
     "smollm3": Family("SmolLM3", windows="by_layer", no_rope="no_rope_layers"),
     "qwen3_moe": Family("Qwen3-MoE", windows="everywhere", qk_norm="head", router="gate"),
     "olmoe": Family("OLMoE", qk_norm="projection", router="gate", unserved=("clip_qkv",)),
     "granitemoe": Family("Granite-MoE", **_GRANITE, mlp="block_sparse_moe", router="router"),
+    "gpt_oss": Family("GPT-OSS", windows="by_layer", sinks=True, angles_once=True, router="router"),
     "mixtral": Family("Mixtral", windows="everywhere", router="gate"),
 }
 """Families by `config.model_type`. A new one needs an entry here and one in `tests/models.py` (CONTRIBUTING.md)."""
@@ -146,7 +167,7 @@ def rope_types(config: PreTrainedConfig, family: Family) -> dict[str, str]:
     A longrope with one set of factors for all lengths is `scaled`: its angles depend on the position alone.
     """
     ropes = _rope_parameters(config, family)
-    return {name: _rope_type(parameters) for name, parameters in ropes.items()}
+    return {name: _rope_type(parameters, family) for name, parameters in ropes.items()}
 
 
 def max_context(config: PreTrainedConfig) -> int:
@@ -167,11 +188,12 @@ def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
     """The kind of every layer."""
     rotated = getattr(config, family.no_rope) if family.no_rope else None
     kinds = []
+    windowed = family.rope_in_windows and config.sliding_window is not None
     for layer, layer_type in enumerate(_layer_types(config, family)):
-        rope: str | None = layer_type if family.rope_by_layer else "default"
-        if rotated is not None and not rotated[layer]:
-            rope = None
         slides = layer_type == "sliding_attention"
+        rope: str | None = layer_type if _differ_by_layer(config, family) else "default"
+        if (rotated is not None and not rotated[layer]) or (windowed and not slides):
+            rope = None
         kinds.append(LayerKind("sliding", config.sliding_window, rope) if slides else LayerKind("full", None, rope))
     return kinds
 
@@ -185,13 +207,21 @@ def setting(config: PreTrainedConfig, name: str | None) -> float | None:
 def _rope_parameters(config: PreTrainedConfig, family: Family) -> dict[str, dict[str, Any]]:
     """The parameters of each of the model's rotary embeddings, by name."""
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    if not family.rope_by_layer:
+    if not _differ_by_layer(config, family):
         return {"default": parameters}
     return {name: parameters.get(name) or {} for name in sorted(set(_layer_types(config, family)))}
 
 
-def _rope_type(parameters: dict[str, Any]) -> str:
+def _differ_by_layer(config: PreTrainedConfig, family: Family) -> bool:
+    """Whether layer types have rotary embeddings of their own; OLMo-3 has one in the first 5.x of transformers."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return family.rope_by_layer and "rope_type" not in parameters
+
+
+def _rope_type(parameters: dict[str, Any], family: Family) -> str:
     found = str(parameters.get("rope_type", "default"))
+    if family.fixed_alpha and found == "dynamic" and parameters.get("alpha"):
+        return SCALED
     same = parameters.get("short_factor") == parameters.get("long_factor")
     return SCALED if found == LONGROPE and same and parameters.get("attention_factor") is not None else found
 

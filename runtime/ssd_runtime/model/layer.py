@@ -107,6 +107,8 @@ class Layer:
     qkv: Linear | LightLinear
     q_norm: Norm | None
     k_norm: Norm | None
+    sinks: Tensor | None
+    """Scores [heads] of attention that no value has (`attention.attend`); None without."""
     output: Linear | LightLinear
     attention_after: Norm | None
     mlp_norm: Norm | None
@@ -132,8 +134,9 @@ class Layer:
             residual=residual,
             attention_norm=norm(layer, family.attention_norm),
             qkv=Linear(attention, family.qkv, memory),
-            q_norm=norm(attention, "q_norm" if family.qk_norm else None),
-            k_norm=norm(attention, "k_norm" if family.qk_norm else None),
+            q_norm=norm(attention, family.qk_norms[0] if family.qk_norm else None),
+            k_norm=norm(attention, family.qk_norms[1] if family.qk_norm else None),
+            sinks=attention.sinks.detach() if family.sinks else None,
             output=Linear(attention, ("o_proj",), memory),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),

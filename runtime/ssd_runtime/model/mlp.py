@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
@@ -19,15 +19,21 @@ SILU = (nn.SiLU, SiLUActivation)
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """W_down (activation(W_gate x) × W_up x)."""
+    """W_down (activation(W_gate x) × W_up x), or W_down gated(W x) where `gated` joins gate and up otherwise."""
 
     gate_up: Linear | LightLinear
-    activation: Callable[[Tensor], Tensor]
+    activation: Callable[[Tensor], Tensor] | None
     down: Linear | LightLinear
+    gated: Callable[[Tensor], Tensor] | None = None
+    """Takes the output [n, 2 inner] of `gate_up` and returns the input [n, inner] of `down`."""
 
     def inner(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """The input [n, inner] of `down` for rows `x` [n, hidden], which are normed first."""
-        gate, up = self.gate_up(x, norm=norm).chunk(2, -1)
+        both = self.gate_up(x, norm=norm)
+        if self.activation is None or self.gated is not None:
+            assert self.gated is not None
+            return self.gated(both)
+        gate, up = both.chunk(2, -1)
         return self.activation(gate) * up
 
     @property
@@ -48,7 +54,7 @@ class Mlp:
 
     def light(self, bits: int) -> Mlp:
         """This MLP on the light copies of its projections (`Linear.light`), as far as it has these."""
-        return Mlp(self.gate_up.light(bits), self.activation, self.down.light(bits))
+        return replace(self, gate_up=self.gate_up.light(bits), down=self.down.light(bits))
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""

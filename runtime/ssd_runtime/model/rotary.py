@@ -28,8 +28,18 @@ class RotaryTable:
     position of a forward, so short and long sequences have separate tables.
     """
 
-    def __init__(self, module: RotaryModule, like: Tensor, switch: int | None = None, name: str = "default") -> None:
+    def __init__(
+        self,
+        module: RotaryModule,
+        like: Tensor,
+        switch: int | None = None,
+        name: str = "default",
+        alternate: bool = False,
+        once: bool = False,
+    ) -> None:
+        """With `alternate`, neighbouring columns are a pair (`rotate`). With `once`, the module has no angle twice."""
         self._module = module
+        self._alternate, self._once = alternate, once
         self._like = like
         self._switch = switch
         self._arguments = {} if name == "default" else {"layer_type": name}
@@ -53,9 +63,13 @@ class RotaryTable:
             length = max(length, self._switch + 1) if long else min(length, self._switch)
         positions = torch.arange(length, device=self._like.device)[None]
         cos, sin = self._module(self._like, positions, **self._arguments)
+        if self._once:
+            cos, sin = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
         half = cos.shape[-1] // 2
         # rotate_half(x) = cat(-x2, x1) is a roll by half with a negated first half; its sign goes into sin.
         signed = torch.cat([-sin[..., :half], sin[..., half:]], -1)
+        if self._alternate:
+            cos, signed = (each.unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2) for each in (cos, signed))
         # The module may run on another device.
         device = self._like.device
         return cos[0, :, None].to(device).contiguous(), signed[0, :, None].to(device).contiguous()
@@ -78,16 +92,18 @@ def repeated(rotation: Rotation | None, times: int) -> Rotation | None:
     return cos.repeat_interleave(times, 0), sin.repeat_interleave(times, 0)
 
 
-def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
+def rotate(heads: Tensor, rotation: Rotation, alternate: bool = False) -> Tensor:
     """Rotate `heads` [n, heads, head_dim]; a partial embedding rotates the first part of each head.
 
+    The columns of a pair are half of that part apart, or neighbours with `alternate`.
     Angles may have a higher precision than `heads` (OLMo-2 keeps them in fp32). The result has the dtype of `heads`.
     """
     cos, sin = rotation
     width = cos.shape[-1]
     partial = width != heads.shape[-1]
     turned = heads[..., :width] if partial else heads
-    rotated = turned * cos + turned.roll(width // 2, -1) * sin
+    others = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if alternate else turned.roll(width // 2, -1)
+    rotated = turned * cos + others * sin
     if rotated.dtype != heads.dtype:  # a call of `to` that converts nothing takes longer than the addition
         rotated = rotated.to(heads.dtype)
     return torch.cat([rotated, heads[..., width:]], -1) if partial else rotated

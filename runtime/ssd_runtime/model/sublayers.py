@@ -173,6 +173,7 @@ class SubLayers:
             scale=parts.scale,
             cap=self._cap,
             causal=view.causal,
+            sinks=parts.sinks,
         )
         if paired:
             mixed = mixed[:, :1]
@@ -192,6 +193,7 @@ class SubLayers:
             bias=view.bias,
             scale=parts.scale,
             cap=self._cap,
+            sinks=parts.sinks,
         )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)
 
@@ -200,10 +202,13 @@ class SubLayers:
         parts = self._forms[self._form(bits)][layer]
         shape = self._shape
         qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        norms_last = self._family.qk_norm == "rotated"
+        if rotation is not None and norms_last:
+            qkv = rotate(qkv, rotation)
         if parts.q_norm is not None and parts.k_norm is not None:
             qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
-        if rotation is not None:
-            qkv = rotate(qkv, rotation)
+        if rotation is not None and not norms_last:
+            qkv = rotate(qkv, rotation, self._family.pairs_alternate)
         return qkv[:, : shape.heads], qkv[:, shape.heads :]
 
     def mlp(self, layer: int, x: Tensor, bits: int = FULL) -> Tensor:
@@ -252,8 +257,11 @@ class SubLayers:
         apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
         if not qkv or output is None or apart or shape.head_dim not in HEAD_DIMS:
             return None
-        if self._family.qk_norm == "projection" or any(
-            norm is not None and norm.rms is None for norm in norms.values()
+        if (
+            self._family.pairs_alternate
+            or layer.sinks is not None
+            or self._family.qk_norm in ("projection", "rotated")
+            or any(norm is not None and norm.rms is None for norm in norms.values())
         ):
             return None
         return NativeAttention(

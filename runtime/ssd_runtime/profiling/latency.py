@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count, cycle
 from pathlib import Path
 from time import perf_counter
 
@@ -29,9 +30,11 @@ QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
 COARSE_QUERIES = (1, 2, 4, 8, 32)
 COARSE_SECONDS = 10.0
+VARIED = 4
+"""Number of inputs with which a mixture's MLP blocks are timed in turn, so that its experts do not stay in a cache."""
 FAR = 2048
 """A context at which the cost of attention is visible."""
-ENGINE = 7
+ENGINE = 8
 """Version of the decoder's speed and of its measurement; tables of older versions are measured again."""
 MAX_ROUNDS = 9
 STEPS_PER_ROUND = 3
@@ -219,6 +222,9 @@ class _Bench:
     def works(self, contexts: list[int]) -> tuple[list[Timed], list[Timed]]:
         """The parts of a step to measure, and the whole steps, each after a plain one."""
         base = contexts[base_of(contexts)]
+        if self.decoder.family.router is not None:
+            for memory in self.cache.pool.storage:  # over keys that are no numbers, all rows choose the same experts
+                memory.zero_()
         parts: list[Timed] = []
         for n in self.queries:
             parts += [
@@ -226,7 +232,7 @@ class _Bench:
                 for kind, layers in self.kinds.items()
                 for context in contexts
             ]
-            parts += [(f"mlp {n}", self._mlp(n)), (f"head {n}", self._head(n))]
+            parts += [(f"mlp {n}", self._mlp(base, n)), (f"head {n}", self._head(n))]
         plain = self._step(base, 1)
         steps = [pair for n in self.queries for pair in ((f"plain {n}", plain), (f"step {n}", self._step(base, n)))]
         return parts, steps
@@ -256,17 +262,23 @@ class _Bench:
         parts = [(2 * layer, FULL) for layer in layers]
         return lambda: decoder.sublayers.run(parts, x, batch)
 
-    def _mlp(self, n: int) -> Callable[[], object]:
+    def _mlp(self, context: int, n: int) -> Callable[[], object]:
         decoder = self.decoder
         x = self._rows(n)
 
         batch = self._batch(0, n)
-        if decoder.family.router is not None:  # the states that reach a block decide how many experts its rows share
-            states = list[torch.Tensor]()
-            decoder.run(x, batch, states=states)
-            return lambda: [decoder.sublayers.mlp(layer, x) for layer, x in enumerate(states[::2])]
+        if decoder.family.router is not None:
+            passes = cycle([self._before_mlps(context, n, n * number) for number in range(VARIED)])
+            return lambda: [decoder.sublayers.mlp(layer, x) for layer, x in enumerate(next(passes))]
         parts = [(2 * layer + 1, FULL) for layer in range(decoder.shape.num_layers)]
         return lambda: decoder.sublayers.run(parts, x, batch)
+
+    def _before_mlps(self, context: int, n: int, first: int) -> list[torch.Tensor]:
+        """The states [n, hidden] that reach each MLP block: they decide how many experts the rows share."""
+        states = list[torch.Tensor]()
+        x = self.decoder.embed(self.decoder.probe_ids(n, first))
+        self.decoder.run(x, self._batch(context, n), states=states)
+        return states[::2]
 
     def _head(self, n: int) -> Callable[[], object]:
         decoder = self.decoder
@@ -275,9 +287,10 @@ class _Bench:
 
     def _step(self, context: int, n: int) -> Callable[[], object]:
         decoder = self.decoder
-        ids = decoder.probe_ids(n)
+        numbers = count()
 
         def work() -> None:
+            ids = decoder.probe_ids(n, n * next(numbers))  # others each time: a mixture's experts would stay in a cache
             x = decoder.run(decoder.embed(ids), self._batch(context, n))
             argmax(decoder.logits(x)).tolist()
 

@@ -168,7 +168,7 @@ def test_a_right_sibling_saves_a_draft(variant: str, position: int, dtype: torch
     got = speculate(decoder, ids, Plan("test", Prophet(len(ids), plain, position, siblings=True), 6), limits)
     assert_same(decoder, ids, plain, got.token_ids)
     assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
-    if variant != "phi3-longrope" and got.token_ids == plain:
+    if decoder.rope_switch is None and got.token_ids == plain:
         # The chain up to the error, the sibling in its place, and the token behind it.
         assert [len(cycle.tokens) for cycle in got.cycles[:-1]] == [position + 2] * (len(got.cycles) - 1)
 

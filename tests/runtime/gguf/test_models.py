@@ -23,7 +23,7 @@ from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
 from tests.gguf_files import EXPONENTS, SCALES, SIZES, random_blocks, save_gguf
-from tests.models import tiny_model
+from tests.models import VARIANTS, tiny_model
 from tests.runtime.gguf.vocabularies import byte_level
 
 IDS = torch.arange(1, 60)[None]
@@ -74,7 +74,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name, (variant, _) in MODELS.items() if variant in VARIANTS])
 @torch.inference_mode()
 def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
     """The configuration that is read is another object than the model's, so every entry counts."""

@@ -52,7 +52,7 @@ def _problems(decoder: Decoder) -> list[tuple[str, str]]:
     if any(kind.window is not None for kind in decoder.batches.kinds):
         found.append(("sliding windows begin at another key in every step", other))
     if decoder.has_attention_cap:
-        found.append(("soft-capped attention has no kernel whose rows are independent", other))
+        found.append(("attention with a soft-cap or sinks has no kernel whose rows are independent", other))
     if not decoder.projections.are_packed:
         found.append(("the model's own modules compute a row differently beside others", "raise --weight-memory"))
     return found
