@@ -171,8 +171,8 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def _complete(url: str, ids: list[int], new: int) -> Timed:
-    asked = {"prompt": ids, "n_predict": new, "temperature": 0, "cache_prompt": False, "return_tokens": True}
+def _complete(url: str, ids: list[int], new: int, **more: Any) -> Timed:
+    asked = {"prompt": ids, "n_predict": new, "temperature": 0, "cache_prompt": False, "return_tokens": True, **more}
     request = Request(f"{url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
     with urlopen(request) as answer:
         return timed(json.load(answer))

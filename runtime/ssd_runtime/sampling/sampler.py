@@ -8,16 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.sampling.filters import filters_of
 from ssd_runtime.sampling.finite import NO_TOKEN, finite_argmax, not_finite, require_token
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.seeds import seed_generator
@@ -285,21 +279,3 @@ def rejection_sample(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, 
     # Rounding may leave no excess; the distributions are then equal.
     beyond = torch.where(beyond.sum(-1, keepdim=True) > 0.0, beyond, target_probs)
     return torch.where(stands[:, 0], tokens, draw(beyond, generator))
-
-
-def filters_of(sampling: SamplingParams) -> LogitsProcessorList:
-    """Build the processors that depend on the scores alone, in `generate`'s order.
-
-    They accept no int in place of a float.
-    """
-    filters = LogitsProcessorList()
-    if sampling.temperature not in (0.0, 1.0):
-        filters.append(TemperatureLogitsWarper(float(sampling.temperature)))
-    if sampling.random:
-        if sampling.top_k > 0:
-            filters.append(TopKLogitsWarper(sampling.top_k))
-        if sampling.top_p < 1.0:
-            filters.append(TopPLogitsWarper(float(sampling.top_p)))
-        if sampling.min_p > 0.0:
-            filters.append(MinPLogitsWarper(float(sampling.min_p)))
-    return filters

@@ -195,3 +195,48 @@ def test_structures_that_cannot_be_used_are_refused_and_others_go_on(plain_clien
 def attack(client: openai.OpenAI, grammar: str) -> None:
     with contextlib.suppress(openai.BadRequestError):
         ask(client, extra_body={"structured_outputs": {"grammar": grammar}}, max_tokens=2)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_responses_are_those_of_chats(client: openai.OpenAI, forced: bool) -> None:
+    """OpenAI's own client reads them, whole and streamed, and takes an earlier answer back as input."""
+    tool = {"type": "function", **TOOLS[0]["function"]}
+    form = {"type": "json_schema", "name": "loaves", "schema": SCHEMA}
+    asked: dict[str, Any] = {"model": "tiny", "instructions": "Count.", "max_output_tokens": 200, "temperature": 0.0}
+    asked |= (
+        {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+        if forced
+        else {"text": {"format": form}}
+    )
+    whole = client.responses.create(input=TEXTS[0], **asked)
+    assert (whole.status, whole.object) == ("completed", "response")
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    item = whole.output[0]
+    text = item.arguments if item.type == "function_call" else whole.output_text
+    jsonschema.validate(json.loads(text), SCHEMA)
+    events = list(client.responses.create(input=TEXTS[0], stream=True, **asked))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for event in events:
+        assert type(event).model_validate(event.model_dump(by_alias=True, exclude_unset=True))
+    told = "".join(event.delta for event in events if event.type.endswith(".delta"))
+    assert told == text
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert [each.type for each in last.response.output] == [each.type for each in whole.output]
+    outputs: list[Any] = [
+        {"type": "function_call_output", "call_id": each.call_id, "output": "12"}
+        for each in whole.output
+        if each.type == "function_call"
+    ]
+    history: Any = [{"role": "user", "content": "?"}, *(each.model_dump() for each in whole.output), *outputs]
+    if not forced:
+        for each in history[1:]:
+            del each["id"], each["status"]
+    cut = client.responses.create(model="tiny", input=history, max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
+        client.responses.create(model="tiny", input="?", previous_response_id="resp_1")
+    for wrong in ({"input": 5}, {"input": [5]}, {"input": "?", "tools": 5}, {"input": "?", "text": 5}, {"nonsense": 1}):
+        with pytest.raises(openai.BadRequestError):
+            client.post("/responses", body={"model": "tiny", **wrong}, cast_to=object)

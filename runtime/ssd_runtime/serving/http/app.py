@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Any, TypeVar
@@ -16,20 +16,27 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
-from ssd_runtime.serving.http.openai.answers import Answer, Subscription
-from ssd_runtime.serving.http.openai.errors import ApiError, invalid
+from ssd_runtime.serving.http.openai.answers import Answer, EventStream, Subscription
+from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form
-from ssd_runtime.serving.http.openai.generation_requests import chat_requests, completion_requests
+from ssd_runtime.serving.http.openai.generation_requests import chat_requests, compiled, completion_requests
 from ssd_runtime.serving.http.openai.logprobs import Json
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, text_of
-from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
+from ssd_runtime.serving.http.openai.requests import (
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    checked,
+    read_fields,
+    read_request,
+)
+from ssd_runtime.serving.http.openai.responses import chat_body, response_events, whole_response
 from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
@@ -37,7 +44,6 @@ from ssd_runtime.serving.http.transport.bodies import read_body
 from ssd_runtime.serving.http.transport.leaving import GONE, in_a_thread, until_gone
 from ssd_runtime.serving.http.transport.web_pages import web_page_guard
 from ssd_runtime.serving.record import Recorder
-from ssd_runtime.structure.structure import StructureError
 
 T = TypeVar("T")
 MOST_TEMPLATES = 4
@@ -94,6 +100,7 @@ class Service:
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -120,9 +127,19 @@ class Service:
         """Answer a conversation."""
         stream = self._stream(request)
         asked = await self._in_a_reader(read_request, await self._body(request), ChatRequest, self.settings.max_context)
+        return await self._respond(request, await self._chat(request, asked, stream))
+
+    async def responses(self, request: Request) -> Response:
+        """Answer a conversation in the form of OpenAI's responses; nothing is kept."""
+        stream = self._stream(request)
+        body = await self._in_a_reader(read_fields, await self._body(request))
+        asked = await self._in_a_reader(lambda: checked(chat_body(body), ChatRequest))
+        return await self._respond(request, await self._chat(request, asked, stream), body)
+
+    async def _chat(self, request: Request, asked: ChatRequest, stream: str) -> _Read:
         self._check_model(asked.model)
         work = partial(self._read_chat, asked, stream)
-        return await self._respond(request, await until_gone(request, in_a_thread(self.templates, work)))
+        return await until_gone(request, in_a_thread(self.templates, work))
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
@@ -136,12 +153,14 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.readers, read, *given)
 
     def _read_chat(self, asked: ChatRequest, stream: str, stop: Event) -> _Read:
+        requests = chat_requests(asked, self.encoder, self.settings, stream, stop)
         form = ChatForm(
             with_tools=bool(asked.offered_tools),
             most_calls=None if asked.parallel else 1,
             bare_tools=[] if self.encoder.call_form.opening else [tool.function.name for tool in asked.offered_tools],
+            # An answer of a given shape has no thoughts.
+            thinks=self.encoder.thinks(requests[0].ids) if requests[0].settings.structure is None else None,
         )
-        requests = chat_requests(asked, self.encoder, self.settings, stream, stop)
         messages = [(str(message.role), text_of(message, place)) for place, message in enumerate(asked.messages)]
         return _Read(asked, requests, form, [messages])
 
@@ -152,13 +171,16 @@ class Service:
         texts = [[("user", prompt)] for prompt in asked.prompt if isinstance(prompt, str)]
         return _Read(asked, requests, CompletionForm(), texts)
 
-    async def _respond(self, request: Request, found: _Read) -> Response:
-        """Submit the generation requests of an HTTP request; respond with the answer, whole or as it comes."""
+    async def _respond(self, request: Request, found: _Read, body: Json | None = None) -> Response:
+        """Submit the generation requests of an HTTP request; respond with the answer, whole or as it comes.
+
+        `body` is that of a request for a response.
+        """
         resumption: Resumption | None = request.scope.get(RESUMPTION)
         requests = found.requests if resumption is None else resumption.requests(found.requests)
         if any(each.settings.structure is not None for each in requests):
-            work = partial(self._compiled, requests)
-            requests = await until_gone(request, in_a_thread(self.compilers, work))
+            work = partial(compiled, requests, self.encoder.loaded)
+            requests = await until_gone(request, in_a_thread(self.compilers, lambda _: work()))
         subscription = Subscription(self.thread, requests)
         if self.recorder is not None and resumption is None:
             for messages in found.conversations:
@@ -175,29 +197,13 @@ class Service:
             told=resumption.texts(requests, self.encoder.loaded) if resumption is not None else None,
         )
         if found.asked.stream:
-            return EventStream(answer.chunks(), subscription)
+            chunks = answer.chunks()
+            return EventStream(chunks if body is None else response_events(chunks, body), subscription)
         try:
-            return JSONResponse(await until_gone(request, answer.whole()))
+            whole = await until_gone(request, answer.whole())
+            return JSONResponse(whole if body is None else whole_response(whole, body))
         finally:
             subscription.close()
-
-    def _compiled(self, requests: list[GenerationRequest], stop: Event) -> list[GenerationRequest]:
-        """The requests with their grammars. Raises ApiError for a structure that cannot be honoured."""
-        structure = requests[0].settings.structure
-        assert structure is not None, "all requests have the same one"
-        try:
-            grammar = self.encoder.loaded.grammars.compiled(structure)
-        except StructureError as error:
-            raise invalid(None, str(error), "invalid_structure") from None
-        return [
-            replace(
-                each,
-                settings=replace(
-                    each.settings, structure=None, sampling=replace(each.settings.sampling, grammar=grammar)
-                ),
-            )
-            for each in requests
-        ]
 
     def _stream(self, request: Request) -> str:
         """The stream of a request's key. Raises ApiError if it has none that is valid."""
@@ -234,22 +240,6 @@ class Service:
         if len(body) > limit:
             raise ApiError(413, f"the body is longer than {limit} bytes; shorten it", code="request_too_large")
         return body
-
-
-class EventStream(StreamingResponse):
-    """A stream of events, which ends the requests however the response ends."""
-
-    def __init__(self, content: AsyncIterator[str], subscription: Subscription) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(content, media_type="text/event-stream", headers=headers)
-        self._subscription = subscription
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._subscription.close()
 
 
 def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
@@ -209,6 +212,22 @@ class Answer:
             "time_to_first_token": round(min(firsts), 4) if firsts else None,
             **figures,
         }
+
+
+class EventStream(StreamingResponse):
+    """A stream of events, which ends the requests however the response ends."""
+
+    def __init__(self, content: AsyncIterator[str], subscription: Subscription) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(content, media_type="text/event-stream", headers=headers)
+        self._subscription = subscription
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._subscription.close()
 
 
 def failure(pending: PendingRequest, end: End) -> ApiError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.serving.http.openai.logprobs import Json, Position, chat_logprobs, completion_logprobs
-from ssd_runtime.serving.http.openai.tool_calls import ParsedCall, ToolCallReader
+from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
+from ssd_runtime.serving.http.openai.tool_calls import ParsedCall, Part, ToolCallReader, joined
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
 """OpenAI's finish reason, which is vLLM's `finished_reason` too, by ours."""
@@ -80,23 +82,29 @@ class CompletionForm:
 
 
 class ChatForm:
-    """Choices of `/v1/chat/completions`, with tool calls if tools were offered."""
+    """Choices of `/v1/chat/completions`, with tool calls if tools were offered, and apart from them thoughts."""
 
     prefix = "chatcmpl-"
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
     def __init__(
-        self, with_tools: bool = False, most_calls: int | None = None, bare_tools: Collection[str] = ()
+        self,
+        with_tools: bool = False,
+        most_calls: int | None = None,
+        bare_tools: Collection[str] = (),
+        thinks: bool | None = None,
     ) -> None:
         """Calls after the first `most_calls` of an answer are dropped.
 
-        Calls of `bare_tools` are read without tags, too (`ToolCallReader`).
+        Calls of `bare_tools` are read without marks, too (`ToolCallReader`). `thinks` says that the prompt has opened
+        the model's thoughts; None for a model that has none.
         """
         self._with_tools = with_tools
         self._most_calls = most_calls
         self._bare_tools = bare_tools
-        self._readers: dict[int, ToolCallReader] = {}
+        self._thinks = thinks
+        self._readers: dict[int, _ChatReader] = {}
         """Readers of streamed choices by place."""
 
     def logprobs(self, positions: Sequence[Position]) -> Json:
@@ -108,56 +116,86 @@ class ChatForm:
         return _delta(place, {"role": "assistant", "content": ""})
 
     def block(self, place: int, text: str) -> list[Json]:
-        """The text, or the calls that are complete with it."""
-        if not self._with_tools:
-            return [_delta(place, {"content": text})]
-        reader = self._reader(place)
-        before = reader.calls
-        return self._deltas(place, reader.feed(text), before)
+        """The text, the thoughts, or the parts of calls."""
+        return self._reader(place).deltas(text)
 
     def skip(self, place: int, text: str) -> None:
-        """Read the calls in text that the client has."""
-        if self._with_tools:
-            self._reader(place).feed(text)
+        """Read the text that the client has."""
+        self._reader(place).deltas(text)
 
     def last(self, place: int, outcome: Outcome) -> list[Json]:
         """The text that was held back, then the reason of the end."""
         reader = self._reader(place)
-        before = reader.calls
-        held = self._deltas(place, reader.close(), before)
-        reason = "tool_calls" if reader.calls else FINISH_REASONS[outcome.generation.finish_reason]
-        return [*held, _delta(place, {}, reason)]
+        held = reader.deltas(None)
+        return [*held, _delta(place, {}, reader.reason(outcome))]
 
     def choice(self, place: int, outcome: Outcome) -> Json:
         """The whole message."""
-        reader = self._new_reader()
-        parts = [*reader.feed(outcome.text), *reader.close()] if self._with_tools else [outcome.text]
-        calls = [_call(part) for part in parts if isinstance(part, ParsedCall)]
-        text = "".join(part for part in parts if isinstance(part, str))
+        reader = self._new_reader(place)
+        (thoughts, parts), (last_thoughts, last_parts) = reader.read(outcome.text), reader.read(None)
+        text, calls = joined([*parts, *last_parts])
         message: Json = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if thoughts := thoughts + last_thoughts:
+            message["reasoning_content"] = thoughts
         if calls:
-            message["tool_calls"] = calls
-        reason = "tool_calls" if calls else FINISH_REASONS[outcome.generation.finish_reason]
-        return {"index": place, "message": message, "logprobs": None, "finish_reason": reason}
+            message["tool_calls"] = [_call(call) for call in calls]
+        return {"index": place, "message": message, "logprobs": None, "finish_reason": reader.reason(outcome)}
 
-    def _reader(self, place: int) -> ToolCallReader:
+    def _reader(self, place: int) -> _ChatReader:
         if place not in self._readers:
-            self._readers[place] = self._new_reader()
+            self._readers[place] = self._new_reader(place)
         return self._readers[place]
 
-    def _new_reader(self) -> ToolCallReader:
-        return ToolCallReader(self._most_calls, self._bare_tools)
+    def _new_reader(self, place: int) -> _ChatReader:
+        return _ChatReader(
+            place=place,
+            thoughts=ReasoningReader(self._thinks) if self._thinks is not None else None,
+            calls=ToolCallReader(self._most_calls, self._bare_tools) if self._with_tools else None,
+        )
 
-    def _deltas(self, place: int, parts: list[str | ParsedCall], before: int) -> list[Json]:
-        """Choices of parts, after `before` calls of the same answer."""
-        deltas = list[Json]()
+
+@dataclass(slots=True, kw_only=True)
+class _ChatReader:
+    """Reads one choice's text."""
+
+    place: int
+    thoughts: ReasoningReader | None
+    calls: ToolCallReader | None
+    _told: int = 0
+    """Number of calls that were told."""
+
+    def read(self, text: str | None) -> tuple[str, list[Part]]:
+        """The thoughts and the other parts that are certain with more text, or at the end with None."""
+        thoughts = ""
+        if self.thoughts is not None:
+            thoughts, rest = self.thoughts.close() if text is None else self.thoughts.feed(text)
+        else:
+            rest = text or ""
+        if self.calls is None:
+            return thoughts, [rest] if rest else []
+        parts = self.calls.feed(rest)
+        return thoughts, [*parts, *self.calls.close()] if text is None else parts
+
+    def deltas(self, text: str | None) -> list[Json]:
+        """The choices of chunks for more text, or for the end with None."""
+        thoughts, parts = self.read(text)
+        found = [_delta(self.place, {"reasoning_content": thoughts})] if thoughts else []
         for part in parts:
+            if isinstance(part, str):
+                found.append(_delta(self.place, {"content": part}))
+                continue
             if isinstance(part, ParsedCall):
-                deltas.append(_delta(place, {"tool_calls": [{"index": before, **_call(part)}]}))
-                before += 1
+                call = _call(part)
+                self._told += 1
             else:
-                deltas.append(_delta(place, {"content": part}))
-        return deltas
+                call = {"function": {"arguments": part.text}}
+            found.append(_delta(self.place, {"tool_calls": [{"index": self._told - 1, **call}]}))
+        return found
+
+    def reason(self, outcome: Outcome) -> str:
+        """OpenAI's finish reason, once all text was read."""
+        reason = FINISH_REASONS[outcome.generation.finish_reason]
+        return "tool_calls" if reason == "stop" and self.calls is not None and self.calls.calls else reason
 
 
 def _completion(place: int, text: str, reason: str | None) -> Json:

@@ -15,9 +15,9 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.planning.registry import STRATEGIES, check_strategy, find_strategy, read_settings
+from ssd_runtime.sampling.filters import filters_of
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
-from ssd_runtime.sampling.sampler import filters_of
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
 from ssd_runtime.serving.http.openai.call_forms import calls_only, calls_or_json
 from ssd_runtime.serving.http.openai.errors import invalid, too_long
@@ -73,6 +73,21 @@ def completion_requests(
     found = _requests(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
     structure = request.structure()
     return [replace(each, settings=replace(each.settings, structure=structure)) for each in found]
+
+
+def compiled(requests: list[GenerationRequest], loaded: LoadedModel) -> list[GenerationRequest]:
+    """The requests, all of one structure, with its grammar. Raises ApiError if it cannot be honoured."""
+    structure = requests[0].settings.structure
+    assert structure is not None, "only requests with a structure are compiled"
+    try:
+        grammar = loaded.grammars.compiled(structure)
+    except StructureError as error:
+        raise invalid(None, str(error), "invalid_structure") from None
+    found = list[GenerationRequest]()
+    for each in requests:
+        sampling = replace(each.settings.sampling, grammar=grammar)
+        found.append(replace(each, settings=replace(each.settings, structure=None, sampling=sampling)))
+    return found
 
 
 def _requests(

@@ -17,12 +17,15 @@ from ssd_runtime.serving.http.openai.call_forms import form_of
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
 from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
 from ssd_runtime.serving.http.openai.messages import Message, ToolCall
-from ssd_runtime.serving.http.openai.requests import Tool
+from ssd_runtime.serving.http.openai.reasoning import CLOSE, OPEN
+from ssd_runtime.serving.http.openai.tools import Tool
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
 
 MOST_NESTING = 64
 """Most lists and objects within each other, in a call's arguments, a tool's parameters or a template's variables."""
+LAST = 16
+"""Tokens at the end of a prompt that are looked at for the beginning of thoughts."""
 OF_ANSWERS = (
     "tool_calls",
     "function_call",
@@ -59,6 +62,7 @@ class PromptEncoder:
         self.takes_tools = re.search(r"\btools\b", text) is not None
         """Whether the chat template shows tools to the model."""
         self.call_form = form_of(text)
+        self._thinks = CLOSE in text
 
     def chat(
         self,
@@ -108,6 +112,13 @@ class PromptEncoder:
             ) from None
         except RenderingStopped:
             raise ApiError(503, str(Closing()), code="shutting_down", retry_after=1) from None
+
+    def thinks(self, ids: Sequence[int]) -> bool | None:
+        """Whether a prompt has opened the model's thoughts; None if the chat template knows none."""
+        if not self._thinks:
+            return None
+        end = str(self.loaded.tokenizer.decode(ids[-LAST:], skip_special_tokens=False))
+        return end.rstrip().endswith(OPEN)
 
     def close(self) -> None:
         """End what `chat` does, which raises ApiError from now on."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.fields import without_effect_removed
+from ssd_runtime.serving.http.openai.formats import ResponseFormat, StructuredOutputs, structure_of
 from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
-from ssd_runtime.serving.http.openai.messages import MOST_PARTS, Message, Name, Strict
-from ssd_runtime.structure.structure import Structure, StructureError
+from ssd_runtime.serving.http.openai.messages import Message, Name, Strict
+from ssd_runtime.serving.http.openai.tools import NamedTool, Tool
+from ssd_runtime.structure.structure import Structure
 
 MOST_STOPS = 4
 MOST_STOP = 256
@@ -95,74 +97,6 @@ class SsdOptions(Strict):
     parameters: Annotated[dict[Name, Name | int | float], _at_most(MOST_PARAMETERS)] = Field(default_factory=dict)
 
 
-class JsonSchema(Strict):
-    """A schema with its name; it is always followed to the letter."""
-
-    name: Name | None = None
-    description: str | None = None
-    fields: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """The form of the answer, as OpenAI's."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class StructuredOutputs(Strict):
-    """vLLM's extension: the form of the answer, which is one of these."""
-
-    json_text: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: Annotated[list[str], Field(fail_fast=True, max_length=MOST_PARTS)] | None = None
-    grammar: str | None = None
-
-    def structure(self) -> Structure:
-        """The structure. Raises StructureError unless there is exactly one."""
-        given = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
-            raise StructureError("structure: give one of `json`, `json_object`, `regex`, `choice` and `grammar`")
-        if self.json_text is not None:
-            return Structure.json_schema(self.json_text)
-        if self.regex is not None:
-            return Structure("regex", self.regex)
-        if self.choice is not None:
-            return Structure.choice(self.choice)
-        return Structure.json_object() if self.grammar is None else Structure("grammar", self.grammar)
-
-
-class NamedFunction(Strict):
-    """The name of a function."""
-
-    name: Name
-
-
-class NamedTool(Strict):
-    """The tool that an answer must call."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class Function(Strict):
-    """A function that the model may call; `parameters` is a JSON schema, which the template shows to the model."""
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Strict):
-    """A tool that the model may call."""
-
-    type: Literal["function"]
-    function: Function
-
-
 class CommonRequest(Strict):
     """Fields of both endpoints."""
 
@@ -212,29 +146,11 @@ class CommonRequest(Strict):
         """Raise ApiError for values that cannot be honoured."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "it is for streams; set `stream` to true, or omit it")
-        if self.structured_outputs is not None and self._format not in (None, "text"):
-            raise invalid("structured_outputs", "it differs from `response_format`; give one of the two")
-
-    @property
-    def _format(self) -> str | None:
-        return None if self.response_format is None else self.response_format.type
+        self.structure()
 
     def structure(self) -> Structure | None:
         """The form of the answer; None for free text. Raises ApiError for one that cannot be read."""
-        field = "response_format" if self.structured_outputs is None else "structured_outputs"
-        try:
-            if self.structured_outputs is not None:
-                return self.structured_outputs.structure()
-            if self._format in (None, "text"):
-                return None
-            if self._format == "json_object":
-                return Structure.json_object()
-            schema = None if self.response_format is None else self.response_format.json_schema
-            if schema is None or schema.fields is None:
-                raise StructureError("structure: `json_schema.schema` is missing; give it")
-            return Structure.json_schema(schema.fields)
-        except StructureError as error:
-            raise invalid(field, str(error).removeprefix("structure: ")) from None
+        return structure_of(self.response_format, self.structured_outputs)
 
 
 class ChatRequest(CommonRequest):
@@ -314,6 +230,11 @@ def read_request(body: bytes, kind: type[Kind], context: int = 0) -> Kind:
 
     Whatever the body holds, this takes bounded time and memory.
     """
+    return checked(read_fields(body, context), kind)
+
+
+def read_fields(body: bytes, context: int = 0) -> dict[str, Any]:
+    """Parse a body's JSON object, as `read_request` does."""
     try:
         fields = read_json(body, context)
     except TooMuch as error:
@@ -322,6 +243,11 @@ def read_request(body: bytes, kind: type[Kind], context: int = 0) -> Kind:
         raise invalid(None, f"the body is not JSON in UTF-8 ({error}); send a JSON object", "invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid(None, f"expected a JSON object, got {type(fields).__name__}", "invalid_json")
+    return fields
+
+
+def checked(fields: Mapping[str, Any], kind: type[Kind]) -> Kind:
+    """The request with these fields. Raises ApiError that names the first wrong one."""
     try:
         request = kind.model_validate(without_effect_removed(fields))
     except ValidationError as error:

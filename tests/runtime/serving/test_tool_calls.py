@@ -1,0 +1,148 @@
+"""Calls are found however the text is cut, and text that is no call stays text."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
+from ssd_runtime.serving.http.openai.tool_calls import MARKS, MoreArguments, ToolCallReader, joined
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+CALL = f'{OPEN}\n{{"name": "weather", "arguments": {{"city": "Würzburg <b>"}}}}\n{CLOSE}'
+TEXTS = st.lists(
+    st.sampled_from([CALL, OPEN, CLOSE, "Let me look. ", "<", "<tool", " ", f"{OPEN}not JSON{CLOSE}", "ü"]), max_size=6
+).map("".join)
+
+
+BARE = '{"name": "weather", "parameters": {"city": "Ulm"}}'
+BARE_TEXTS = st.lists(st.sampled_from([BARE, CALL, "[", "]", ", ", " ", "{", "}", "It rains. "]), max_size=5).map(
+    "".join
+)
+
+
+def parts_of(
+    text: str, cuts: list[int], most: int | None = None, bare: tuple[str, ...] = ()
+) -> tuple[str, list[tuple[str, str]]]:
+    """The text and the calls that come out when the text arrives in pieces."""
+    reader = ToolCallReader(most, bare)
+    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    parts = [part for begin, end in pairwise(places) for part in reader.feed(text[begin:end])]
+    parts += reader.close()
+    words, calls = joined(parts)
+    return words, [(call.name, call.arguments) for call in calls]
+
+
+@given(text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_pieces_make_no_difference(text: str, cuts: list[int]) -> None:
+    words, calls = parts_of(text, cuts)
+    whole_words, whole_calls = parts_of(text, [])
+    assert calls == whole_calls
+    assert words.split() == whole_words.split()
+
+
+@given(text=BARE_TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_pieces_make_no_difference_to_calls_without_tags(text: str, cuts: list[int]) -> None:
+    words, calls = parts_of(text, cuts, bare=("weather",))
+    whole_words, whole_calls = parts_of(text, [], bare=("weather",))
+    assert calls == whole_calls
+    assert words.split() == whole_words.split()
+    if not calls:
+        assert words == text
+
+
+def test_blanks_between_words_are_kept_after_a_call_too() -> None:
+    text = f"{CALL}\nIt rains in  Ulm.\n\n{CALL}\n"
+    words, calls = parts_of(text, list(range(len(text))))
+    assert len(calls) == 2
+    assert words == "\nIt rains in  Ulm."
+
+
+def test_an_answer_that_is_a_call_without_tags_is_one_only_where_that_is_the_models_form() -> None:
+    call = ("weather", '{"city": "Ulm"}')
+    assert parts_of(f" {BARE}\n", [3, 9], bare=("weather",)) == ("", [call])
+    assert parts_of(f"[{BARE}, {BARE}]", [1], bare=("weather", "time")) == ("", [call, call])
+    assert parts_of(BARE, [3]) == (BARE, [])
+    assert parts_of(f"{BARE} rain", [2], bare=("weather",)) == ("rain", [call])
+    for text in (BARE, "{}", "[]", "[5]", f"It is {BARE}", '{"name": "weather"}, {'):
+        assert parts_of(text, [2], bare=("time",) if text == BARE else ("weather",)) == (text, [])
+    assert parts_of(f"{OPEN}[{BARE}, {BARE}]{CLOSE}", []) == ("", [call, call])
+
+
+@given(before=st.sampled_from(["", "Let me look. "]), after=st.sampled_from(["", " Done."]))
+def test_a_call_is_taken_out_of_the_text(before: str, after: str) -> None:
+    words, [(name, arguments)] = parts_of(before + CALL + after, [5])
+    assert words == before + after
+    assert (name, json.loads(arguments)) == ("weather", {"city": "Würzburg <b>"})
+
+
+@given(text=st.text(alphabet="<tol_caen>{}/ ", max_size=40))
+def test_text_without_calls_is_unchanged(text: str) -> None:
+    assert parts_of(text, [3, 7]) == (text, [])
+
+
+def test_a_call_may_end_with_the_answer() -> None:
+    assert len(parts_of(CALL.removesuffix(CLOSE), [])[1]) == 1
+    cut = CALL[:30]
+    assert parts_of(cut, []) == (cut, [])
+
+
+def test_calls_beyond_the_limit_are_dropped() -> None:
+    assert len(parts_of(CALL * 3, [])[1]) == 3
+    assert len(parts_of(CALL * 3, [], most=1)[1]) == 1
+
+
+FORMS = {
+    "hermes": (f'{OPEN}\n{{"name": "weather", "arguments": {{"city": "Ulm"}}}}\n{CLOSE}', ()),
+    "qwen, twice": (f'{OPEN}\n{{"name": "weather", "arguments": {{"city": "Ulm"}}}}\n{CLOSE}\n' * 2, ()),
+    "llama 3": ('{"name": "weather", "parameters": {"city": "Ulm"}}', ("weather",)),
+    "llama 3, python tag": ('<|python_tag|>{"name": "weather", "parameters": {"city": "Ulm"}}', ()),
+    "mistral": ('[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm"}}]', ()),
+    "mistral, its mark hidden": (' [{"name": "weather", "arguments": {"city": "Ulm"}}]', ("weather",)),
+    "granite": ('<tool_call>[{"name": "weather", "arguments": {"city": "Ulm"}}]</tool_call>', ()),
+    "granite 3.1": ('<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm"}}]', ()),
+    "phi 4": ('<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm"}}]<|/tool_call|>', ()),
+    "phi 4, functools": ('functools[{"name": "weather", "arguments": {"city": "Ulm"}}]', ()),
+    "gemma 3": ('```json\n{"name": "weather", "parameters": {"city": "Ulm"}}\n```', ()),
+    "other order": (f'{OPEN}{{"arguments": {{"city": "Ulm"}}, "name": "weather"}}{CLOSE}', ()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_forms_of_models_are_read_whole_and_letter_by_letter(form: str) -> None:
+    text, bare = FORMS[form]
+    calls = [("weather", '{"city": "Ulm"}')] * (1 + ("twice" in form))
+    for cuts in ([], list(range(len(text)))):
+        words, found = parts_of(text, cuts, bare=bare)
+        assert (words.strip(), found) == ("", calls)
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    reader = ToolCallReader()
+    parts = [part for letter in CALL for part in reader.feed(letter)]
+    assert sum(isinstance(part, MoreArguments) for part in parts) > 10
+    cut = ToolCallReader()
+    assert joined(cut.feed(CALL[: CALL.index("rzburg")]))[1][0].arguments == '{"city": "Wü'
+
+
+@given(text=st.lists(st.sampled_from([*MARKS, *MARKS.values(), "def f(): ", "{", "5", "x"]), max_size=6).map("".join))
+def test_marks_without_calls_stay_text(text: str) -> None:
+    assert parts_of(text, list(range(len(text)))) == (text, [])
+
+
+@given(cuts=st.lists(st.integers(0, 60), max_size=8), opened=st.booleans(), blank=st.sampled_from(["", "\n", " \n\n"]))
+def test_thoughts_are_split_from_answers_however_they_are_cut(cuts: list[int], opened: bool, blank: str) -> None:
+    for thoughts, answer in (("a < b </thin", "It is.\n"), ("", "It is."), ("a\n\nb", "")):
+        text = f"{'' if opened else '<think>'}{blank}{thoughts}{blank}</think>{blank}{answer}"
+        reader = ReasoningReader(opened)
+        places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+        parts = [reader.feed(text[begin:end]) for begin, end in pairwise(places)] + [reader.close()]
+        assert ("".join(one for one, _ in parts), "".join(two for _, two in parts)) == (thoughts, answer)
+    plain = ReasoningReader(False)
+    assert plain.feed(" <b>") == ("", " <b>")
+    assert (plain.close(), ReasoningReader(True).close()) == (("", ""), ("", ""))
