@@ -75,9 +75,10 @@ def test_changes_of_experts_and_router_are_followed() -> None:
         lambda: block.gate.register_forward_hook(lambda _m, _i, out: (out[0], out[1] * 0.5, out[2])),
     )
     before, drafted = logits(), logits(draft)
-    for change in changes:
+    for number, change in enumerate(changes, 1):
         change()
         after = logits()
+        assert decoder.version == number, "prefixes that were computed before belong to another model"
         assert not torch.allclose(after, before)
         torch.testing.assert_close(after, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
         assert not torch.allclose(logits(draft), drafted, atol=1e-3)
