@@ -127,7 +127,7 @@ def test_every_field_of_the_clients_messages_is_known() -> None:
 
 
 TOOL_CALL = f'{OPEN}\n{{"name": "weather", "arguments": {{"city": "Würzburg <b>"}}}}\n{CLOSE}'
-TEXTS = st.lists(
+CALLING_TEXTS = st.lists(
     st.sampled_from([TOOL_CALL, OPEN, CLOSE, "Let me look. ", "<", "<tool", " ", f"{OPEN}not JSON{CLOSE}", "ü"]),
     max_size=6,
 ).map("".join)
@@ -151,7 +151,7 @@ def parts_of(
     return words, [(part.name, part.arguments) for part in parts if isinstance(part, ParsedCall)]
 
 
-@given(text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8))
+@given(text=CALLING_TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_pieces_make_no_difference(text: str, cuts: list[int]) -> None:
     words, calls = parts_of(text, cuts)
     whole_words, whole_calls = parts_of(text, [])
