@@ -22,7 +22,7 @@ from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.model.runner import Head, ModelRunner
+from ssd_runtime.model.runner import Forward, Head, ModelRunner
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
 from ssd_runtime.planning.makers import make_strategy
@@ -366,3 +366,25 @@ def test_auto_copies_no_weights_that_fit_the_processors_cache(
     engine = Engine(loaded)
     engine.planners("auto", AutoSettings(light=0))
     assert engine.decoder.light.kernels == ""
+
+
+def test_every_forward_of_a_light_draft_is_light() -> None:
+    """Its head too, which is a fifth of a small model's weights."""
+    decoder = lightened()
+    session, seen = Session(decoder), list[Forward | Head]()
+    answer: object = None
+    session.prefill(IDS)
+    session.pending = 1
+    work = Masked(decoder.light.mask).drafting(session, 3)
+    runner = ModelRunner(decoder)
+    while True:
+        try:
+            request = work.send(answer)
+        except StopIteration:
+            break
+        assert isinstance(request, Forward | Head)
+        seen.append(request)
+        [answer] = runner.answer([request])
+    assert len(seen) == 6
+    assert [request.mask for request in seen if isinstance(request, Forward)] == [decoder.light.mask] * 3
+    assert [request.bits for request in seen if isinstance(request, Head)] == [8] * 3
