@@ -139,7 +139,7 @@ def test_a_crowd_leaks_nothing_and_gets_what_lone_requests_get(room: Path) -> No
             taken.append(memory(started.pid, "VmRSS"))
         print(f"\nmemory after each round: {[each >> 10 for each in taken]} KiB, {usual} files")
         assert taken[-1] < taken[-2] + MOST_GROWTH
-        assert eventually(lambda: files(process) == usual), (files(process), usual)
+        assert eventually(lambda: files(process) <= usual), (files(process), usual)
         assert metric(address, "ssd:kv_pool_used_bytes") == metric(address, "ssd:prefix_bytes")
         assert defects(address) == 0
         assert "Traceback" not in log_of(room)

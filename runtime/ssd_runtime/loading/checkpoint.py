@@ -54,12 +54,13 @@ def read_checked_config(spec: str, folder: Path) -> PreTrainedConfig:
     with guarded_loading(spec):
         model = empty_model(config)
         parameters = dict(model.named_parameters())
-    if sum(each.numel() for each in parameters.values()) > numbers:
+    quantised, joined = getattr(config, "quantization_config", None) is not None, family_of(config).router is not None
+    if (quantised or joined) and sum(each.numel() for each in parameters.values()) > numbers:
         raise UserError(f"{spec}: {CONFIG} is of a larger model than its weights; {ADVICE}")
-    if getattr(config, "quantization_config", None) is not None:
+    if quantised:
         return config
     with guarded_loading(spec):  # files have a tensor per expert, which transformers joins
-        stored = revert_weight_conversion(model, parameters) if family_of(config).router else parameters
+        stored = revert_weight_conversion(model, parameters) if joined else parameters
         expected = {name: tuple(part.shape) for name, part in stored.items()}
     # Weights of the model below the head may be named as it calls them, and a tied head may stand for the embedding.
     found = {name if name.startswith(("model.", HEAD)) else f"model.{name}": tensor for name, tensor in tensors.items()}

@@ -26,6 +26,8 @@ class Experts:
 
     native = None
     """There is no call of our own code that computes the whole block."""
+    activation_hooked = False
+    """Experts with hooks are refused."""
 
     def __init__(self, block: Any, router: str, memory: PackedMemory, by_row: bool = False) -> None:
         """`block` has a module `experts` and one named `router`. Raises UserError for experts of an unknown form."""

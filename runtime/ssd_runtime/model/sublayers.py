@@ -237,7 +237,7 @@ class SubLayers:
         found = [
             part
             for part in parts
-            if part is not None and (part.mlp is None or self.layers[part.layer].mlp.native is not None)
+            if part is not None and not (part.mlp is not None and self.layers[part.layer].mlp.activation_hooked)
         ]
         return found if len(found) == len(parts) else []
 

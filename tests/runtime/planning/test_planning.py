@@ -156,7 +156,7 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
     for _ in range(3):  # the steps that a stream begins with
         stream.verify.update(1, 0.03, 1.0)
     planner = AutoPlanner(frontiers(given), {}, heads, PromptRouter(given.anchors), latency_table(LAYERS), stream)
-    planner.start(SimpleNamespace(load=None, ids=list(range(100)), pending=999), prompt(axis))  # type: ignore[arg-type]
+    planner.start(SimpleNamespace(load=None, ids=list(range(100)), pending=999, matcher=None), prompt(axis))  # type: ignore[arg-type]
     return planner
 
 
