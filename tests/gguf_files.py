@@ -216,7 +216,7 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "embedding_scale": getattr(config, "embedding_multiplier", None),
         "residual_scale": getattr(config, "residual_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", None),
-        "expert_count": getattr(config, "num_local_experts", None),
+        "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         **_rope(config, width),
