@@ -127,3 +127,23 @@ def test_one_domain_alone() -> None:
     anchors = build_anchors({"a": POOL["a"]}, {"a": HELD["a"]}, "mean", 50, 0)
     assert len(anchors.features) == 40
     assert anchors.threshold < 1.0
+
+
+def test_anchors_nearest_their_joint_centre() -> None:
+    anchors = build_anchors(POOL, HELD, "last", 5, 0, "joint")
+    assert anchors.features.shape == (15, 16)
+    assert anchors.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    for label, name in enumerate("abc"):
+        chosen = anchors.features[anchors.labels == label]
+        assert all(any(np.array_equal(row, one) for one in POOL[name]) for row in chosen)
+        distance = np.linalg.norm(POOL[name] - POOL[name].mean(0), axis=1)
+        picked = np.linalg.norm(chosen - POOL[name].mean(0), axis=1)
+        assert picked.max() <= np.sort(distance)[9]
+
+
+def test_a_domain_without_a_cluster_keeps_its_own_mean() -> None:
+    """Two domains in one place, one far off in two clusters: K-means gives the pair one cluster."""
+    far = np.concatenate([cloud(0, 20, 1, 0.01), 40 * cloud(1, 20, 2, 0.01)])
+    pool = {"far": far, "x": cloud(4, 20, 3, 0.01), "y": cloud(4, 12, 4, 0.01)}
+    anchors = build_anchors(pool, pool, "mean", 3, 0, "joint")
+    assert anchors.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
