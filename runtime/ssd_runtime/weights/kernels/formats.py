@@ -41,7 +41,7 @@ class Format:
         return {"Q4_1": "4", "Q8_0": "8"}.get(self.name, self.name)
 
     def tiles(self, levels: Tensor, scales: Tensor, header: Tensor | None = None) -> Tensor:
-        """Pack a weight as [tiles, bytes].
+        """Pack a weight as [tiles, bytes]: a tile's first planes with scales, then its second planes.
 
         `levels` uint8 [out, in] are below 2^(first + second), `scales` are bytes [tiles, groups, scales], and `header`
         bytes [tiles, groups / 8, header].
@@ -54,6 +54,13 @@ class Format:
         if not self.second:
             return blocks.flatten(1)
         return torch.cat([blocks.flatten(1), _plane(apart & ((1 << self.second) - 1), self.second).flatten(1)], -1)
+
+    def joined(self, tiles: Tensor, columns: int) -> Tensor:
+        """The bytes of a weight of whole tiles: their first planes and scales, then their second planes."""
+        if not self.second:
+            return tiles.flatten()
+        second = TILE * columns * self.second // 8
+        return torch.cat([tiles[:, :-second].flatten(), tiles[:, -second:].flatten()])
 
     @property
     def draft_bits(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class Native:
         self._nested = False
         self.name = f"{found.instructions}{kept.short}"
         self.out_features, self.in_features = len(tiles) * TILE, columns
-        self._blocks = tiles.contiguous()
+        self._blocks = kept.joined(tiles, columns)
         self._bias = None if bias is None else bias.float().contiguous()
         self._about = _Weight(
             kept.number,
@@ -83,24 +84,23 @@ class Native:
 
     def move(self, room: Tensor) -> None:
         """Keep the packed weight in `room` [nbytes], uint8, from now on."""
-        self._blocks = room.copy_(self._blocks.flatten())
+        self._blocks = room.copy_(self._blocks)
         self._about.blocks = room.data_ptr()
         self.moved = True
         self._draft = None
 
     @property
     def draft(self) -> Native | None:
-        """The same weight in memory, of which products read the high bits alone; None where it has too few bits."""
+        """The weight in the same memory with products that read its high bits alone; None where it has too few."""
         if self._kept.draft is None:
             return None
         if self._draft is None:
-            self._draft = Native(
-                self._kept, self._blocks.view(self.out_features // TILE, -1), self.in_features, self._bias
-            )
-            self._draft.name += "/4"
+            self._draft = copy(self)
+            self._draft.name = f"{self.name}/4"
+            self._draft._about = _Weight.from_buffer_copy(self._about)
             self._draft._about.format = self._kept.draft
+            self._draft.address = ctypes.addressof(self._draft._about)
             self._draft._nested = self._draft.moved = True
-            self._draft.own_threads = self.own_threads
         return self._draft
 
     @property

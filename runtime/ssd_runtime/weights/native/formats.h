@@ -2,8 +2,8 @@
  *
  * A weight is scale * (level - centre), or scale * level + least. Its level has its high `first` bits in one plane of bytes
  * and its low `second` bits in another. Columns come in groups of GROUP, outputs in tiles of TILE. A block holds the first
- * plane of a tile's group, then `scales` bytes. The second planes of a tile come after all its blocks, so that a draft reads
- * the blocks alone. A plane has the levels of 8 times 4 columns, [TILE][4 columns] each; as many of these as fit into 8 bits
+ * plane of a tile's group, then `scales` bytes. The second planes come after all blocks of all tiles, so that a draft reads
+ * the blocks in one run. A plane has the levels of 8 times 4 columns, [TILE][4 columns] each; as many of these as fit into 8 bits
  * share their bytes. Eight groups of some formats have a header before them, of a factor or two for all their scales.
  */
 #pragma once

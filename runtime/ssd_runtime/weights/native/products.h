@@ -169,8 +169,9 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
 {
     const int64_t groups = rows.in / GROUP, size = block_bytes(format);
     const int halves_of = has_halves(format) ? 2 : 1, columns_of = GROUP / 4 / halves_of;
-    const uint8_t *block = weight->blocks + tile * tile_bytes(format, groups);
-    const uint8_t *second = block + blocks_bytes(format, groups);
+    const uint8_t *block = weight->blocks + tile * blocks_bytes(format, groups);
+    const uint8_t *second = weight->blocks + weight->out / TILE * blocks_bytes(format, groups)
+                            + tile * groups * second_bytes(format);
     const int64_t at_first = first * groups + begin;
     const int8_t *columns = rows.levels + at_first * GROUP;
     const float *row_scales = rows.scales + at_first, *row_sums = rows.sums + 2 * at_first;
@@ -186,17 +187,13 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
                 factors_of(block, part, format, factors[part]);
             block += format.header;
         }
-        /* After a tile's last blocks come those of the next tile, with the second planes between them. */
-        const int next = format.second && group + AHEAD >= groups;
-        const uint8_t *ahead = block + AHEAD * size + (next ? groups * second_bytes(format) : 0);
 #pragma GCC unroll 9
         for (int64_t at = 0; at < size; at += 64)
-            _mm_prefetch((const char *)ahead + at, _MM_HINT_T0);
-        ahead = second + AHEAD * second_bytes(format) + (next ? blocks_bytes(format, groups) : 0);
+            _mm_prefetch((const char *)block + AHEAD * size + at, _MM_HINT_T0);
         if (reads_second(format)) {
 #pragma GCC unroll 4
             for (int64_t at = 0; at < second_bytes(format); at += 64)
-                _mm_prefetch((const char *)ahead + at, _MM_HINT_T0);
+                _mm_prefetch((const char *)second + AHEAD * second_bytes(format) + at, _MM_HINT_T0);
         }
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
