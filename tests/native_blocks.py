@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
-from ssd_runtime.model.native_attention import NativeAttention
+from ssd_runtime.model.native.native_attention import NativeAttention
 from ssd_runtime.model.rotary import Rotation, rotate
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native

@@ -1,4 +1,4 @@
-"""What is wrong with a command is said in one line, before anything is computed, and leaves nothing."""
+"""A command with a mistake is refused in one line, before anything is computed, and leaves nothing."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.native_run import run_natively
+from ssd_runtime.model.native.native_run import run_natively
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.kernels.native import Native
 from tests.gguf_files import SIZES, save_gguf

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention, SegmentPlace, _Block
-from ssd_runtime.model.native_run import NativeSubLayer, run_natively
+from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention, SegmentPlace, _Block
+from ssd_runtime.model.native.native_run import NativeSubLayer, run_natively
 from ssd_runtime.weights.kernels.kernel import RmsNorm, _Norm
 from ssd_runtime.weights.kernels.native import _Weight
 from ssd_runtime.weights.native.library import Library

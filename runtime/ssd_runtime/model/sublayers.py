@@ -14,8 +14,8 @@ from ssd_runtime.model.attention import attend, attend_apart, attend_by_row
 from ssd_runtime.model.batch import Batch, Segment, Variants
 from ssd_runtime.model.families import Family
 from ssd_runtime.model.layer import Layer, Norm
-from ssd_runtime.model.native_attention import HEAD_DIMS, NativeAttention
-from ssd_runtime.model.native_run import NativeSubLayer, run_natively
+from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention
+from ssd_runtime.model.native.native_run import NativeSubLayer, run_natively
 from ssd_runtime.model.rotary import Rotation, rotate
 
 KEY_MULTIPLE = 64

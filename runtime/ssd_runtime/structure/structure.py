@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 1 << 16
 """Most characters of a schema, an expression or a grammar: longer ones take seconds to compile."""
 STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is written: as Python's `json.dumps` does, on one line. So all that is between two values is determined. A
+"""The style of JSON is that of Python's `json.dumps`, on one line. So all that is between two values is determined. A
 schema may choose otherwise with llguidance's `x-guidance`."""
 
 

@@ -51,7 +51,8 @@ class LightLinear:
         if self.fused is not None and (norm is None or norm.rms is not None):
             return self.fused.fused(x, None if norm is None else norm.rms, residual)
         x = x if norm is None else norm(x)
-        y = torch.cat([kernel(x) for kernel in self.kernels], -1)
+        parts = [kernel(x) for kernel in self.kernels]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return y if residual is None else residual + y
 
 

@@ -1,4 +1,4 @@
-"""What a request's output is told with: text in pieces, cycles with their budget, seconds without others' work."""
+"""A request's output: text in pieces, cycles with their budget, seconds without others' work."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from ssd_runtime.serving.http.openai.call_forms import (
+from ssd_runtime.serving.http.openai.calls.call_forms import (
     BARE,
     LISTED,
     TAGGED,

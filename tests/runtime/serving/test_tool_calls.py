@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd_runtime.serving.http.openai.calls.tool_calls import MARKS, MoreArguments, ToolCallReader, joined
 from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
-from ssd_runtime.serving.http.openai.tool_calls import MARKS, MoreArguments, ToolCallReader, joined
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

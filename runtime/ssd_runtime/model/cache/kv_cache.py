@@ -260,7 +260,7 @@ def quantised_slots(rows: Tensor) -> Tensor:
 
 
 def dequantised_slots(slots: Tensor) -> Tensor:
-    """What `quantised_slots` was given, up to half a scale."""
+    """Rows [..., n] in fp32 from the slots [..., n + 4] of `quantised_slots`, up to half a scale."""
     size = slots.shape[-1] - torch.float32.itemsize
     return slots[..., :size].float() * slots[..., size:].contiguous().view(torch.float32)
 

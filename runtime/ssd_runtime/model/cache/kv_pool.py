@@ -70,7 +70,7 @@ class KVLayout:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    """Of the rows that are written and read."""
+    """Dtype of the rows that are written and read."""
     max_slots: int
     """Most slots of one sequence."""
     key_multiple: int = 1
@@ -85,7 +85,7 @@ class KVLayout:
 
     @property
     def width(self) -> int:
-        """How many numbers of `held_dtype` one head's key or value takes."""
+        """Length of one head's key or value in numbers of `held_dtype`."""
         return self.head_dim + (torch.float32.itemsize if self.quantised else 0)
 
     @property

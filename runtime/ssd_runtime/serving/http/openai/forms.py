@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ssd_runtime.engine.output.result import Outcome
+from ssd_runtime.serving.http.openai.calls.tool_calls import ParsedCall, Part, ToolCallReader, joined
 from ssd_runtime.serving.http.openai.logprobs import Json, Position, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
-from ssd_runtime.serving.http.openai.tool_calls import ParsedCall, Part, ToolCallReader, joined
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
 """OpenAI's finish reason, which is vLLM's `finished_reason` too, by ours."""

@@ -19,7 +19,7 @@ from ssd_runtime.sampling.filters import filters_of
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
-from ssd_runtime.serving.http.openai.call_forms import calls_only, calls_or_json
+from ssd_runtime.serving.http.openai.calls.call_forms import calls_only, calls_or_json
 from ssd_runtime.serving.http.openai.errors import invalid, too_long
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest

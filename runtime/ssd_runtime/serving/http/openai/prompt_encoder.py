@@ -13,12 +13,12 @@ from ssd_profiles.printable import printable
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.loading.prompt_tokens import TooLongError
 from ssd_runtime.serving.http.engine_thread import Closing
-from ssd_runtime.serving.http.openai.call_forms import form_of
+from ssd_runtime.serving.http.openai.calls.call_forms import form_of
+from ssd_runtime.serving.http.openai.calls.tools import Tool
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
 from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
 from ssd_runtime.serving.http.openai.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.reasoning import CLOSE, OPEN
-from ssd_runtime.serving.http.openai.tools import Tool
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
 

@@ -25,7 +25,7 @@ MARKS = {
     "```tool_call\n": "```",
     "```json\n": "```",
 }
-"""What stands before calls in the forms of models, and after them."""
+"""Marks before calls in the forms of models, and the marks after them."""
 BEGIN = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*("[^"\\]{1,64}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """The beginning of a call, up to its arguments."""
 NEXT = re.compile(r"\s*\}\s*,(?=\s*\{)")

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.model.batch import Batch
-from ssd_runtime.model.native_attention import NativeAttention, SegmentPlace, angles, described_rows, locate, longest_of
+from ssd_runtime.model.native.native_attention import (
+    NativeAttention,
+    SegmentPlace,
+    angles,
+    described_rows,
+    locate,
+    longest_of,
+)
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native, mlp_floats
 from ssd_runtime.weights.native.library import floats, library

@@ -1,0 +1,1 @@
+"""Sub-layers in our own code."""

@@ -1,0 +1,1 @@
+"""Tools of a request, and calls of them in an answer."""
