@@ -202,8 +202,10 @@ def test_drafts_on_a_files_high_bits_take_no_memory_and_give_plain_decodings_tok
     assert accepted > drafted / 10, "random models amplify what the low bits change; by chance it would be one in 90"
 
 
-def test_a_file_of_few_bits_has_no_drafts_on_a_part_of_them(tmp_path: Path) -> None:
-    packed, _, _ = quantised_pair(tmp_path, "llama", Type.Q4_0)
+@pytest.mark.parametrize("kinds", [{}, {"v_proj": Type.Q8_0}], ids=["none", "one tensor"])
+def test_a_file_of_few_bits_has_no_drafts_on_a_part_of_them(kinds: dict[str, Type], tmp_path: Path) -> None:
+    """Nor does one whose drafts would read nearly all of it."""
+    packed, _, _ = quantised_pair(tmp_path, "llama", Type.Q4_0, kinds)
     decoder = Decoder(packed)
     decoder.lighten("auto")
     assert not decoder.light.kernels
