@@ -64,6 +64,8 @@ class PromptTokens:
         control = {token: each for token, each in added if each.special or token in end_ids}
         self.control: Mapping[str, int] = {each.content: token for token, each in control.items()}
         """Ids of control tokens by their texts."""
+        self.added: Mapping[str, int] = {each.content: token for token, each in added}
+        """Ids of all tokens that are found in a text before it is split, by their texts."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         found_late = any(each.normalized for each in control.values())
         self._normalizer = backend.normalizer if backend is not None and found_late else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -19,12 +21,15 @@ from ssd_runtime.structure.structure import STYLE, Structure, StructureError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MOST_KEPT = 32
-"""Most compiled grammars that are kept: one takes about 0.1 MB, and at worst 40 by `MOST_STATES`."""
 STEP_FUEL = 100_000
 MOST_STATES = 20_000
 """Bounds of the work for one token, and of the states of all tokens, which take 1 to 2 kB each. Without them, an
 expression such as `a{1000000}` takes a second for a token."""
+MOST_GRAMMAR_BYTES = 40 << 20
+"""What a grammar takes with all these states; a usual one takes about 0.1 MB. llguidance does not tell the size."""
+MOST_BYTES = 480 << 20
+"""Most memory for compiled grammars that are kept."""
+MOST_KEPT = MOST_BYTES // MOST_GRAMMAR_BYTES
 MOST_REASON = 200
 
 
@@ -36,7 +41,7 @@ class Grammar:
     """At the beginning of an answer; copies share what they have learnt of the grammar."""
     eos_ids: frozenset[int]
     never: tuple[int, ...]
-    """Tokens by which llguidance would end an answer, but the model does not."""
+    """Tokens by which llguidance would end an answer, but the model does not, and ids without a token."""
 
     def matcher(self) -> Matcher:
         """Make the matcher of one answer."""
@@ -67,7 +72,8 @@ class Grammars:
                 return known
         initial = self._read(structure)
         # Without end tokens, llguidance takes one by its name.
-        never = tuple(sorted(set(self._tokenizer.eos_tokens) - self._eos_ids))
+        padding = range(len(self._hf), self._vocabulary)
+        never = (*sorted(set(self._tokenizer.eos_tokens) - self._eos_ids), *padding)
         grammar = Grammar(initial, self._eos_ids, never)
         with self._lock:
             self._kept[structure] = grammar
@@ -107,15 +113,45 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
+        ends = sorted(self._eos_ids) or None
         try:
-            ends = sorted(self._eos_ids) or None
-            return from_tokenizer(self._hf, n_vocab=self._vocabulary, eos_token=ends)
+            backend = copy(self._hf.backend_tokenizer)
+            backend.no_padding()
+            backend.no_truncation()
+            return LLTokenizer(
+                _plain(backend.to_str()), n_vocab=self._vocabulary, eos_token=ends or self._hf.eos_token_id
+            )
         except Exception as error:  # whatever it raises says that it cannot read this tokenizer
             raise StructureError(
                 f"structure: this model's tokenizer cannot be held to a grammar ({first_line(error)})"
             ) from None
+
+
+def _plain(tokenizer: str) -> str:
+    """A tokenizer in the tokenizers library's JSON form, in which no text but white space is an added token.
+
+    llguidance spells a text that is certain with added tokens, such as `<tool_call>`, but does not take them for that
+    text. They are renamed, so that only a grammar that names them by their ids has them.
+    """
+    state = json.loads(tokenizer)
+    vocabulary = state["model"]["vocab"]
+    places = (
+        vocabulary if isinstance(vocabulary, dict) else {piece: place for place, (piece, _) in enumerate(vocabulary)}
+    )
+    for token in state["added_tokens"]:
+        text, name = token["content"], f"\x02{token['id']}\x03"  # of the length by which llguidance goes back
+        if not text.strip():
+            continue
+        if text in places and isinstance(vocabulary, dict):
+            vocabulary[name] = vocabulary.pop(text)
+        elif text in places:
+            vocabulary[places[text]][0] = name
+        if text == state["model"].get("unk_token"):
+            state["model"]["unk_token"] = name
+        token |= {"content": name, "special": True}
+    return json.dumps(state)
 
 
 def _refused(structure: Structure, reason: str) -> StructureError:

@@ -25,7 +25,7 @@ class Matcher:
     """
 
     def __init__(self, state: LLMatcher, eos_ids: frozenset[int], never: Sequence[int] = ()) -> None:
-        """`never` are tokens that `state` allows at the end of an answer, although they do not end it."""
+        """`never` are tokens that `state` allows, although they neither end an answer nor are text."""
         self._state = state
         self._eos_ids = eos_ids
         self._never = list(never)
@@ -79,7 +79,10 @@ class Matcher:
         return self._go(answer, ()) and self._state.is_stopped()
 
     def _go(self, known: Sequence[int], path: Sequence[int]) -> bool:
-        """Consume the tokens that lead there; returns whether the grammar allows them and the answer goes on."""
+        """Consume the tokens that lead there; returns whether the grammar allows them and the answer goes on.
+
+        Raises StructureError if it does not allow known tokens, which were chosen by it.
+        """
         number = len(known) - self._first
         target = [*known[self._first + self._final :], *path[max(0, self._final - number) :]]
         common = 0
@@ -93,6 +96,10 @@ class Matcher:
         consumed = self._state.try_consume_tokens(rest[:end]) if end else 0
         self._require_bounded()
         self._ahead += rest[:consumed]
+        if consumed < end and self._final + len(self._ahead) < number:
+            raise StructureError(
+                f"structure: token {rest[consumed]} of the answer is outside of it; choose another one"
+            )
         if self._final < number <= self._final + len(self._ahead):
             del self._ahead[: number - self._final]
             self._final = number

@@ -21,9 +21,7 @@ from ssd_runtime.serving.http.openai.calls.call_forms import (
     LISTED,
     TAGGED,
     CallForm,
-    calls_only,
-    calls_or_json,
-    form_of,
+    JsonCall,
 )
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
@@ -53,10 +51,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"), context=1024)
 
 
-@pytest.fixture(scope="module", params=["", "<tool_call>", "[TOOL_CALLS]"])
+WRITTEN = "{{ call.function.name }}({{ call.function.arguments | tojson }})"
+OBJECT = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+FORMS = {
+    "name": WRITTEN,
+    "tags": f"<tool_call>\n{OBJECT}\n</tool_call>",
+    "list": f"{{{{ '[' if loop.first else ', ' }}}}{OBJECT}{{{{ ']' if loop.last }}}}",
+    "mark": "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}",
+    "elements": (
+        "<function={{ call.function.name }}>{% for key, value in call.function.arguments.items() %}"
+        "<parameter={{ key }}>{{ value if value is string else value | tojson }}</parameter>{% endfor %}</function>"
+    ),
+    "none": "",
+}
+"""Ways in which a chat template writes a call."""
+
+
+@pytest.fixture(scope="module", params=FORMS)
 def client(folder: Path, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
-    """A server whose chat template asks for calls in one of three forms."""
-    template = TOOL_TEMPLATE + ("{# " + request.param + " #}")
+    """A server whose chat template writes calls in one of several forms."""
+    assert WRITTEN in TOOL_TEMPLATE
+    template = TOOL_TEMPLATE.replace(WRITTEN, FORMS[request.param])
     with serving(tiny_service(tiny_engine(folder), template=template, temperature=1.0)) as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
@@ -144,11 +159,12 @@ def test_a_format_leaves_the_choice_of_a_call(client: openai.OpenAI) -> None:
 def test_calls_in_a_row_are_allowed_where_the_form_has_them(form: CallForm) -> None:
     loaded = structured_model()
     tools = [(tool["function"]["name"], tool["function"]["parameters"]) for tool in TOOLS]
-    call = f'{{"name": "rest", "{form.arguments}": {{}}}}'
-    one = f"[{call}]" if form.is_list else form.opening + call + form.closing
-    two = f"[{call}, {call}]" if form.is_list else f"{one}\n{one}"
-    only = [calls_only(form, tools, parallel) for parallel in (False, True)]
-    either = calls_or_json(form, tools, True, SCHEMA)
+    assert isinstance(form.call, JsonCall)
+    call = f'{{"name": "rest", "{form.call.arguments}": {{}}}}'
+    one = form.opening + call + form.closing
+    two = form.opening + call + (form.between or "\n") + call + form.closing
+    only = [form.structure(tools, parallel) for parallel in (False, True)]
+    either = form.structure(tools, True, otherwise=SCHEMA)
     for text, structure, allowed in (
         (one, only[1], True),
         (two, only[1], form is not BARE),
@@ -160,12 +176,6 @@ def test_calls_in_a_row_are_allowed_where_the_form_has_them(form: CallForm) -> N
         matcher = loaded.grammars.compiled(structure).matcher()
         ids = loaded.tokenizer.encode(text, add_special_tokens=False)
         assert all(matcher.allows(ids[:place], (), token) for place, token in enumerate(ids)) == allowed
-
-
-def test_templates_tell_the_form() -> None:
-    assert form_of("<tools></tools> … <tool_call>") == TAGGED
-    assert form_of("[AVAILABLE_TOOLS] … [TOOL_CALLS]") == LISTED
-    assert form_of('{"name": function name, "parameters": …}') == BARE
 
 
 def test_structures_that_cannot_be_used_are_refused_and_others_go_on(plain_client: openai.OpenAI) -> None:

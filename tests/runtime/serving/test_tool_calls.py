@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.serving.http.openai.calls.tool_calls import MARKS, MoreArguments, ToolCallReader, joined
+from ssd_runtime.serving.http.openai.calls.call_forms import BARE, TAGGED
+from ssd_runtime.serving.http.openai.calls.json_reader import MARKS, JsonReader
+from ssd_runtime.serving.http.openai.calls.tool_calls import MoreArguments, joined
 from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -20,8 +22,8 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-BARE = '{"name": "weather", "parameters": {"city": "Ulm"}}'
-BARE_TEXTS = st.lists(st.sampled_from([BARE, CALL, "[", "]", ", ", " ", "{", "}", "It rains. "]), max_size=5).map(
+BARE_CALL = '{"name": "weather", "parameters": {"city": "Ulm"}}'
+BARE_TEXTS = st.lists(st.sampled_from([BARE_CALL, CALL, "[", "]", ", ", " ", "{", "}", "It rains. "]), max_size=5).map(
     "".join
 )
 
@@ -30,7 +32,7 @@ def parts_of(
     text: str, cuts: list[int], most: int | None = None, bare: tuple[str, ...] = ()
 ) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls that come out when the text arrives in pieces."""
-    reader = ToolCallReader(most, bare)
+    reader = JsonReader(BARE if bare else TAGGED, bare, most)
     places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     parts = [part for begin, end in pairwise(places) for part in reader.feed(text[begin:end])]
     parts += reader.close()
@@ -65,13 +67,13 @@ def test_blanks_between_words_are_kept_after_a_call_too() -> None:
 
 def test_an_answer_that_is_a_call_without_tags_is_one_only_where_that_is_the_models_form() -> None:
     call = ("weather", '{"city": "Ulm"}')
-    assert parts_of(f" {BARE}\n", [3, 9], bare=("weather",)) == ("", [call])
-    assert parts_of(f"[{BARE}, {BARE}]", [1], bare=("weather", "time")) == ("", [call, call])
-    assert parts_of(BARE, [3]) == (BARE, [])
-    assert parts_of(f"{BARE} rain", [2], bare=("weather",)) == ("rain", [call])
-    for text in (BARE, "{}", "[]", "[5]", f"It is {BARE}", '{"name": "weather"}, {'):
-        assert parts_of(text, [2], bare=("time",) if text == BARE else ("weather",)) == (text, [])
-    assert parts_of(f"{OPEN}[{BARE}, {BARE}]{CLOSE}", []) == ("", [call, call])
+    assert parts_of(f" {BARE_CALL}\n", [3, 9], bare=("weather",)) == ("", [call])
+    assert parts_of(f"[{BARE_CALL}, {BARE_CALL}]", [1], bare=("weather", "time")) == ("", [call, call])
+    assert parts_of(BARE_CALL, [3]) == (BARE_CALL, [])
+    assert parts_of(f"{BARE_CALL} rain", [2], bare=("weather",)) == ("rain", [call])
+    for text in (BARE_CALL, "{}", "[]", "[5]", f"It is {BARE_CALL}", '{"name": "weather"}, {'):
+        assert parts_of(text, [2], bare=("time",) if text == BARE_CALL else ("weather",)) == (text, [])
+    assert parts_of(f"{OPEN}[{BARE_CALL}, {BARE_CALL}]{CLOSE}", []) == ("", [call, call])
 
 
 @given(before=st.sampled_from(["", "Let me look. "]), after=st.sampled_from(["", " Done."]))
@@ -123,10 +125,10 @@ def test_the_forms_of_models_are_read_whole_and_letter_by_letter(form: str) -> N
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    reader = ToolCallReader()
+    reader = JsonReader()
     parts = [part for letter in CALL for part in reader.feed(letter)]
     assert sum(isinstance(part, MoreArguments) for part in parts) > 10
-    cut = ToolCallReader()
+    cut = JsonReader()
     assert joined(cut.feed(CALL[: CALL.index("rzburg")]))[1][0].arguments == '{"city": "Wü'
 
 

@@ -23,6 +23,7 @@ from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers import Answer, EventStream, Subscription
+from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form
 from ssd_runtime.serving.http.openai.generation_requests import chat_requests, compiled, completion_requests
@@ -155,9 +156,9 @@ class Service:
     def _read_chat(self, asked: ChatRequest, stream: str, stop: Event) -> _Read:
         requests = chat_requests(asked, self.encoder, self.settings, stream, stop)
         form = ChatForm(
-            with_tools=bool(asked.offered_tools),
+            tools=[(tool.function.name, tool.function.parameters) for tool in asked.offered_tools],
+            call_form=self.encoder.shown_call_form if asked.offered_tools else TAGGED,
             most_calls=None if asked.parallel else 1,
-            bare_tools=[] if self.encoder.call_form.opening else [tool.function.name for tool in asked.offered_tools],
             # An answer of a given shape has no thoughts.
             thinks=self.encoder.thinks(requests[0].ids) if requests[0].settings.structure is None else None,
         )

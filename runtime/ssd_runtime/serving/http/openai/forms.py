@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ssd_runtime.engine.output.result import Outcome
-from ssd_runtime.serving.http.openai.calls.tool_calls import ParsedCall, Part, ToolCallReader, joined
+from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, ToolSchemas
+from ssd_runtime.serving.http.openai.calls.readers import reader_of
+from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, ParsedCall, Part, joined
 from ssd_runtime.serving.http.openai.logprobs import Json, Position, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
 
@@ -90,19 +92,19 @@ class ChatForm:
 
     def __init__(
         self,
-        with_tools: bool = False,
+        tools: ToolSchemas = (),
+        call_form: CallForm = TAGGED,
         most_calls: int | None = None,
-        bare_tools: Collection[str] = (),
         thinks: bool | None = None,
     ) -> None:
-        """Calls after the first `most_calls` of an answer are dropped.
+        """`tools` are those offered, and `call_form` is the form of their calls, as answers show it.
 
-        Calls of `bare_tools` are read without marks, too (`ToolCallReader`). `thinks` says that the prompt has opened
-        the model's thoughts; None for a model that has none.
+        Calls after the first `most_calls` of an answer are dropped. `thinks` says that the prompt has opened the
+        model's thoughts; None for a model that has none.
         """
-        self._with_tools = with_tools
+        self._tools = tools
+        self._call_form = call_form
         self._most_calls = most_calls
-        self._bare_tools = bare_tools
         self._thinks = thinks
         self._readers: dict[int, _ChatReader] = {}
         """Readers of streamed choices by place."""
@@ -150,7 +152,7 @@ class ChatForm:
         return _ChatReader(
             place=place,
             thoughts=ReasoningReader(self._thinks) if self._thinks is not None else None,
-            calls=ToolCallReader(self._most_calls, self._bare_tools) if self._with_tools else None,
+            calls=reader_of(self._call_form, self._tools, self._most_calls) if self._tools else None,
         )
 
 
@@ -160,7 +162,7 @@ class _ChatReader:
 
     place: int
     thoughts: ReasoningReader | None
-    calls: ToolCallReader | None
+    calls: CallReader | None
     _told: int = 0
     """Number of calls that were told."""
 

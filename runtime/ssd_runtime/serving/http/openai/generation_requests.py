@@ -19,7 +19,6 @@ from ssd_runtime.sampling.filters import filters_of
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
-from ssd_runtime.serving.http.openai.calls.call_forms import calls_only, calls_or_json
 from ssd_runtime.serving.http.openai.errors import invalid, too_long
 from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests import ChatRequest, CommonRequest, CompletionRequest
@@ -52,10 +51,11 @@ def _chat_structure(request: ChatRequest, encoder: PromptEncoder) -> Structure |
     structure = request.structure()
     tools = [(tool.function.name, tool.function.parameters) for tool in request.forced_tools or request.offered_tools]
     try:
+        tokens = encoder.loaded.prompts.added
         if request.forced_tools:
-            return calls_only(encoder.call_form, tools, request.parallel)
+            return encoder.call_form.structure(tools, request.parallel, tokens)
         if tools and structure is not None and structure.kind == "json_schema":
-            return calls_or_json(encoder.call_form, tools, request.parallel, json.loads(structure.text))
+            return encoder.call_form.structure(tools, request.parallel, tokens, json.loads(structure.text))
     except StructureError as error:
         raise invalid("tools", str(error).removeprefix("structure: ")) from None
     return structure

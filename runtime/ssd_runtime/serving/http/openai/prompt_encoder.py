@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from inspect import signature
 from threading import Event, Lock
 from typing import Any
@@ -13,7 +14,8 @@ from ssd_profiles.printable import printable
 from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.loading.prompt_tokens import TooLongError
 from ssd_runtime.serving.http.engine_thread import Closing
-from ssd_runtime.serving.http.openai.calls.call_forms import form_of
+from ssd_runtime.serving.http.openai.calls import probe
+from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, named_form
 from ssd_runtime.serving.http.openai.calls.tools import Tool
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
 from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
@@ -61,8 +63,28 @@ class PromptEncoder:
         self._has_template = bool(templates)
         self.takes_tools = re.search(r"\btools\b", text) is not None
         """Whether the chat template shows tools to the model."""
-        self.call_form = form_of(text)
+        self._template_text = text
         self._thinks = CLOSE in text
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """The form of calls that the chat template writes, or else names."""
+        if not self.takes_tools:
+            return named_form(self._template_text)
+        control = self.loaded.prompts.control
+        return probe.form_of(self._probed, control, self.loaded.eos_ids) or named_form(self._template_text)
+
+    @cached_property
+    def shown_call_form(self) -> CallForm:
+        """The same form as answers show it."""
+        return self.call_form.visible(self.loaded.prompts.control)
+
+    def _probed(self, calls: int) -> str:
+        """A conversation with so many calls as the template writes it; empty if it refuses it."""
+        try:
+            return self.loaded.prompts.render(probe.conversation(calls), self._template, [probe.TOOL]).text
+        except TemplateRefused:
+            return ""
 
     def chat(
         self,

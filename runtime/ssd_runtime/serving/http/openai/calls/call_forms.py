@@ -3,78 +3,173 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ssd_runtime.structure.structure import STYLE, Structure, quoted
+from ssd_runtime.structure.structure import STYLE, Structure, StructureError, quoted
 
 EMPTY: Mapping[str, Any] = {"type": "object"}
+ToolSchemas = Sequence[tuple[str, Mapping[str, Any] | None]]
+"""Names and parameters of tools; parameters are a JSON schema, or None without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """A JSON object with the members `name` and `arguments`."""
+
+    arguments: str = "arguments"
+
+    def rules(self, rule: str, name: str, parameters: Mapping[str, Any], grammar: _Grammar) -> list[str]:
+        """Rules for a call of a tool, the first of which is called `rule`."""
+        # Texts are read piece by piece, the longest first: longer pieces would hide those of other JSON.
+        pieces = ("{", '"name"', ": ", json.dumps(name), ", ", f'"{self.arguments}"', ": ")
+        return [
+            f"{rule}: {' '.join(map(quoted, pieces))} {rule}_0 {quoted('}')}",
+            f"{rule}_0: %json {_styled(parameters)}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """The tool's name, some text, and the arguments as a JSON object."""
+
+    after_name: str
+
+    def rules(self, rule: str, name: str, parameters: Mapping[str, Any], grammar: _Grammar) -> list[str]:
+        """Rules for a call of a tool, the first of which is called `rule`."""
+        return [f"{rule}: {grammar.text(name + self.after_name)} {rule}_0", f"{rule}_0: %json {_styled(parameters)}"]
+
+
+@dataclass(frozen=True, slots=True)
+class ElementCall:
+    """The tool's name, and an element per argument: strings as they are, other values as JSON."""
+
+    after_name: str
+    before_key: str
+    after_key: str
+    after_value: str
+
+    def rules(self, rule: str, name: str, parameters: Mapping[str, Any], grammar: _Grammar) -> list[str]:
+        """Rules for a call of a tool, the first of which is called `rule`.
+
+        Raises StructureError for strings with a pattern or a format, which cannot be asked for here.
+        """
+        elements, rules = "", list[str]()
+        for number, (key, schema) in enumerate((parameters.get("properties") or {}).items()):
+            element = f"{rule}_{number}"
+            optional = "" if key in (parameters.get("required") or ()) else "?"
+            elements += f" {element}{optional}"
+            if is_text(schema):
+                rules.append(f"{element}: {grammar.text(self.before_key + key + self.after_key)} {element}_v")
+                rules += self._text(f"{element}_v", key, schema, grammar)
+            else:
+                schema = {**schema, **{at: parameters[at] for at in ("$defs", "definitions") if at in parameters}}
+                opening = grammar.text(self.before_key + key + self.after_key)
+                rules.append(f"{element}: {opening} {element}_v {grammar.text(self.after_value)}")
+                rules.append(f"{element}_v: %json {_styled(schema)}")
+        return [f"{rule}: {grammar.text(name + self.after_name)}{elements}", *rules]
+
+    def _text(self, rule: str, key: str, schema: Mapping[str, Any], grammar: _Grammar) -> list[str]:
+        """A rule for a string and the text after it."""
+        if unserved := {"pattern", "format"} & schema.keys():
+            raise StructureError(
+                f"structure: {key!r} has a {min(unserved)}, which this model's form of calls cannot promise; omit it"
+            )
+        if "enum" in schema or "const" in schema:
+            texts = [schema["const"]] if "const" in schema else schema["enum"]
+            return [f"{rule}: ({' | '.join(map(grammar.text, texts))}) {grammar.text(self.after_value)}"]
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return [f"{rule}[suffix={quoted(self.after_value)}]: /(.|\\n){{{least},{most}}}/"]
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A model's form of calls: JSON objects with `name` and `arguments`, each within tags or in one list."""
+    """The texts around calls, and the form of each."""
 
     opening: str = ""
+    between: str | None = None
+    """Text between two calls; None for a model that writes only one."""
     closing: str = ""
-    arguments: str = "arguments"
-    is_list: bool = False
-    """Whether all calls stand in one list."""
+    call: JsonCall | NamedCall | ElementCall = JsonCall()
 
-    def grammar(self, tools: Sequence[tuple[str, Mapping[str, Any] | None]], parallel: bool) -> str:
-        """Rules of a grammar in Lark's notation, the first of which is `calls`; `tools` are names and parameters.
+    def structure(
+        self,
+        tools: ToolSchemas,
+        parallel: bool,
+        tokens: Mapping[str, int] | None = None,
+        otherwise: Mapping[str, Any] | None = None,
+    ) -> Structure:
+        """Answers that are calls of `tools`, several with `parallel`, or else JSON by the schema `otherwise`.
 
-        With `parallel` there may be several calls, if the form has any way to write several.
+        `tokens` has the ids of added tokens by their texts. Raises StructureError for tools that take too many
+        characters, or that the form cannot express.
         """
-        rules = list[str]()
+        grammar = _Grammar(tokens or {})
+        rules = ["start: calls" if otherwise is None else "start: calls | answer"]
+        if otherwise is not None:
+            rules.append(f"answer: %json {_styled(otherwise)}")
+        more = f"({grammar.text(self.between)} call)*" if parallel and self.between is not None else ""
+        rules.append(f"calls: {grammar.text(self.opening)} call {more} {grammar.text(self.closing)}")
+        rules.append(f"call: {' | '.join(f'call{number}' for number in range(len(tools)))}")
         for number, (name, parameters) in enumerate(tools):
-            # Texts are read piece by piece, the longest first: longer pieces would hide those of other JSON.
-            pieces = ("{", '"name"', ": ", json.dumps(name), ", ", f'"{self.arguments}"', ": ")
-            rules.append(f"call{number}: {' '.join(map(quoted, pieces))} arguments{number} {quoted('}')}")
-            rules.append(f"arguments{number}: %json {_styled({**EMPTY, **(parameters or {})})}")
-        call = " | ".join(f"call{number}" for number in range(len(tools)))
-        if self.is_list:
-            more = f" ({quoted(', ')} call)*" if parallel else ""
-            body = f"calls: {quoted(self.opening + '[')} call{more} {quoted(']' + self.closing)}"
-        elif self.opening:
-            one = f"{quoted(self.opening)} call {quoted(self.closing)}"
-            rules.append(f"tagged: {one}")
-            body = f"calls: tagged ({quoted(chr(10))} tagged)*" if parallel else "calls: tagged"
-        else:
-            body = "calls: call"
-        return "\n".join([body, f"call: {call}", *rules]) + "\n"
+            rules += self.call.rules(f"call{number}", name, {**EMPTY, **(parameters or {})}, grammar)
+        return Structure("grammar", "\n".join(rules) + "\n")
+
+    def visible(self, control: Mapping[str, int]) -> CallForm:
+        """The form as answers show it, in which control tokens have no text."""
+        hidden = partial(_parts_of(control).sub, "")
+        call = self.call
+        if isinstance(call, NamedCall):
+            call = NamedCall(hidden(call.after_name))
+        elif isinstance(call, ElementCall):
+            call = ElementCall(*map(hidden, (call.after_name, call.before_key, call.after_key, call.after_value)))
+        between = None if self.between is None else hidden(self.between)
+        return CallForm(hidden(self.opening), between, hidden(self.closing), call)
 
 
-TAGGED = CallForm("<tool_call>\n", "\n</tool_call>")
-"""The form of Hermes, Qwen and SmolLM3."""
-BARE = CallForm(arguments="parameters")
-"""The form of Llama 3."""
-LISTED = CallForm(is_list=True)
-"""The form of Mistral and others, whose marks before the list are special tokens."""
+def is_text(schema: Mapping[str, Any]) -> bool:
+    """Whether all values of a schema are strings."""
+    if "enum" in schema or "const" in schema:
+        return all(isinstance(value, str) for value in schema.get("enum", [schema.get("const", "")]))
+    return schema.get("type") == "string"
 
 
-def form_of(template: str) -> CallForm:
-    """The form of calls that a chat template asks for."""
-    if "<tool_call>" in template:
-        return TAGGED
-    if any(mark in template for mark in ("[TOOL_CALLS]", "<|tool_call|>", "functools[")):
-        return LISTED
-    return BARE
+class _Grammar:
+    """Writes texts of a grammar in Lark's notation, in which added tokens are named by their ids."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self._tokens = tokens
+        self._found = _parts_of(tokens)
+
+    def text(self, text: str) -> str:
+        """The notation of a text; empty for an empty one."""
+        parts = (part for part in re.split(f"({self._found.pattern})", text) if part)
+        return " ".join(f"<[{self._tokens[part]}]>" if part in self._tokens else quoted(part) for part in parts)
 
 
-def calls_only(form: CallForm, tools: Sequence[tuple[str, Mapping[str, Any] | None]], parallel: bool) -> Structure:
-    """Answers that are calls. Raises StructureError if the tools take too many characters."""
-    return Structure("grammar", "start: calls\n" + form.grammar(tools, parallel))
-
-
-def calls_or_json(
-    form: CallForm, tools: Sequence[tuple[str, Mapping[str, Any] | None]], parallel: bool, schema: Mapping[str, Any]
-) -> Structure:
-    """Answers that are calls, or JSON that a schema allows. Raises StructureError as `calls_only` does."""
-    rules = form.grammar(tools, parallel)
-    return Structure("grammar", f"start: calls | answer\nanswer: %json {_styled(schema)}\n{rules}")
+def _parts_of(tokens: Mapping[str, int]) -> re.Pattern[str]:
+    """A pattern of the texts of tokens, the longest first; white space is no mark."""
+    longest = sorted((text for text in tokens if text.strip()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
 
 
 def _styled(schema: Mapping[str, Any]) -> str:
     return json.dumps({"x-guidance": STYLE, **schema})
+
+
+TAGGED = CallForm("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
+"""The form of Hermes and Qwen2.5."""
+BARE = CallForm(call=JsonCall("parameters"))
+"""The form of Llama 3."""
+LISTED = CallForm("<|tool_call|>[", ", ", "]")
+"""The form of Granite 3 and Phi-4."""
+
+
+def named_form(template: str) -> CallForm:
+    """The form that the text of a chat template names, for one that writes no calls itself."""
+    if "<|tool_call|>" in template:
+        return LISTED
+    return TAGGED if "<tool_call>" in template else BARE

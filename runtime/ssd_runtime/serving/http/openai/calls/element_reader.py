@@ -1,0 +1,103 @@
+"""Finds calls of which each argument is an element, such as `<parameter=city>Ulm</parameter>`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ssd_runtime.engine.output.text_stream import beginning_of
+from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, ElementCall, is_text
+from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part
+
+BLANK = r"\s*"
+MOST_NAMED = 200
+"""Most characters of a name."""
+
+
+class ElementReader(CallReader):
+    """Reads calls of one form; values of strings are taken as they are, others as JSON."""
+
+    def __init__(
+        self, form: CallForm, call: ElementCall, tools: Mapping[str, Mapping[str, Any] | None], most: int | None = None
+    ) -> None:
+        """`form` is as answers show it, with a text before calls; `tools` has the parameters of each tool."""
+        super().__init__(most)
+        self._tools = tools
+        self._opening = form.opening.strip()
+        self._element = re.compile(
+            rf"{_loose(call.before_key)}(?P<key>[^<>]{{1,{MOST_NAMED}}}?){_loose(call.after_key)}"
+            rf"{_end_of_line(call.after_key.endswith(chr(10)))}(?P<value>(?s:.)*?)"
+            rf"{_end_of_line(call.after_value.startswith(chr(10)))}{_loose(call.after_value).removeprefix(BLANK)}"
+        )
+        self._name = re.compile(
+            rf"(?:{re.escape(self._opening)})?\s*(?P<name>[\w.:-]{{1,64}}){_loose(call.after_name)}(?={_loose(call.before_key)}|{_loose(form.closing)})"
+        )
+        self._next = re.compile("(?!)" if form.between is None else _loose(form.between))
+        self._closing = re.compile(_loose(form.closing))
+        self._state = "text"
+        self._schema: Mapping[str, Any] = {}
+        self._arguments = 0
+
+    def _advance(self, parts: list[Part]) -> bool:
+        if self._state == "text":
+            place = self._held.find(self._opening)
+            known = place if place >= 0 else len(self._held) - beginning_of(self._held, self._opening)
+            parts.append(self._held[:known])
+            self._held = self._held[known:]
+            self._state = "name" if place >= 0 else "text"
+            return place >= 0
+        if self._state == "name":
+            return self._read_name(parts)
+        if found := self._element.match(self._held):
+            more = ", " if self._arguments else ""
+            parts.append(
+                MoreArguments(f"{more}{json.dumps(found['key'])}: {self._value(found['key'], found['value'])}")
+            )
+            self._arguments += 1
+        elif found := self._next.match(self._held):
+            parts.append(MoreArguments("}"))
+            self._state = "name"
+        elif found := self._closing.match(self._held):
+            parts.append(MoreArguments("}"))
+            self._state = "text"
+        else:
+            return False
+        self._held = self._held[found.end() :]
+        return True
+
+    def _read_name(self, parts: list[Part]) -> bool:
+        if (found := self._name.match(self._held)) is None:
+            if len(self._held) > len(self._opening) + MOST_NAMED:
+                parts.append(self._held)
+                self._held = ""
+                self._state = "text"
+            return False
+        self._held = self._held[found.end() :]
+        parts += [ParsedCall(found["name"], ""), MoreArguments("{")]
+        self._schema = (self._tools.get(found["name"]) or {}).get("properties") or {}
+        self._arguments = 0
+        self._state = "arguments"
+        return True
+
+    def _value(self, key: str, text: str) -> str:
+        """A value as JSON."""
+        if not is_text(self._schema.get(key) or {}):
+            try:
+                return json.dumps(json.loads(text), ensure_ascii=False)
+            except (ValueError, RecursionError):
+                pass
+        return json.dumps(text, ensure_ascii=False)
+
+    def _rest(self) -> list[Part]:
+        return [] if self._state == "arguments" else [self._held]
+
+
+def _loose(text: str) -> str:
+    """A pattern of a text, with other white space before and within it."""
+    return "".join(BLANK + re.escape(word) for word in text.split())
+
+
+def _end_of_line(wanted: bool) -> str:
+    return r"\n?" if wanted else ""

@@ -1,0 +1,172 @@
+"""What a model's template writes for calls tells their form; answers in it are read, and may be forced."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from ssd_runtime.serving.http.openai.calls.call_forms import (
+    BARE,
+    LISTED,
+    TAGGED,
+    CallForm,
+    ElementCall,
+    JsonCall,
+    NamedCall,
+    named_form,
+)
+from ssd_runtime.serving.http.openai.calls.probe import TOOL, form_of
+from ssd_runtime.serving.http.openai.calls.readers import reader_of
+from ssd_runtime.serving.http.openai.calls.tool_calls import joined
+from ssd_runtime.structure.structure import Structure, StructureError
+from tests.recorded_calls import CONTROL, FILE
+from tests.structures import structured_model
+
+RECORDED: dict[str, list[str]] = json.loads(FILE.read_text())
+FORMS: dict[str, type] = {
+    "Qwen-Qwen2.5-7B-Instruct": JsonCall,
+    "Qwen-Qwen3-0.6B": JsonCall,
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": JsonCall,
+    "ibm-granite-granite-4.0": JsonCall,
+    "meta-llama-Llama-3.1-8B-Instruct": JsonCall,
+    "mistralai-Mistral-Nemo-Instruct-2407": JsonCall,
+    "Apriel-1.6-15b-Thinker-fixed": JsonCall,
+    "mistralai-Ministral-3-14B-Reasoning-2512": NamedCall,
+    "Mistral-Small-3.2-24B-Instruct-2506": NamedCall,
+    "deepseek-ai-DeepSeek-V3.1": NamedCall,
+    "Qwen3-Coder": ElementCall,
+    "Qwen3.5-4B": ElementCall,
+    "GLM-4.6": ElementCall,
+    "MiniMax-M2": ElementCall,
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ElementCall,
+}
+OTHERS = {
+    *("Kimi-K3", "LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct", "MiniMax-M3", "NVIDIA-Nemotron-Nano-v2"),
+    *("deepseek-ai-DeepSeek-V3.2", "deepseek-ai-DeepSeek-V4", "deepseek-ai-DeepSeek-V4-Flash-0731"),
+    *("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "ibm-granite-granite-3.3-2B-Instruct"),
+    "muse-glimmer",
+}
+"""Templates that write calls in other forms, or only name them."""
+SINGLE = {"MiniMax-M1", "moonshotai-Kimi-K2", "upstage-Solar-Open-100B"}
+"""Templates of which only the first call is read: they number calls, or list them without a list's marks."""
+PARAMETERS: dict[str, Any] = TOOL["function"]["parameters"]
+TOOLS = [("probe_tool", PARAMETERS)]
+CALL = ("probe_tool", {"first_key": "one value", "second_key": 42})
+SEVERAL = [
+    ("look", {"properties": {"query": {"type": "string", "maxLength": 12}, "pages": {"type": "integer"}}}),
+    (
+        "mark",
+        {
+            "$defs": {"colour": {"enum": ["red", "green"]}},
+            "properties": {"colour": {"enum": ["red", "green"]}, "at": {"type": "array", "items": {"type": "number"}}},
+            "required": ["colour"],
+        },
+    ),
+]
+
+
+def form_and_control(name: str) -> tuple[CallForm | None, dict[str, int]]:
+    written = RECORDED[name]
+    control = {token: 900_000 + place for place, token in enumerate(sorted(set(CONTROL.findall("".join(written)))))}
+    ends = frozenset(token for text, token in control.items() if "end▁of▁s" in text or text in ("</s>", "<|im_end|>"))
+    form = form_of(written.__getitem__, control, ends)
+    return form, control
+
+
+def read(form: CallForm, text: str, cuts: Sequence[int], tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
+    reader = reader_of(form, tools)
+    places = [0, *cuts, len(text)]
+    parts = [part for begin, end in pairwise(places) for part in reader.feed(text[begin:end])]
+    words, calls = joined([*parts, *reader.close()])
+    return words, [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def allows(structure: Structure, text: str) -> bool:
+    """Whether a grammar allows a text from its beginning to its end."""
+    loaded = structured_model()
+    matcher = loaded.grammars.compiled(structure).matcher()
+    ids = loaded.tokenizer.encode(text, add_special_tokens=False)
+    allowed = all(matcher.allows(ids[:place], (), token) for place, token in enumerate(ids))
+    return allowed and matcher.allows(ids, (), next(iter(loaded.eos_ids)))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_a_template_writes_is_read_and_may_be_forced(name: str) -> None:
+    form, control = form_and_control(name)
+    if form is None or name in OTHERS:
+        assert name in OTHERS
+        return
+    assert isinstance(form.call, FORMS.get(name, object))
+    shown = form.visible(control)
+    for calls, text in enumerate(RECORDED[name][1:], 1):
+        if calls > 1 and (form.between is None or name in SINGLE):
+            continue
+        answer = text[: text.rindex(form.closing) + len(form.closing)] if form.closing else text
+        seen = CONTROL.sub("", answer)
+        for cuts in ([], range(1, len(seen))):
+            words, found = read(shown, seen, cuts)
+            assert found == [CALL] * calls
+            assert words.strip() in ("", "assistant"), words
+        assert CONTROL.sub("", form.opening + form.closing) == shown.opening + shown.closing
+        alone = answer.lstrip("\n") if form.closing or name.endswith("Nemo-Instruct-2407") else ""
+        if alone and '"id"' not in alone:
+            assert allows(form.structure(TOOLS, parallel=True), alone)
+
+
+def random_answer(structure: Structure, seed: int) -> str | None:
+    """A random answer that a grammar allows; None if it is long."""
+    loaded = structured_model()
+    matcher = loaded.grammars.compiled(structure).matcher()
+    draw, answer = random.Random(seed), list[int]()
+    ends = loaded.eos_ids
+    while len(answer) < 300:
+        allowed = matcher.masked(torch.zeros(loaded.model.config.vocab_size), answer, ()) == 0.0
+        tokens = allowed.nonzero()[:, 0].tolist()
+        if ends & set(tokens):
+            return loaded.decode(answer)
+        plain = [token for token in tokens if loaded.decode([token]).isprintable()]
+        answer.append(draw.choice(plain or tokens))
+    return None
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_forced_answer_is_read_as_the_calls_that_its_grammar_means(name: str) -> None:
+    """Answers that a grammar is walked through at random hold to the tools' schemas, however they are cut."""
+    form, _ = form_and_control(name)
+    for seed in range(6):
+        text = random_answer(form.structure(SEVERAL, parallel=True), seed)
+        if text is None:
+            continue
+        words, found = read(form, text, range(0, len(text), 3), SEVERAL)
+        assert not words.strip()
+        assert found
+        for tool, arguments in found:
+            jsonschema.validate(arguments, {"type": "object", **dict(SEVERAL)[tool]})
+
+
+def test_texts_name_the_form_of_templates_that_write_no_call() -> None:
+    assert named_form("<tools></tools> … <tool_call>") == TAGGED
+    assert named_form("… respond only with <|tool_call|> …") == LISTED
+    assert named_form('{"name": function name, "parameters": …}') == BARE
+    assert form_of(lambda calls: "", {}, frozenset()) is None
+    assert form_of(lambda calls: "nothing of calls" + "QQQ" * (not calls), {}, frozenset()) is None
+
+
+def test_control_tokens_are_forced_by_their_ids() -> None:
+    form, control = form_and_control("mistralai-Ministral-3-14B-Reasoning-2512")
+    text = form.structure(TOOLS, parallel=False, tokens=control).text
+    assert f"<[{control['[TOOL_CALLS]']}]>" in text
+    assert f'"probe_tool" <[{control["[ARGS]"]}]>' in text
+
+
+def test_promises_that_a_form_cannot_keep_are_refused() -> None:
+    form, _ = form_and_control("Qwen3-Coder")
+    with pytest.raises(StructureError, match=r"'day' has a format.*omit it"):
+        form.structure([("f", {"properties": {"day": {"type": "string", "format": "date"}}})], parallel=False)
