@@ -140,15 +140,26 @@ def random_answer(structure: Structure, seed: int) -> str | None:
 def test_a_forced_answer_is_read_as_the_calls_that_its_grammar_means(name: str) -> None:
     """Answers that a grammar is walked through at random hold to the tools' schemas, however they are cut."""
     form, _ = form_and_control(name)
-    for seed in range(6):
-        text = random_answer(form.structure(SEVERAL, parallel=True), seed)
-        if text is None:
-            continue
+    texts = [random_answer(form.structure(SEVERAL, parallel=True), seed) for seed in range(6)]
+    assert any(texts)
+    for text in filter(None, texts):
         words, found = read(form, text, range(0, len(text), 3), SEVERAL)
         assert not words.strip()
         assert found
         for tool, arguments in found:
             jsonschema.validate(arguments, {"type": "object", **dict(SEVERAL)[tool]})
+
+
+def test_an_element_of_a_string_is_text_whatever_it_spells() -> None:
+    form, _ = form_and_control("Qwen3-Coder")
+    assert isinstance(form.call, ElementCall)
+    elements = [
+        form.call.before_key + key + form.call.after_key + value + form.call.after_value
+        for key, value in (("text", "[42]"), ("number", "42"), ("other", "{x"))
+    ]
+    text = form.opening + "f" + form.call.after_name + "".join(elements) + form.closing
+    schema = {"properties": {"text": {"type": "string"}, "number": {"type": "integer"}}}
+    assert read(form, text, [], [("f", schema)]) == ("", [("f", {"text": "[42]", "number": 42, "other": "{x"})])
 
 
 def test_texts_name_the_form_of_templates_that_write_no_call() -> None:
