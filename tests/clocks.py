@@ -52,13 +52,18 @@ class StandInMachine:
     """
 
     ATTENTION, MLP, HEAD, EMBEDDING = 8e-4, 1.1e-3, 2e-3, 2e-4
+    DRAFT_HEAD = 0.25
+    """The head of a draft ÷ the whole one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slowness: Callable[[float], float] = lambda _: 1.0) -> None:
         self.slowness = slowness
         self.time = 0.0
         monkeypatch.setattr(SubLayers, "attention", lambda _, layer, x, *__: self._spend(self.ATTENTION, x))
         monkeypatch.setattr(SubLayers, "mlp", lambda _, layer, x, *__: self._spend(self.MLP, x))
-        monkeypatch.setattr(Decoder, "logits", lambda _, x, *__: self._spend(self.HEAD, x))
+        share = {False: 1.0, True: self.DRAFT_HEAD}
+        monkeypatch.setattr(
+            Decoder, "logits", lambda _, x, *__, drafting=False: self._spend(share[drafting] * self.HEAD, x)
+        )
         embed = Decoder.embed
         monkeypatch.setattr(Decoder, "embed", lambda decoder, *ids: self._spend(self.EMBEDDING, embed(decoder, *ids)))
         for module in ("latency", "shared_steps", "light"):

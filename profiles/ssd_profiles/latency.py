@@ -85,6 +85,8 @@ class LatencyTable:
     """Seconds that a step of each of `sequences` takes beyond one of as many rows of one sequence; never falls."""
     light: dict[int, LightCosts] = field(default_factory=dict)
     """Costs on light copies of the weights, by their bits. Those that are not there run in full."""
+    draft_head: float = 1.0
+    """Seconds of the head of a draft's row, which scores a part of the vocabulary, ÷ those of the whole head."""
 
     @property
     def base(self) -> int:
@@ -129,6 +131,10 @@ class LatencyTable:
         """Final norm, LM head and arg max of `queries` tokens, on weights of these bits."""
         return interpolate(queries, self.queries, self.head) * self._share(bits, "head", queries)
 
+    def draft_head_seconds(self, queries: float, bits: int = FULL) -> float:
+        """Final norm, head and arg max of `queries` rows of drafts, on weights of these bits."""
+        return self.draft_head * self.head_seconds(queries, bits)
+
     def overhead_seconds(self, queries: float, bits: int = FULL) -> float:
         """Seconds of a step of `queries` tokens beside its sub-layers and the head, however deep it goes.
 
@@ -139,7 +145,7 @@ class LatencyTable:
         if costs is None:
             return full
         whole = full + sum(self.sublayer_seconds(costs.context, queries)) + self.head_seconds(queries)
-        parts = sum(self.sublayer_seconds(costs.context, queries, bits)) + self.head_seconds(queries, bits)
+        parts = sum(self.sublayer_seconds(costs.context, queries, bits)) + self.draft_head_seconds(queries, bits)
         return whole * costs.step_share(queries) - parts
 
     def _attention(self, context: float, queries: float, kind: str) -> float:
@@ -174,7 +180,8 @@ class LatencyTable:
             count * self.attention_seconds(context, rows, kind, bits) for (kind, bits), count in kept_attention.items()
         )
         mlp = sum(count * self.mlp_seconds(rows, bits) for bits, count in kept_mlp.items())
-        parts = attention + mlp + self.head_seconds(rows, FULL if mask is None else mask.head_bits)
+        head = self.head_seconds(rows) if mask is None else self.draft_head_seconds(rows, mask.head_bits)
+        parts = attention + mlp + head
         step = growth * max(parts + self._overhead(rows, mask), LEAST_SHARE * parts)
         # Sequences differ in attention alone.
         return step + kept_attention.total() / len(self.layer_kinds) * self.joint_seconds(sequences)
@@ -214,8 +221,9 @@ class LatencyTable:
                 "growth": _rounded(self.growth),
                 "sequences": [int(n) for n in self.sequences],
                 "joint": _rounded(self.joint),
-                # Tables without any have the bytes that they had before light copies were priced.
+                # Tables without these have the bytes that they had before there were any.
                 **({"light": light} if light else {}),
+                **({"draft_head": float(f"{self.draft_head:.6g}")} if self.draft_head != 1.0 else {}),
             },
             indent=1,
         )
@@ -242,6 +250,7 @@ class LatencyTable:
             sequences=np.asarray(data.sequences, float),
             joint=np.asarray(data.joint, float),
             light={int(bits): LightCosts.of_file(costs) for bits, costs in data.light.items()},
+            draft_head=data.draft_head,
         )
         table.check()
         return table
@@ -305,6 +314,7 @@ class _TableFile(BaseModel):
     sequences: list[_Queries] = Field(default=[], max_length=MAX_POINTS)
     joint: list[_Joint] = Field(default=[], max_length=MAX_POINTS)
     light: dict[Literal["8", "4"], LightCostsFile] = {}
+    draft_head: Annotated[float, Field(ge=1e-4, le=2.0)] = 1.0
 
 
 def _array(name: str, values: list[Any]) -> Array:

@@ -19,6 +19,7 @@ from torch.nn.functional import rms_norm, silu
 
 from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention, SegmentPlace, _Block
 from ssd_runtime.model.native.native_run import NativeSubLayer, run_natively
+from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm, _Norm
 from ssd_runtime.weights.kernels.native import _Weight
 from ssd_runtime.weights.native.library import Library
@@ -65,6 +66,23 @@ class Projections:
         gate, up = product.chunk(2, -1)
         product = product if self.residual is None else product + self.residual
         return torch.cat([product, self.x + silu(gate) * up @ self.dense_down.T], 1)
+
+
+def test_chosen_tiles_have_the_whole_weights_outputs_and_others_none(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        projections = Projections(own=seeded(seed, 1 + seed % 3))
+        every = projections.up.out_features // TILE
+        tiles = torch.randperm(every)[: random.randint(1, every)]
+        whole = projections.up.fused(projections.x, projections.norm, None)
+        some = projections.up.among(tiles)
+        found = some.fused(projections.x, projections.norm, None)
+        chosen = torch.zeros(every, dtype=torch.bool).index_fill(0, tiles, True).repeat_interleave(TILE)
+        assert torch.equal(found[:, chosen], whole[:, chosen])
+        assert (found[:, ~chosen] == -torch.inf).all()
+        with pytest.raises(RuntimeError, match="chosen tiles"):
+            projections.up.among(torch.tensor([random.choice([-1, every])])).fused(projections.x, None, None)
+        with pytest.raises(RuntimeError, match="chosen tiles"):
+            some.fused_mlp(projections.down, projections.x, None)
 
 
 def _fewer_slots(segment: Any, block: Block) -> None:

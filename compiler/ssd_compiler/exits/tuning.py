@@ -115,7 +115,7 @@ class _Costs:
             latency=latency,
             context=context,
             overhead=overhead,
-            look=latency.head_seconds(1),
+            look=latency.draft_head_seconds(1),
             plain=latency.step_seconds(context),
         )
 

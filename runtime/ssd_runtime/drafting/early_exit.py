@@ -58,7 +58,7 @@ class EarlyExit:
         for stop in self.stops:
             yield from rows.advancing(stop)
             temperature = annealed_temperature(stop, layers, self.annealing)
-            [logits] = yield Head(self.heads.carried(stop, rows.states[-1]), normed=True)
+            [logits] = yield Head(self.heads.carried(stop, rows.states[-1]), normed=True, drafting=True)
             proposal = rows.session.propose(logits, lambda: path, temperature)
             if math.exp(-proposal.nll) >= self.threshold:
                 return proposal

@@ -47,7 +47,7 @@ class Masked:
         while len(tokens) < length:
             rows = [tokens[-1] if tokens else session.pending]
             x = yield session.request(rows, len(tokens), self.mask)
-            [logits] = yield Head(x, bits=self.mask.head_bits)
+            [logits] = yield Head(x, bits=self.mask.head_bits, drafting=True)
             proposal = session.propose(logits, lambda: [session.pending, *tokens], temperature)
             tokens.append(proposal.token)
             if proposal.probs is not None:

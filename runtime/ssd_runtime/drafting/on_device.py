@@ -55,7 +55,7 @@ class DeviceChain:
         while len(self.steps) < length:
             last = self.steps[-1][:1] if self.steps else [pending]
             x = yield self.session.request(last, len(self.steps), self.mask)
-            logits = yield Head(x, bits=self.mask.head_bits)
+            logits = yield Head(x, bits=self.mask.head_bits, drafting=True)
             self.steps.append(_numbers(logits, self.candidates) if self.confidence else argmax(logits))
             if math.isfinite(most_nll) and len(self.steps) % STEPS_PER_READ == 0 and len(self.steps) < length:
                 yield from self.reading(most_nll)

@@ -19,6 +19,7 @@ from ssd_runtime.model.attention import capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVLayout, KVPool
+from ssd_runtime.model.draft_vocabulary import DraftVocabulary
 from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.projections import LightCopies, Projections
@@ -102,6 +103,7 @@ class Decoder:
             self.projections = Projections(self.layers, self._head)
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers)
+            self.draft_vocabulary = DraftVocabulary(self.shape.vocabulary)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
                 name: RotaryTable(
@@ -300,10 +302,16 @@ class Decoder:
         with self.lock:
             return self._handed(self._on_two_rows(self._norm, x))
 
-    def head(self, normed: Tensor, bits: int = FULL) -> Tensor:
-        """Logits [n, vocabulary] of normed states, by a copy of the head in `bits` if there is one."""
-        head = self._head if bits == FULL else self._head.light(bits)
+    def head(self, normed: Tensor, bits: int = FULL, drafting: bool = False) -> Tensor:
+        """Logits [n, vocabulary] of normed states, by a copy of the head in `bits` if there is one.
+
+        For `drafting`, those of tokens outside of the `draft_vocabulary` may be minus infinity.
+        """
+        whole = self._head if bits == FULL else self._head.light(bits)
+        head: Callable[[Tensor], Tensor] = whole
         with self.lock:
+            if drafting:
+                head = self.draft_vocabulary.head(whole) or whole
             return self.finished(self._handed(self._on_two_rows(head, normed)))
 
     def _on_two_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -320,9 +328,14 @@ class Decoder:
             logits = logits / self._logit_divisor
         return capped(logits, self._logit_cap)
 
-    def logits(self, x: Tensor, bits: int = FULL) -> Tensor:
-        """Logits [n, vocabulary] of states after the last sub-layer; `bits` are those of `head`."""
-        return self.head(self.norm(x), bits)
+    def logits(self, x: Tensor, bits: int = FULL, drafting: bool = False) -> Tensor:
+        """Logits [n, vocabulary] of states after the last sub-layer; `bits` and `drafting` are those of `head`."""
+        return self.head(self.norm(x), bits, drafting)
+
+    def saw(self, tokens: Sequence[int], answered: bool = True) -> None:
+        """Let drafts score tokens that occur in an answer or a prompt, and their neighbours."""
+        with self.lock:
+            self.draft_vocabulary.update(tokens, answered)
 
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""

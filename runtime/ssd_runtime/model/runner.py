@@ -63,13 +63,15 @@ class Head:
     """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], `normed` or not.
 
     With `best` the answer is a pair: the most probable tokens [rows] and their probabilities [rows]. Searches have more
-    rows than the memory has room for logits. `bits` are those of the head's weights (`SubLayerPlan.head_bits`).
+    rows than the memory has room for logits. `bits` are those of the head's weights (`SubLayerPlan.head_bits`). For
+    `drafting`, logits of rare tokens may be minus infinity (`DraftVocabulary`).
     """
 
     x: Tensor
     normed: bool = False
     best: bool = False
     bits: int = FULL
+    drafting: bool = False
     is_full = False
 
     @property
@@ -80,7 +82,7 @@ class Head:
     @property
     def key(self) -> Hashable:
         """Requests of equal keys run as one."""
-        return Head, self.normed, self.best, self.bits
+        return Head, self.normed, self.best, self.bits, self.drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +173,8 @@ class ModelRunner:
         sizes = [request.size for request in requests]
         logits = self.decoder.head if one.normed else self.decoder.logits
         if not one.best:
-            return _split(logits(x, one.bits), sizes)
-        parts = [_best(logits(rows, one.bits)) for rows in x.split(HEAD_ROWS)]
+            return _split(logits(x, one.bits, one.drafting), sizes)
+        parts = [_best(logits(rows, one.bits, one.drafting)) for rows in x.split(HEAD_ROWS)]
         tokens, probabilities = (_split(torch.cat(each), sizes) for each in zip(*parts, strict=True))
         return list(zip(tokens, probabilities, strict=True))
 

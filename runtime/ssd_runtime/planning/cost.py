@@ -176,9 +176,9 @@ class CostModel:
         return list(accumulate((seconds / plain for seconds in rows), max))
 
     def heads(self, context: int, count: int) -> float:
-        """Cost of `count` passes of one row through the head, and of a step's overhead."""
+        """Cost of `count` passes of a draft's row through the head, and of a step's overhead."""
         table = self.latency
-        return (count * table.head_seconds(1) + max(0.0, table.overhead_seconds(1))) / self._plain.at(context)
+        return (count * table.draft_head_seconds(1) + max(0.0, table.overhead_seconds(1))) / self._plain.at(context)
 
     def _extra(self, context: int, sequences: int) -> float:
         """Cost that `sequences` sequences add to a shared forward beyond its rows."""

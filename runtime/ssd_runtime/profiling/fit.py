@@ -11,6 +11,8 @@ from ssd_profiles.latency import Array, DeviceKey, LatencyTable, base_of
 from ssd_runtime.profiling.rising import rising
 from ssd_runtime.profiling.shared_steps import SharedStepTimes
 
+DRAFT_HEAD = "draft head 1"
+"""Name of the figure of a draft's head on one row."""
 MIN_SAMPLES = 3
 """Fewest samples of a figure whose spread is stated."""
 
@@ -59,6 +61,11 @@ class Samples:
             np.asarray([sweep[f"{name} {n}"] / pace for sweep, pace in pairs if f"{name} {n}" in sweep]) / passes
             for n in self.queries
         ]
+
+    def draft_head(self) -> float:
+        """Seconds of a draft's head ÷ those of the whole head, each on one row."""
+        shares = [sweep[DRAFT_HEAD] / sweep["head 1"] for sweep in self.sweeps if DRAFT_HEAD in sweep]
+        return min(1.0, float(np.median(shares))) if shares else 1.0
 
     def steps(self) -> list[Array]:
         """Samples of whole steps, each ÷ the plain step before it."""
@@ -155,6 +162,7 @@ def _table(
         growth=shared.growth,
         sequences=shared.sequences,
         joint=shared.joint,
+        draft_head=samples.draft_head(),
     )
     return replace(without, overhead=step - without.parts)
 

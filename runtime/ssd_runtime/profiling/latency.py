@@ -21,7 +21,7 @@ from ssd_runtime.devices.memory import available_bytes
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.fit import MIN_SAMPLES, Samples, coarse, fitted
+from ssd_runtime.profiling.fit import DRAFT_HEAD, MIN_SAMPLES, Samples, coarse, fitted
 from ssd_runtime.profiling.other_work import OtherWork, others_text
 from ssd_runtime.profiling.shared_steps import measure_shared_steps
 from ssd_runtime.sampling.argmax import argmax
@@ -34,7 +34,7 @@ VARIED = 4
 """Number of inputs with which a mixture's MLP blocks are timed in turn, so that its experts do not stay in a cache."""
 FAR = 2048
 """A context at which the cost of attention is visible."""
-ENGINE = 8
+ENGINE = 9
 """Version of the decoder's speed and of its measurement; tables of older versions are measured again."""
 MAX_ROUNDS = 9
 STEPS_PER_ROUND = 3
@@ -233,6 +233,7 @@ class _Bench:
                 for context in contexts
             ]
             parts += [(f"mlp {n}", self._mlp(base, n)), (f"head {n}", self._head(n))]
+        parts.append((DRAFT_HEAD, self._head(1, drafting=True)))
         plain = self._step(base, 1)
         steps = [pair for n in self.queries for pair in ((f"plain {n}", plain), (f"step {n}", self._step(base, n)))]
         return parts, steps
@@ -280,10 +281,10 @@ class _Bench:
         self.decoder.run(x, self._batch(context, n), states=states)
         return states[::2]
 
-    def _head(self, n: int) -> Callable[[], object]:
+    def _head(self, n: int, drafting: bool = False) -> Callable[[], object]:
         decoder = self.decoder
         x = self._rows(n)
-        return lambda: argmax(decoder.logits(x)).tolist()
+        return lambda: argmax(decoder.logits(x, drafting=drafting)).tolist()
 
     def _step(self, context: int, n: int) -> Callable[[], object]:
         decoder = self.decoder

@@ -68,6 +68,7 @@ def test_a_quiet_machines_table_is_right_and_obeys_the_law(decoder: Decoder, mon
     assert_quiet(table, machine)
     assert broken_law(table) is None
     np.testing.assert_allclose(table.overhead, 1.01 * machine.EMBEDDING, rtol=0.4)
+    assert table.draft_head == pytest.approx(machine.DRAFT_HEAD)
 
 
 def test_a_neighbour_who_comes_or_goes_does_not_part_steps_from_their_parts(

@@ -26,6 +26,8 @@ class _Weight(ctypes.Structure):
         ("bias_bytes", ctypes.c_int64),
         ("blocks", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("chosen", ctypes.c_void_p),
+        ("number", ctypes.c_int64),
     )
 
 
@@ -40,6 +42,7 @@ class Native:
         "_about",
         "_bias",
         "_blocks",
+        "_chosen",
         "_draft",
         "_kept",
         "_library",
@@ -65,6 +68,7 @@ class Native:
         self._kept = kept
         self._draft: Native | None = None
         self._nested = False
+        self._chosen: Tensor | None = None
         self.name = f"{found.instructions}{kept.short}"
         self.out_features, self.in_features = len(tiles) * TILE, columns
         self._blocks = kept.joined(tiles, columns)
@@ -102,6 +106,18 @@ class Native:
             self._draft.address = ctypes.addressof(self._draft._about)
             self._draft._nested = self._draft.moved = True
         return self._draft
+
+    def among(self, tiles: Tensor) -> Native:
+        """The weight in the same memory with the outputs of some tiles alone, int32; others are minus infinity."""
+        found = copy(self)
+        found._draft = None
+        found._chosen = tiles.to(torch.int32).contiguous()
+        found._about = _Weight.from_buffer_copy(self._about)
+        found._about.chosen = found._chosen.data_ptr()
+        found._about.number = len(tiles)
+        found.address = ctypes.addressof(found._about)
+        found._nested = found.moved = True
+        return found
 
     @property
     def draft_bytes(self) -> int:
@@ -156,6 +172,8 @@ class Native:
         x = x.contiguous()
         n = x.shape[0]
         y = floats(n, self.out_features)
+        if self._chosen is not None:
+            y.fill_(-torch.inf)
         size = quantised_floats(n, self.in_features)
         memory = floats(size)
         if residual is not None:

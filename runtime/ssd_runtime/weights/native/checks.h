@@ -13,6 +13,7 @@
     RULE(FORMAT, "a weight is stored in a known format")                                                   \
     RULE(WEIGHT, "a weight has whole tiles of 16 outputs and whole groups of 32 columns, and not too many") \
     RULE(BLOCKS, "a weight's blocks are as large as its bits, outputs and columns say")                    \
+    RULE(CHOSEN, "chosen tiles are the weight's, and only of a weight that is multiplied by itself")         \
     RULE(BIAS, "a bias has a number for each output")                                                      \
     RULE(ROWS, "the number of rows is from 0 to 2^28")                                                     \
     RULE(INPUT, "x is n rows of the weight's columns in fp32")                                             \
@@ -67,7 +68,8 @@ static int within(int64_t number, int64_t least) {
     return number >= least && number <= LARGEST;
 }
 
-static int check_weight(const Weight *weight) {
+/* A weight of which some tiles may be chosen. */
+static int check_tiles(const Weight *weight) {
     REQUIRE(POINTERS, weight && weight->blocks);
     REQUIRE(FORMAT, weight->format >= 0 && weight->format < FORMATS);
     REQUIRE(WEIGHT, within(weight->out, TILE) && weight->out % TILE == 0);
@@ -76,6 +78,15 @@ static int check_weight(const Weight *weight) {
     REQUIRE(WEIGHT, !format.header || weight->in % (HEADED * GROUP) == 0);
     REQUIRE(BLOCKS, weight->bytes == weight->out / TILE * tile_bytes(format, weight->in / GROUP));
     REQUIRE(BIAS, !weight->bias || weight->bias_bytes == 4 * weight->out);
+    REQUIRE(CHOSEN, !weight->chosen || within(weight->number, 1));
+    for (int64_t i = 0; weight->chosen && i < weight->number; i++)
+        REQUIRE(CHOSEN, weight->chosen[i] >= 0 && weight->chosen[i] < weight->out / TILE);
+    return AGREED;
+}
+
+static int check_weight(const Weight *weight) {
+    AGREE(check_tiles(weight));
+    REQUIRE(CHOSEN, !weight->chosen);
     return AGREED;
 }
 
@@ -99,7 +110,7 @@ static int check_linear(const Weight *weight, const Norm *norm, const float *x, 
                         const float *residual, int64_t residual_bytes, const float *y, const float *memory,
                         int64_t floats, int threads)
 {
-    AGREE(check_weight(weight));
+    AGREE(check_tiles(weight));
     AGREE(check_rows(x, bytes, n, weight->in, norm, y, memory, threads));
     REQUIRE(RESIDUAL, !residual || residual_bytes == 4 * n * weight->out);
     REQUIRE(MEMORY, floats == floats_of(n, weight->in));

@@ -23,6 +23,8 @@ typedef struct {
     int64_t format, out, in, own_threads, bytes, bias_bytes; /* The bytes of blocks and of bias. */
     const uint8_t *blocks;
     const float *bias; /* NULL for none. */
+    const int32_t *chosen; /* The tiles that `linear` multiplies, `number` of them; NULL for all. */
+    int64_t number;
 } Weight;
 
 typedef struct {
@@ -286,8 +288,9 @@ static void project_item(const void *about, int64_t item, int worker) {
     const Projecting *of = about;
     const int64_t begin = item * of->together, end = begin + of->together;
     (void)worker;
-    for (int64_t tile = begin; tile < end && tile < of->tiles; tile++)
+    for (int64_t place = begin; place < end && place < of->tiles; place++)
         for (int64_t first = 0; first < of->n; first += CHUNK) {
+            const int64_t tile = of->weight->chosen ? of->weight->chosen[place] : place;
             const int count = chunk(of->n, first);
             Floats sums[CHUNK * PARTS];
             products(of->weight, tile, of->rows, first, count, sums);
@@ -298,11 +301,13 @@ static void project_item(const void *about, int64_t item, int worker) {
         }
 }
 
-/* y = products of the rows, plus the residual unless it is NULL. Rows of both are `width` floats apart. */
+/* y = products of the rows, plus the residual unless it is NULL. Rows of both are `width` floats apart. Outputs of tiles
+ * that are not chosen stay as they are. */
 static void project(Threads threads, const Weight *weight, Rows rows, int64_t n, const float *residual, float *y,
                     int64_t width)
 {
-    const int64_t tiles = weight->out / TILE, together = tiles_together(weight, tiles, threads);
+    const int64_t tiles = weight->chosen ? weight->number : weight->out / TILE;
+    const int64_t together = tiles_together(weight, tiles, threads);
     const Projecting about = {weight, rows, n, tiles, together, residual, y, width};
     each(threads, project_item, &about, (tiles + together - 1) / together, 1);
 }

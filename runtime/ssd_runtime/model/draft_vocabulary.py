@@ -1,0 +1,74 @@
+"""The part of the vocabulary that drafts score."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import torch
+
+from ssd_runtime.weights.kernels.formats import TILE
+from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.light import LightLinear
+from ssd_runtime.weights.linear import Linear
+
+FREQUENT = 24_576
+"""Tokens that are always scored. A BPE tokenizer numbers its tokens as it found them, the frequent ones first."""
+SEEN = 16_384
+"""Most others, which are scored because they, or neighbours, have occurred; the latest stay."""
+LEAST_COVERAGE = 0.95
+"""With less of the text among these tokens, drafts lose more than they save."""
+FADING = 1 / 256
+"""Weight of the latest token in the coverage."""
+
+
+class DraftVocabulary:
+    """Frequent tokens and those seen lately, in tiles of 16 neighbours, as our own kernels hold their outputs.
+
+    A draft that scores these alone reads a part of the head (FR-Spec, arXiv 2502.14856). Verification scores all, so
+    the output is the same.
+    """
+
+    def __init__(self, vocabulary: int, frequent: int = FREQUENT, seen: int = SEEN) -> None:
+        """`frequent` and `seen` are multiples of 16; of a vocabulary that is not much larger, drafts score all."""
+        self.is_useful = vocabulary >= 2 * frequent
+        self._tiles = vocabulary // TILE
+        self._frequent = frequent // TILE
+        self._most_seen = seen // TILE
+        self._seen = OrderedDict[int, None]()
+        """Tiles beside those of frequent tokens, the latest last."""
+        self._coverage = 1.0
+        self._version = 0
+        self._made: dict[int, tuple[int, Native, Native]] = {}
+        """By a kernel's place in memory: the version of the tiles, the kernel, and that of these tiles."""
+
+    def update(self, tokens: Iterable[int], answered: bool) -> None:
+        """Add tokens of a prompt, or of an answer, which drafts should have scored."""
+        for token in tokens:
+            tile = token // TILE
+            known = tile < self._frequent or tile in self._seen
+            if answered:
+                self._coverage += FADING * (known - self._coverage)
+            if self._frequent <= tile < self._tiles:
+                self._seen[tile] = None
+                self._seen.move_to_end(tile)
+                self._version += not known
+        while len(self._seen) > self._most_seen:
+            self._seen.popitem(last=False)
+
+    def head(self, whole: Linear | LightLinear) -> Native | None:
+        """The head with these tokens alone, whose other logits are minus infinity.
+
+        None where another kernel than our own has a part in it, or where they cover too little of the text.
+        """
+        if not self.is_useful or self._coverage < LEAST_COVERAGE:
+            return None
+        kernels = whole.kernels if isinstance(whole, LightLinear) else whole.natives
+        if len(kernels) != 1 or not isinstance(kernel := kernels[0], Native):
+            return None
+        version, known, made = self._made.get(id(kernel), (-1, kernel, kernel))
+        if version != self._version or known is not kernel:
+            frequent = torch.arange(self._frequent, dtype=torch.int32)
+            made = kernel.among(torch.cat([frequent, torch.tensor(sorted(self._seen), dtype=torch.int32)]))
+            self._made = {id(kernel): (self._version, kernel, made)}
+        return made

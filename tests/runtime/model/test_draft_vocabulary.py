@@ -1,0 +1,83 @@
+"""Drafts score frequent tokens and those seen lately; verification scores all, so nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.draft_vocabulary import DraftVocabulary
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.sampling.params import SamplingParams
+from ssd_runtime.sequence.session import Session
+from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.light import LightLinear
+from ssd_runtime.weights.native.library import library
+from tests.gguf_files import quantised_pair
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
+FREQUENT, SEEN = 64, 48
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    """A packed model of 256 tokens, of which drafts score 64 and those seen lately."""
+    packed, _, _ = quantised_pair(tmp_path_factory.mktemp("model"), "qwen3", Type.Q8_0, vocab_size=256)
+    return Decoder(packed)
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=12), max_size=6))
+def test_what_is_scored_is_what_the_whole_head_scores(texts: list[list[int]]) -> None:
+    weight = Native.of8(torch.randint(-127, 128, (256, 32), dtype=torch.int8), torch.rand(256, 1))
+    vocabulary, head = DraftVocabulary(256, FREQUENT, SEEN), LightLinear([weight], torch.float32)
+    x = torch.randn(2, 32)
+    whole = weight(x)
+    for tokens in texts:
+        vocabulary.update(tokens, answered=False)
+        made = vocabulary.head(head)
+        assert made is not None
+        scored = made(x)
+        finite = scored.isfinite().all(0)
+        assert torch.equal(scored[:, finite], whole[:, finite])
+        assert finite[:FREQUENT].all()
+        assert int(finite.sum()) <= FREQUENT + SEEN
+        for token in tokens[-1:]:
+            assert token >= 256 or finite[token]
+
+
+def test_the_whole_head_serves_where_too_little_of_the_text_is_covered() -> None:
+    weight = Native.of8(torch.ones(256, 32, dtype=torch.int8), torch.ones(256, 1))
+    vocabulary, head = DraftVocabulary(256, FREQUENT, SEEN), LightLinear([weight], torch.float32)
+    vocabulary.update(range(64, 256), answered=False)
+    assert vocabulary.head(head) is not None
+    for _ in range(3):
+        vocabulary.update(range(64, 256, 16), answered=True)
+    assert vocabulary.head(head) is None
+    vocabulary.update([5] * 600, answered=True)
+    assert vocabulary.head(head) is not None
+    assert DraftVocabulary(127, FREQUENT).head(head) is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_output_is_plain_decodings(decoder: Decoder, temperature: float) -> None:
+    drafters = [
+        Plan.masked("mask", SubLayerPlan.of(4, {1, 2}), 4),
+        Plan("exit", EarlyExit(ExitHeads(decoder), (2, 4), 0.01), 3),
+    ]
+    for seed in range(6):
+        ids = [(3 + 7 * seed + 5 * i) % 256 for i in range(8)]
+        sampling = SamplingParams(temperature=temperature, seed=seed)
+        plain = generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(24))
+        for plan in drafters:
+            decoder.draft_vocabulary = DraftVocabulary(256, FREQUENT, SEEN)
+            got = generate(Session(decoder, sampling), ids, ConstantPlanner(plan), Limits(24))
+            assert got.token_ids == plain.token_ids
+            assert got.num_draft_tokens > 0
