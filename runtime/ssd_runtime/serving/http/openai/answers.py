@@ -124,8 +124,6 @@ class Answer:
                 held = self._hold(place)
                 held.begin = len(tokens)
                 held.positions.skip(tokens)
-                if held.origins is not None:
-                    held.origins.skip(tokens)
                 form.skip(place, text)
 
     async def whole(self) -> Json:

@@ -22,10 +22,6 @@ class OriginReader:
         self._tokens = 0
         self._last: Origin = "plain"
 
-    def skip(self, tokens: Sequence[int]) -> None:
-        """Go on after tokens that the client has."""
-        self._text.skip(tokens)
-
     def read(self, text: str, tokens: Sequence[int], origins: Sequence[Origin]) -> None:
         """Note new text, and the tokens that are complete with it.
 
