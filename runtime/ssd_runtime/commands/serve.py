@@ -102,6 +102,7 @@ def serve(
         allowed_origins=tuple(server.allow_origin or ()),
         allowed_hosts=server.allowed_hosts,
         temperature=server.temperature,
+        page=not server.no_page,
     )
     if scale is not None:
         from ssd_runtime.serving.ray_app.serving import serve_replicas

@@ -101,6 +101,9 @@ class ServerOptions:
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 1.0
+    no_page: Annotated[
+        bool, typer.Option("--no-page", help="Serve no chat page at /.", rich_help_panel=SERVER_PANEL)
+    ] = False
 
     @property
     def allowed_hosts(self) -> tuple[str, ...] | None:

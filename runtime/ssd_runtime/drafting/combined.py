@@ -95,9 +95,9 @@ def _joined(drafted: Draft, guesses: Sequence[Node], siblings: Sequence[Node]) -
     chain = drafted.tokens[:steps]
     parents = list(range(steps))
     if not guesses and not siblings:
-        return Draft(chain, probs=drafted.probs, steps=steps)
+        return Draft(chain, probs=drafted.probs, steps=steps, light=drafted.light)
     grown = as_draft(guesses, steps + DEEPEST)
     parents += [steps + parent for parent in grown.parents or ()]
     parents += [node.parent for node in siblings]
     tokens = chain + grown.tokens + [node.token for node in siblings]
-    return Draft(tokens=tokens, parents=parents, probs=drafted.probs, steps=steps)
+    return Draft(tokens=tokens, parents=parents, probs=drafted.probs, steps=steps, light=drafted.light)

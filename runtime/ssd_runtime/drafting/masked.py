@@ -58,7 +58,7 @@ class Masked:
                 siblings.append(_others(best, proposal.token, count))
             if proposal.nll > most_nll:
                 break
-        return Draft.branching(tokens, _within_room(siblings), probs)
+        return Draft.branching(tokens, _within_room(siblings), probs, light=self._is_light)
 
     def _drafting_on_device(self, session: Session, length: int) -> Work[Draft]:
         """Draft the same tokens, or some more after an unsure one, with few reads by the host."""
@@ -66,15 +66,20 @@ class Masked:
         chain = DeviceChain(session=session, mask=self.mask, confidence=self._needs_confidence, candidates=most)
         yield from chain.growing(session.pending, length, self._most_nll)
         if not self.branching and len(chain.read) < len(chain.steps):
-            return Draft([], steps=len(chain.steps), unread=chain.tokens)
+            return Draft([], steps=len(chain.steps), light=self._is_light, unread=chain.tokens)
         yield from chain.reading(self._most_nll)
         siblings = [_others(step.best, step.token, self._count(step.nll)) for step in chain.read]
-        return Draft.branching([step.token for step in chain.read], _within_room(siblings))
+        return Draft.branching([step.token for step in chain.read], _within_room(siblings), light=self._is_light)
 
     def _count(self, nll: float) -> int:
         """Number of candidates that the probability of a proposed token asks for, its own included (SWIFT §4.2)."""
         probability = math.exp(-nll)
         return next((count for bound, count in self.branching if probability <= bound), 1)
+
+    @property
+    def _is_light(self) -> bool:
+        """Whether nothing is skipped."""
+        return not any(self.mask.skipped)
 
     @property
     def _needs_confidence(self) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from ssd_runtime.model.runner import Work
 from ssd_runtime.sequence.session import Session
+
+Origin = Literal["guess", "light", "skipped", "plain"]
+"""How a token was drafted: by a guess (a copy, a successor or what a grammar determines), by a step of the model on
+light copies of its weights, or by one that skipped sub-layers or exited early. `plain` tokens were not drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +41,26 @@ class Draft:
     probs: Sequence[Tensor] = ()
     """draft_probs [vocabulary] that the main path's tokens were drawn from; empty without tests by rejection."""
     steps: int = 0
-    """Draft steps of the model."""
+    """Draft steps of the model; the chain's first tokens come from them."""
+    light: bool = False
+    """Whether these steps ran all sub-layers, on light copies of their weights."""
     unread: Tensor | None = None
     """Tokens [n] of a chain that are on the device only; `tokens` is empty until they are `read`."""
 
     @classmethod
-    def branching(cls, chain: list[int], siblings: Sequence[Sequence[int]], probs: Sequence[Tensor] = ()) -> Draft:
+    def branching(
+        cls, chain: list[int], siblings: Sequence[Sequence[int]], probs: Sequence[Tensor] = (), light: bool = False
+    ) -> Draft:
         """A chain of one step per token, with other tokens siblings[i], without successors, beside chain[i]."""
         others = [(token, place) for place, tokens in enumerate(siblings) for token in tokens]
         if not others:
-            return cls(chain, probs=probs, steps=len(chain))
+            return cls(chain, probs=probs, steps=len(chain), light=light)
         return cls(
             tokens=chain + [token for token, _ in others],
             parents=list(range(len(chain))) + [place for _, place in others],
             probs=probs,
             steps=len(chain),
+            light=light,
         )
 
     def read(self, tokens: list[int]) -> Draft:
@@ -71,7 +80,7 @@ class Draft:
         length = self.main_path
         if length == len(self.tokens):
             return self
-        return Draft(self.tokens[:length], probs=self.probs, steps=self.steps)
+        return Draft(self.tokens[:length], probs=self.probs, steps=self.steps, light=self.light)
 
     def rows(self, pending: int) -> list[int]:
         """The tokens of all rows, the pending one first."""
@@ -83,6 +92,19 @@ class Draft:
         for row, token in enumerate(self.tokens):
             paths.append([*paths[row if self.parents is None else self.parents[row]], token])
         return paths
+
+    def origins(self, rows: Sequence[int], tokens: int) -> list[Origin]:
+        """The origins of a cycle's new tokens, if it accepts `rows`, of which the pending token's is the first."""
+        drafted = [self._origin(row) for row in rows[1:]]
+        undrafted: list[Origin] = ["plain"] * (tokens - len(drafted))
+        return drafted + undrafted
+
+    def _origin(self, row: int) -> Origin:
+        # A sibling of a step's token is the model's second choice there.
+        parent = row - 1 if self.parents is None else self.parents[row - 1]
+        if parent >= self.steps:
+            return "guess"
+        return "light" if self.light else "skipped"
 
     def child(self, row: int, token: int) -> int | None:
         """The row of `token` after `row`; None if it was not drafted there."""

@@ -194,6 +194,7 @@ def _cycle(
         plan_seconds=planning,
         load=session.load,
         begun=draft.begun is not None and not keep_states,
+        origins=draft.origins(accepted.rows, len(accepted.tokens)),
     )
     watch.lap()  # drops the time of the report, which plain decoding has as well
     planner.observe(cycle, [take_rows(x, accepted.rows) for x in answer] if keep_states else None)

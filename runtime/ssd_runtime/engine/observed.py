@@ -23,6 +23,8 @@ class Observation:
     """Loss budget of `auto` after the cycle, in plain steps; None for other strategies."""
     spent: float = 0.0
     """Loss budget that the cycle used, in plain steps."""
+    plain_seconds: float | None = None
+    """Seconds that `auto` prices a plain step at, by the verifications that it timed; None for other strategies."""
 
 
 class ObservedPlanner:
@@ -63,7 +65,8 @@ class ObservedPlanner:
         before = self._credit
         self._credit = self._credit_now()
         spent = 0.0 if before is None or self._credit is None else max(0.0, before - self._credit)
-        self._on_cycle(Observation(cycle, self._credit, spent))
+        plain = getattr(self._planner, "plain_seconds", None)
+        self._on_cycle(Observation(cycle, self._credit, spent, plain))
 
     def finish(self) -> None:
         """Finish the planner."""

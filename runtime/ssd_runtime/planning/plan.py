@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.drafting.tree import Drafter
+from ssd_runtime.drafting.tree import Drafter, Origin
 from ssd_runtime.model.runner import Work
 from ssd_runtime.sequence.load import Load
 from ssd_runtime.sequence.prefill import Prefill
@@ -83,6 +84,8 @@ class Cycle:
     """The load of the verification; None if the sequence was alone."""
     begun: bool = False
     """Whether verification went on from the layers that drafting had run."""
+    origins: Sequence[Origin] = ()
+    """The origin of each of `tokens`."""
 
     @property
     def is_cut(self) -> bool:

@@ -80,15 +80,16 @@ def told(services: Sequence[Service], lives: Sequence[int | None], **fields: Any
 
 
 def answers(events: Sequence[Any]) -> dict[int, list[Any]]:
-    """Text, tokens, named tokens and end of each choice, with the pieces joined."""
+    """Text, tokens, named tokens, end and texts of tokens of each choice, with the pieces joined."""
     found: dict[int, list[Any]] = {}
     for choice in (choice for event in events for choice in event["choices"]):
-        text, tokens, names, ends = found.setdefault(choice["index"], ["", [], [], []])
+        text, tokens, names, ends, spelled = found.setdefault(choice["index"], ["", [], [], [], []])
         found[choice["index"]] = [
             text + (choice["text"] if "text" in choice else choice["delta"].get("content") or ""),
             tokens + choice.get("token_ids", []),
             names + [name for name, _ in noted(choice)],
             ends + ([choice["finish_reason"]] if choice["finish_reason"] else []),
+            spelled + [token["text"] for token in choice.get("ssd", {}).get("tokens", [])],
         ]
     return found
 
@@ -123,7 +124,7 @@ def logprobs_of(events: Sequence[Any]) -> list[float]:
         {**SAMPLED, "n": 3, "return_token_ids": True, "logprobs": True, "top_logprobs": 2},
         {**SAMPLED, "frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.2, "top_p": 0.95},
         {**SAMPLED, "prompt": [TEXTS[0], TEXTS[1]], "logprobs": 2, "stop": ["e t"], "return_token_ids": True},
-        {**SAMPLED, "stream_options": {"include_usage": True}},
+        {**SAMPLED, "stream_options": {"include_usage": True, "include_drafts": True}},
     ],
     ids=["greedy", "sampled", "n and logprobs", "penalties", "completions with a stop", "usage"],
 )

@@ -88,6 +88,11 @@ class AutoPlanner(BasePlanner):
         """The request's loss budget; None before its prompt has been run."""
         return self._controller.budget if self._controller is not None else None
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """Recent seconds of a plain step of a lone request; None before the first verification."""
+        return self._stream.verify.plain_seconds
+
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt and make its controller."""
         self._session = session

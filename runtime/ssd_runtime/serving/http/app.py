@@ -39,6 +39,7 @@ from ssd_runtime.serving.http.openai.requests import (
 )
 from ssd_runtime.serving.http.openai.responses import chat_body, response_events, whole_response
 from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
+from ssd_runtime.serving.http.page import page_route
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.transport.bodies import read_body
@@ -95,6 +96,7 @@ class Service:
     def routes(self) -> list[Route]:
         """All routes."""
         return [
+            *([page_route()] if self.settings.page else []),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.show_metrics, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
@@ -195,6 +197,7 @@ class Service:
             usage_chunk=found.asked.wants_usage_chunk,
             token_ids=bool(found.asked.return_token_ids),
             resumption=resumption,
+            decode=self.encoder.loaded.decode if found.asked.wants_drafts else None,
             told=resumption.texts(requests, self.encoder.loaded) if resumption is not None else None,
         )
         if found.asked.stream:

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
@@ -14,15 +13,8 @@ from time import perf_counter
 from ssd_artifacts.bundle import Bundle
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.request import Request
-from ssd_runtime.serving.http.pending import (
-    Block,
-    End,
-    GenerationRequest,
-    Listener,
-    NoObserver,
-    Observer,
-    PendingRequest,
-)
+from ssd_runtime.serving.http.pending import End, GenerationRequest, Listener, NoObserver, Observer, PendingRequest
+from ssd_runtime.serving.http.receiver import Receiver
 
 FIRST_GUESS = 5.0
 """Seconds that a request is expected to take before any has ended."""
@@ -48,18 +40,6 @@ class Closing(Refused):
         super().__init__("the server is shutting down")
 
 
-@dataclass(slots=True)
-class _Live:
-    """A pending request that the engine decodes."""
-
-    pending: PendingRequest
-    request: Request
-    last: float = field(default_factory=perf_counter)
-    """Time of the latest tokens."""
-    unreported: list[int] = field(default_factory=list)
-    """Tokens that were not reported yet, because their text is held back."""
-
-
 class EngineThread:
     """Steps an engine while there are requests.
 
@@ -73,8 +53,8 @@ class EngineThread:
         self.places = places
         self._observer = observer or NoObserver()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._live: dict[Request, _Live] = {}
-        """Requests of the engine; only the engine's thread touches it."""
+        self._live: dict[Request, Receiver] = {}
+        """Requests of the engine, with what receives their reports; only the engine's thread touches it."""
         self._lock = threading.Lock()
         self._open: set[PendingRequest] = set()
         self._closing = False
@@ -200,7 +180,7 @@ class EngineThread:
             if pending.cancelled:
                 self._end(pending, End(cancelled=True))
                 continue
-            receiver = _Receiver(self, pending)
+            receiver = Receiver(pending, self._observer)
             try:
                 request = self.engine.add_request(
                     pending.request.ids,
@@ -208,13 +188,13 @@ class EngineThread:
                     receiver.write,
                     stream=pending.request.stream,
                     on_tokens=receiver.tokens,
-                    on_cycle=self._observer.on_cycle,
+                    on_cycle=receiver.cycle,
                     answered=pending.request.answered,
                 )
             except Exception as error:  # it is the request's end, not the thread's
                 self._end(pending, End(error=error))
                 continue
-            receiver.live = self._live[request] = _Live(pending, request)
+            self._live[request] = receiver
 
     def _step(self) -> None:
         """Run one step of the engine, and end the pending requests that it finished."""
@@ -224,25 +204,26 @@ class EngineThread:
         except Exception as error:  # a defect of ours: nothing is known of the requests, so all of them end
             self._fail_all(error)
             return
-        for live in self._live.values():
-            if live.pending.begun is None and live.request.job.request is not None:
-                live.pending.begun = began
+        for request, receiver in self._live.items():
+            if receiver.pending.begun is None and request.job.request is not None:
+                receiver.pending.begun = began
         for request in ended:
-            live = self._live.pop(request)
-            self._end(live.pending, self._result(live))
+            receiver = self._live.pop(request)
+            self._end(receiver.pending, self._result(request, receiver))
 
-    def _result(self, live: _Live) -> End:
+    def _result(self, request: Request, receiver: Receiver) -> End:
         try:
-            return End(outcome=live.request.outcome(), tokens=tuple(live.unreported))
+            outcome = request.outcome()
+            return End(outcome=outcome, tokens=tuple(receiver.unreported), origins=tuple(receiver.origins))
         except Exception as error:  # the request's own failure
             return End(error=error)
 
     def _drop_cancelled(self) -> None:
         """End the requests that were cancelled since the last step."""
-        for request, live in list(self._live.items()):
-            if live.pending.cancelled:
+        for request, receiver in list(self._live.items()):
+            if receiver.pending.cancelled:
                 self._drop(request)
-                self._end(live.pending, End(cancelled=True))
+                self._end(receiver.pending, End(cancelled=True))
 
     def _fail_all(self, error: Exception) -> None:
         """End every open request with an error."""
@@ -269,30 +250,3 @@ class EngineThread:
             self._usual_seconds += 0.1 * (pending.ended - (pending.begun or pending.submitted) - self._usual_seconds)
         self._observer.on_end(pending, end)
         pending.tell(end)
-
-
-@dataclass(slots=True)
-class _Receiver:
-    """Turns a request's tokens and text into blocks."""
-
-    thread: EngineThread
-    pending: PendingRequest
-    live: _Live | None = None
-
-    def tokens(self, ids: list[int]) -> None:
-        """Note new tokens; their text follows."""
-        assert self.live is not None, "tokens come in steps, after the request was added"
-        now = perf_counter()
-        if self.pending.first is None:
-            self.pending.first = now
-        else:
-            self.thread._observer.on_tokens(len(ids), now - self.live.last)
-        self.live.last = now
-        self.live.unreported += ids
-
-    def write(self, text: str) -> None:
-        """Tell a block, unless its text is held back."""
-        assert self.live is not None, "text comes in steps, after the request was added"
-        if text:
-            self.pending.tell(Block(text, tuple(self.live.unreported)))
-            self.live.unreported.clear()

@@ -56,6 +56,7 @@ class ServiceOptions:
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     temperature: float = 1.0
+    page: bool = True
 
     def source(self) -> ModelSource:
         """Open the bundle. Raises UserError as `read_source` does."""
@@ -102,6 +103,7 @@ def open_service(
         max_body_bytes=options.max_body_bytes,
         allowed_origins=options.allowed_origins,
         allowed_hosts=options.allowed_hosts,
+        page=options.page,
         created=int(time.time()),
     )
     metrics = Metrics(settings.model_name)

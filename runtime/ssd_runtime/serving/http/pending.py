@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
+from ssd_runtime.drafting.tree import Origin
 from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.turn import RunSettings
@@ -33,6 +34,8 @@ class Block:
 
     text: str
     tokens: tuple[int, ...]
+    origins: tuple[Origin, ...] = ()
+    """The origin of each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class End:
     cancelled: bool = False
     tokens: tuple[int, ...] = ()
     """Tokens that came in no block, because they have no text."""
+    origins: tuple[Origin, ...] = ()
+    """The origin of each of them."""
 
 
 Listener = Callable[[int, Block | End], None]
@@ -61,6 +66,8 @@ class PendingRequest:
     """The beginning of the first step that it took part in."""
     first: float | None = None
     """The time of its first token."""
+    plain_seconds: float | None = None
+    """Seconds of a plain step, as `Observation` has them of its latest cycle."""
     ended: float | None = None
     cancelled: bool = False
 

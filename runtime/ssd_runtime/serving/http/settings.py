@@ -38,6 +38,8 @@ class ServerSettings:
     """Names, beside those of this machine, that requests may reach the server under; `*` for all, None for no check."""
     max_answers: int = 64
     """Most answers that one request may ask for: prompts × `n`."""
+    page: bool = True
+    """Whether the chat page is served at `/`."""
     created: int = 0
     """Unix time at which the model was loaded."""
 

@@ -15,12 +15,14 @@ from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 from ssd_runtime.engine.output.result import Outcome, Tally
+from ssd_runtime.engine.output.text_stream import Decode
 from ssd_runtime.sampling.finite import NotFiniteError
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.http.openai.forms import Form
 from ssd_runtime.serving.http.openai.logprobs import Json, PositionReader
+from ssd_runtime.serving.http.openai.origins import OriginReader
 from ssd_runtime.serving.http.openai.resumption import Resumption
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest, PendingRequest
 from ssd_runtime.serving.http.token_bytes import TokenBytes
@@ -68,6 +70,8 @@ class _Held:
     """The parts of a choice that its chunks have told."""
 
     positions: PositionReader
+    origins: OriginReader | None = None
+    """Reader for clients who ask how tokens were drafted."""
     begin: int = 0
     """Number of tokens that were told."""
     tokens: list[int] = field(default_factory=list)
@@ -88,12 +92,14 @@ class Answer:
         token_ids: bool = False,
         resumption: Resumption | None = None,
         told: Mapping[int, str] | None = None,
+        decode: Decode | None = None,
     ) -> None:
         """`choices` requests belong to each prompt; with `usage_chunk` a stream ends with one of usage.
 
         With `token_ids` every choice, or chunk of it, lists its tokens. With a `resumption`, the stream goes on after
-        it; `told` are its texts by place.
+        it; `told` are its texts by place. With `decode`, a stream tells how tokens were drafted.
         """
+        self._decode = decode
         self._subscription = subscription
         self._form = form
         self._choices = choices
@@ -115,7 +121,8 @@ class Answer:
             self._ended = {place for place, choice in resumption.choices.items() if choice.ended}
             for place, text in (told or {}).items():
                 tokens = resumption.choices[place].tokens
-                held = self._held[place] = _Held(PositionReader(token_bytes), len(tokens))
+                held = self._hold(place)
+                held.begin = len(tokens)
                 held.positions.skip(tokens)
                 form.skip(place, text)
 
@@ -147,7 +154,7 @@ class Answer:
                     outcomes[place] = self._outcome(place, event)
                     choices = self._form.last(place, outcomes[place]) if place not in self._ended else []
                 # The chunks of one event go out together: a stream that breaks has all of them or none.
-                described = self._described(place, choices, event.tokens)
+                described = self._described(place, choices, event)
                 if described:
                     yield "".join(self._chunk([choice]) for choice in described)
             if self._usage_chunk:
@@ -156,12 +163,24 @@ class Answer:
             yield event_of(error.to_json())
         yield DONE
 
-    def _described(self, place: int, choices: list[Json], tokens: Sequence[int]) -> list[Json]:
+    def _hold(self, place: int) -> _Held:
+        """The parts of a choice that were told so far."""
+        if place not in self._held:
+            pending = self._subscription.pending[place]
+            origins = OriginReader(self._decode, pending) if self._decode is not None else None
+            self._held[place] = _Held(PositionReader(self._token_bytes), origins)
+        return self._held[place]
+
+    def _described(self, place: int, choices: list[Json], event: Block | End) -> list[Json]:
         """The choices, the first of which tells of new tokens; tokens without a choice wait for one."""
-        held = self._held.setdefault(place, _Held(PositionReader(self._token_bytes)))
-        held.tokens += tokens
+        held = self._hold(place)
+        held.tokens += event.tokens
+        if held.origins is not None:
+            held.origins.read(event.text if isinstance(event, Block) else "", event.tokens, event.origins)
         for choice in choices[:1]:
             self._tell_tokens(choice, place, held.tokens, held)
+            if held.origins is not None:
+                choice["ssd"] = held.origins.tell()
             held.begin += len(held.tokens)
             held.tokens = []
         return choices

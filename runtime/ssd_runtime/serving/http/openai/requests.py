@@ -86,6 +86,8 @@ class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
+    include_drafts: bool | None = None
+    """Our extension: chunks have `ssd`, which tells how each token was drafted."""
     include_obfuscation: bool | None = None
     """Padding against listeners who count bytes: OpenAI's own clients ask for it to be off. None is added here."""
 
@@ -141,6 +143,11 @@ class CommonRequest(Strict):
     def wants_usage_chunk(self) -> bool:
         """Whether the stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_drafts(self) -> bool:
+        """Whether the stream tells how tokens were drafted."""
+        return self.stream_options is not None and bool(self.stream_options.include_drafts)
 
     def check(self) -> None:
         """Raise ApiError for values that cannot be honoured."""

@@ -1,0 +1,43 @@
+"""The origin of accepted tokens follows from their place in the draft."""
+
+from __future__ import annotations
+
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.combined import _joined
+from ssd_runtime.drafting.lookup import Node
+from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.planning.plan import ConstantPlanner, Plan
+from ssd_runtime.sequence.session import Session
+from tests.models import tiny_model
+
+LAYERS = 4
+
+
+def test_guesses_after_a_chain_and_siblings_of_its_tokens() -> None:
+    chain = Draft.branching([5, 6], [[], []], light=True)
+    guess, sibling = (
+        Node(token=7, parent=0, probability=1.0, depth=1),
+        Node(token=8, parent=1, probability=1.0, depth=2),
+    )
+    draft = _joined(chain, [guess], [sibling])
+    assert draft.tokens == [5, 6, 7, 8]
+    assert draft.origins([0, 1, 2, 3], tokens=4) == ["light", "light", "guess", "plain"]
+    assert draft.origins([0, 1, 4], tokens=2) == ["light", "light"], "the answer ends with an accepted sibling"
+    assert Draft([7], steps=0).origins([0], tokens=1) == ["plain"]
+
+
+def test_steps_are_light_only_if_nothing_is_skipped() -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    decoder.lighten("8")
+    skipping = SubLayerPlan.of(LAYERS, {5})
+    for mask, origin in ((decoder.light.mask, "light"), (skipping, "skipped"), (skipping.lightened(8), "skipped")):
+        planner = ConstantPlanner(Plan("test", Masked(mask), 5))
+        answer = generate(Session(decoder), list(range(3, 13)), planner, Limits(60))
+        origins = [each for cycle in answer.cycles for each in cycle.origins]
+        assert set(origins) == {origin, "plain"}
+        assert len(origins) == len(answer.token_ids) - 1
+        assert origins.count(origin) == answer.num_accepted_tokens
