@@ -25,6 +25,10 @@ TAKEN = COMPUTATION | {
     *("is_causal", "attention_chunk_size"),
 }
 """Entries that transformers receives. Others may name code, kernels on the Hub, files, or sizes of what is not used."""
+TEXT_PARTS = {"qwen3_5": "qwen3_5_text"}
+"""Types of text models by the type of a model that has one beside its eyes."""
+OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "auto_map")
+"""Entries that such a file has beside the text model's."""
 SIZES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
@@ -59,7 +63,7 @@ def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> Pr
     Raises UserError for models that are not supported or need code of their own, which is never run, and for sizes that
     these files cannot have.
     """
-    raw = read_settings(spec, folder / CONFIG)
+    raw = _text_part(read_settings(spec, folder / CONFIG))
     kind = raw.get("model_type")
     _require_own_code_unneeded(spec, raw)
     kept = {name: _decoded(value) for name, value in raw.items() if name in TAKEN and name != "model_type"}
@@ -74,6 +78,14 @@ def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> Pr
         family_of(config)
         _require_heads(spec, config)
     return config
+
+
+def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entries of the text model in a file of a model that sees, too; other files as they are."""
+    text, kind = raw.get("text_config"), TEXT_PARTS.get(str(raw.get("model_type")))
+    if kind is None or not isinstance(text, dict):
+        return raw
+    return {**text, **{name: raw[name] for name in OF_THE_WHOLE if name in raw}, "model_type": kind}
 
 
 def _require_own_code_unneeded(spec: str, raw: Mapping[str, Any]) -> None:

@@ -26,7 +26,6 @@ The last bits of torch's attention depend on whether a row is alone and on the n
 rounding magnifies them to 0.4%. With such numbers most rows are the same to the bit in a plain step and in a
 verification: all but those beside a row that needs the next multiple.
 """
-
 FEW_ROWS = 64
 """Most rows of a call of many sub-layers."""
 KEY_BLOCK = 512
