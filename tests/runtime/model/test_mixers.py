@@ -249,7 +249,7 @@ def test_packed_keys_are_refused_in_one_line() -> None:
 
 
 @torch.no_grad()
-def test_changes_of_a_convolution_are_followed() -> None:
+def test_changes_of_a_mixer_are_followed() -> None:
     model = tiny_model("granite-hybrid")
     decoder, ids = Decoder(model), list(range(5, 20))
     model.model.layers[0].mamba.conv1d.weight.mul_(1.5)
@@ -257,6 +257,10 @@ def test_changes_of_a_convolution_are_followed() -> None:
     expected = model(torch.tensor([ids])).logits[0]
     got = decoder.logits(Session(decoder).forward(ids))
     torch.testing.assert_close(got, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+    before = decoder.version
+    model.model.layers[0].mamba.norm.weight.mul_(1.5)
+    decoder.refresh()
+    assert decoder.version > before, "prefixes of the former weights are of no use"
 
 
 def test_no_recurrence_keeps_a_view_of_its_rows() -> None:

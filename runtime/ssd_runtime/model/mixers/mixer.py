@@ -48,6 +48,10 @@ class Mixer(ABC):
     convolution: ClassVar[str] = "conv1d"
     width: int
     """Numbers of a row's inputs."""
+    row_bytes: int
+    """Bytes of a row's inputs."""
+    state_bytes: int
+    """Bytes of one state."""
 
     def __init__(self, module: nn.Module, by_row: bool = False) -> None:
         """With `by_row`, no bit of a row among `FEW` depends on the others: each runs as it would alone."""
@@ -59,7 +63,8 @@ class Mixer(ABC):
     def refresh(self) -> bool:
         """Read the module's parameters again if they have changed; returns whether they have."""
         conv: nn.Conv1d = getattr(self._module, self.convolution)
-        own = [each for each in (*self._module._parameters.values(), *conv.parameters()) if each is not None]
+        norm = list(self._module.norm.parameters()) if hasattr(self._module, "norm") else []
+        own = [each for each in (*self._module._parameters.values(), *conv.parameters(), *norm) if each is not None]
         stamp = [conv, hooked(conv), *((each.data_ptr(), each.is_inference() or each._version) for each in own)]
         changed = stamp != self._stamp
         if changed:
@@ -75,17 +80,9 @@ class Mixer(ABC):
             self._taps = conv.weight.detach().float().squeeze(1).T.contiguous()
             self._bias = None if conv.bias is None else conv.bias.detach().float()
             self.width = self._build()
+            self.row_bytes = self.width * conv.weight.element_size()
+            self.state_bytes = sum(each.numel() * each.element_size() for each in self.empty())
         return changed
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one state."""
-        return sum(each.numel() * each.element_size() for each in self.empty())
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row's inputs."""
-        return self.width * int(getattr(self._module, self.convolution).weight.element_size())
 
     @abstractmethod
     def empty(self) -> State:
