@@ -128,6 +128,16 @@ def test_the_committed_state_is_that_of_the_committed_rows(moves: list[tuple[str
             assert torch.equal(states.of(0).after(recent)[0], state_of(rows[:recent])), "a search goes back"
 
 
+@torch.inference_mode()
+def test_inputs_of_a_long_forward_are_gone_once_they_are_committed() -> None:
+    states = MixerStates({0: MIXER})
+    states.of(0).write(0, torch.randn(300, MIXER.width), None)
+    assert states.bytes > 300 * MIXER.row_bytes
+    states.settle(300)
+    states.of(0)
+    assert states.bytes == 2 * MIXER.state_bytes
+
+
 def state_of(rows: torch.Tensor) -> torch.Tensor:
     return MIXER.scan(MIXER.empty(), rows)[1][0] if len(rows) else MIXER.empty()[0]
 

@@ -83,7 +83,7 @@ def _chunk(state: Tensor, rows: Rows, part: slice) -> tuple[Tensor, Tensor]:
     since = total.exp()[:, :, None]
     if rows.betas is not None:
         betas = rows.betas[part].T
-        system = betas[:, :, None] * (keys @ keys.transpose(1, 2) * between).tril(-1)
+        system = betas[:, :, None] * (keys @ keys.transpose(1, 2) * between)  # its diagonal counts as 1
         wrong = betas[:, :, None] * (added - since * (keys @ state))
         added = torch.linalg.solve_triangular(system, wrong, upper=False, unitriangular=True)
     out = since * (queries @ state) + (queries @ keys.transpose(1, 2) * between) @ added
