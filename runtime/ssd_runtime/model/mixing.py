@@ -72,7 +72,8 @@ def _apart(states: LayerStates, inputs: Tensor, starts: Sequence[int]) -> Tensor
     """
     outputs = list[Tensor]()
     near: Kept | None = None
-    for start, rows in groupby(range(len(starts)), key=lambda row: starts[row]):
+    runs = [(start, len(list(same))) for start, same in groupby(starts)]
+    for (start, _), part in zip(runs, inputs.split([count for _, count in runs]), strict=True):
         near = states.kept_after(start, near)
-        outputs.append(states.mixer.apart(near.state, inputs[list(rows)]))
+        outputs.append(states.mixer.apart(near.state, part))
     return torch.cat(outputs)

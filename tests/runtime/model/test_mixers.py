@@ -22,8 +22,11 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.mixers import recurrence
 from ssd_runtime.model.mixers.recurrence import CHUNK, FEW, Rows, recur, recur_apart
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import BasePlanner, PlainPlanner, Plan
+from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sequence.session import Session
+from tests.card import stand_in
 from tests.models import HYBRIDS, VOCABULARY, tiny_model
 from tests.small_memory import small_memory
 
@@ -168,6 +171,16 @@ def test_any_plans_give_plain_decoding(variant: str) -> None:
         got = generate(Session(decoder), ids, Anything(decoder, seed), limits)
         assert got.token_ids == plain
         assert 0 < got.num_accepted_tokens < got.num_draft_tokens
+
+
+@pytest.mark.parametrize("variant", HYBRIDS)
+def test_a_card_decodes_what_the_processor_does(variant: str) -> None:
+    """No state, input or index is left on the host."""
+    model = tiny_model(variant, seed=2)
+    plain = generate(Session(Decoder(model)), [3, 1, 4], PlainPlanner(), Limits(24)).token_ids
+    decoder = Decoder(model.to(stand_in().device))
+    for planner in (Anything(decoder, 0), make_strategy("clasp", read_settings("clasp", []), decoder, None, None)()):
+        assert generate(Session(decoder), [3, 1, 4], planner, Limits(24)).token_ids == plain
 
 
 def test_a_pool_admits_as_many_sequences_as_it_has_room_for_states() -> None:

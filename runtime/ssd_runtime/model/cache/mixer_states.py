@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.mixers.mixer import Mixer, State
 
 MOST_SPARE = 64
@@ -162,7 +163,7 @@ class LayerStates:
         first = begin % size
         if first + end - begin <= size:
             return slice(first, first + end - begin)
-        return torch.arange(begin, end, device=self._ring.device) % size
+        return to_device([slot % size for slot in range(begin, end)], self._ring.device)
 
     def _reserve(self, last: int, rows: int, like: Tensor) -> None:
         """Make the ring hold `rows` rows after the committed state; those before slot `last` keep their inputs."""
