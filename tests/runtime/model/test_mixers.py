@@ -173,10 +173,9 @@ def test_any_plans_give_plain_decoding(variant: str) -> None:
         assert 0 < got.num_accepted_tokens < got.num_draft_tokens
 
 
-@pytest.mark.parametrize("variant", HYBRIDS)
-def test_a_card_decodes_what_the_processor_does(variant: str) -> None:
+def test_a_card_decodes_what_the_processor_does() -> None:
     """No state, input or index is left on the host."""
-    model = tiny_model(variant, seed=2)
+    model = tiny_model("qwen3.5", seed=2)
     plain = generate(Session(Decoder(model)), [3, 1, 4], PlainPlanner(), Limits(24)).token_ids
     decoder = Decoder(model.to(stand_in().device))
     for planner in (Anything(decoder, 0), make_strategy("clasp", read_settings("clasp", []), decoder, None, None)()):
