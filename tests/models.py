@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.granitemoe import modeling_granitemoe
+
+from ssd_runtime.model.families import FAMILIES
 
 VOCABULARY = 97
 WINDOW = 16
@@ -192,13 +194,46 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-sliding": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_bias": True}),
+    "qwen3.5": (
+        "qwen3_5_text",
+        {
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 6,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "granite-hybrid": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 56,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 6,
+            "mamba_expand": 1,
+            "mamba_d_head": 8,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+        },
+    ),
 }
 """Name to (model type, what differs from `SMALL`)."""
-NEWER = frozenset[str]() if hasattr(modeling_granitemoe, "GraniteMoeExperts") else frozenset({"granitemoe"})
-"""Types whose experts the oldest transformers keeps in another form, which is refused."""
+NEWER = frozenset(kind for kind in FAMILIES if kind not in CONFIG_MAPPING)
+NEWER |= frozenset[str]() if hasattr(modeling_granitemoe, "GraniteMoeExperts") else frozenset({"granitemoe"})
+"""Types that the oldest transformers lacks, or whose experts it keeps in another form, which is refused."""
 VARIANTS = {name: (kind, changes) for name, (kind, changes) in VARIANTS.items() if kind not in NEWER}
-IN_BOTH = [(name, torch.float32) for name in VARIANTS] + [(name, torch.bfloat16) for name in list(VARIANTS)[::4]]
-"""All variants in fp32, and every fourth in bf16."""
+HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers]
+"""Variants some of whose layers mix tokens otherwise than by attention."""
+IN_BOTH = [(name, torch.float32) for name in VARIANTS]
+IN_BOTH += [(name, torch.bfloat16) for name in dict.fromkeys([*list(VARIANTS)[::4], "qwen3.5"])]
+"""All variants in fp32, and every fourth and a hybrid in bf16."""
 
 
 def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:

@@ -55,6 +55,8 @@ def base_of(contexts: Sized) -> int:
 class LatencyTable:
     """Median seconds of one attention block, one MLP block, the head and the rest of a step.
 
+    A layer kind that mixes tokens otherwise (`conv`, `delta`, `mamba`) has an entry of `attention` too.
+
     Shapes: `attention` [contexts, queries] for each layer kind; `mlp`, `head`, `overhead` [queries]. `head`
     includes the final norm and the choice of the most probable token; `overhead` is what a whole step takes
     beyond the sum of its parts. Latencies are linearly interpolated. Beyond the grid they are extrapolated with the

@@ -57,9 +57,9 @@ def _breaches(table: LatencyTable) -> Iterator[str]:
             yield _sum_text(rows, taken, total)
     for kind, values in table.attention.items():
         for by_rows in values:
-            yield from _curve_breaches(f"{kind} attention", "row", table.queries, by_rows)
+            yield from _curve_breaches(_mixer(kind), "row", table.queries, by_rows)
         for by_context in values.T:
-            yield from _curve_breaches(f"{kind} attention", "cached token", table.contexts, by_context)
+            yield from _curve_breaches(_mixer(kind), "cached token", table.contexts, by_context)
     yield from _curve_breaches("an MLP block", "row", table.queries, table.mlp)
     yield from _curve_breaches("the head", "row", table.queries, table.head)
     yield from _curve_breaches("a step", "row", table.queries, whole)
@@ -72,7 +72,12 @@ def _breaches(table: LatencyTable) -> Iterator[str]:
         if shared > PASSES * count * plain:
             yield f"a step of {count:.0f} sequences takes {_ms(shared)} and one of each {_ms(count * plain)} together"
     for name in (*table.attention, "mlp", "head", "step"):
-        yield from _spread_breaches(_FIGURES.get(name, f"{name} attention"), table.spread.get(name))
+        yield from _spread_breaches(_FIGURES.get(name) or _mixer(name), table.spread.get(name))
+
+
+def _mixer(kind: str) -> str:
+    """What mixes tokens in layers of a kind."""
+    return f"{kind} attention" if kind in ("full", "sliding") else f"a {kind} mixer"
 
 
 def _spread_breaches(name: str, spread: Array | None) -> Iterator[str]:

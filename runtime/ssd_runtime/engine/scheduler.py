@@ -271,6 +271,7 @@ def run_alone(session: Session, work: Work[T], prompt: Sequence[int]) -> T:
 
 
 def pool_bytes(decoder: Decoder, sequences: int) -> int:
-    """Bytes for all slots of `sequences` sequences, twice their tokens; at most `CACHE_SHARE` of the free memory."""
-    most = sequences * decoder.kv_layout.max_slots * decoder.kv_layout.bytes_per_slot
+    """Bytes for all slots and states of `sequences` sequences, twice over; at most `CACHE_SHARE` of the free memory."""
+    layout = decoder.kv_layout
+    most = sequences * (layout.max_slots * layout.bytes_per_slot + 2 * layout.state_bytes)
     return min(most, int(CACHE_SHARE * available_bytes(decoder.device)))

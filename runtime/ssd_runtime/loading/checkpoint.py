@@ -23,6 +23,7 @@ SINGLE = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
 SHARD_OF_TRAINING = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+TEXT_PART = "model.language_model."
 PACKED_NUMBERS = 8
 """Numbers of a byte at most, in any format of quantised weights."""
 HARMLESS = re.compile(
@@ -62,7 +63,9 @@ def read_checked_config(spec: str, folder: Path) -> PreTrainedConfig:
     with guarded_loading(spec):  # files have a tensor per expert, which transformers joins
         stored = revert_weight_conversion(model, parameters) if joined else parameters
         expected = {name: tuple(part.shape) for name, part in stored.items()}
-    # Weights of the model below the head may be named as it calls them, and a tied head may stand for the embedding.
+    # Weights of the model below the head may be named as it calls them, or as a part of a model that sees, too. A tied
+    # head may stand for the embedding.
+    tensors = {name.replace(TEXT_PART, "model.", 1): tensor for name, tensor in tensors.items()}
     found = {name if name.startswith(("model.", HEAD)) else f"model.{name}": tensor for name, tensor in tensors.items()}
     if getattr(config, "tie_word_embeddings", False) and EMBEDDING not in found and HEAD in found:
         found[EMBEDDING] = found[HEAD]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,27 @@ TAKEN = COMPUTATION | {
     *("bos_token_id", "eos_token_id", "pad_token_id"),
     # Files of earlier versions name parts of the computation so.
     *("rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval"),
+    *("full_attn_idxs", "block_ff_dim", "tie_embedding", "full_attention_interval", "layers_block_type"),
     # A model with such an entry computes something else, which the check against the model itself finds.
     *("is_causal", "attention_chunk_size"),
 }
 """Entries that transformers receives. Others may name code, kernels on the Hub, files, or sizes of what is not used."""
+TEXT_PARTS = {"qwen3_5": "qwen3_5_text"}
+"""Types of text models by the type of a model that has one beside its eyes."""
+OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "auto_map")
+"""Entries that such a file has beside the text model's."""
 SIZES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
+    *("conv_L_cache", "block_multiple_of", "shared_intermediate_size", "linear_conv_kernel_dim"),
+    *("linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
+    *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
 )
 DEFAULTED = ("num_key_value_heads", "head_dim")
 """Sizes that may be null."""
 LONGEST = 1 << 30
 """Most positions of a model."""
-LISTED = ("layer_types", "no_rope_layers")
+LISTED = ("layer_types", "layers_block_type", "no_rope_layers")
 """Entries that list something for every layer."""
 MOST_NUMBER = 1 << 53
 RANGES = {
@@ -39,7 +48,9 @@ RANGES = {
     "partial_rotary_factor": (1e-6, 1.0),
     # Tables of longrope hold all of these positions.
     "original_max_position_embeddings": (1, 1 << 20),
-    **dict.fromkeys(("num_experts", "num_local_experts"), (1, 4096)),
+    "num_experts": (1, 4096),
+    "num_local_experts": (0, 4096),  # 0 in dense Granite-4 hybrids
+    "time_step_limit": (0.0, math.inf),
     **dict.fromkeys(("sliding_window", "no_rope_layer_interval"), (1, LONGEST)),
     "sliding_window_pattern": (0, LONGEST),  # EXAONE-4 writes 0 for models without windows
 }
@@ -52,10 +63,10 @@ def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> Pr
     Raises UserError for models that are not supported or need code of their own, which is never run, and for sizes that
     these files cannot have.
     """
-    raw = read_settings(spec, folder / CONFIG)
+    raw = _text_part(read_settings(spec, folder / CONFIG))
     kind = raw.get("model_type")
     _require_own_code_unneeded(spec, raw)
-    kept = {name: value for name, value in raw.items() if name in TAKEN and name != "model_type"}
+    kept = {name: _decoded(value) for name, value in raw.items() if name in TAKEN and name != "model_type"}
     _require_sizes(spec, kept, most_layers, most_size)
     with guarded_loading(spec):
         # transformers reads such a config as another family's.
@@ -67,6 +78,14 @@ def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> Pr
         family_of(config)
         _require_heads(spec, config)
     return config
+
+
+def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entries of the text model in a file of a model that sees, too; other files as they are."""
+    text, kind = raw.get("text_config"), TEXT_PARTS.get(str(raw.get("model_type")))
+    if kind is None or not isinstance(text, dict):
+        return raw
+    return {**text, **{name: raw[name] for name in OF_THE_WHOLE if name in raw}, "model_type": kind}
 
 
 def _require_own_code_unneeded(spec: str, raw: Mapping[str, Any]) -> None:
@@ -106,6 +125,13 @@ def _require_count(spec: str, entries: Mapping[str, Any], name: str, most: int) 
     if type(value) is not int or not 1 <= value <= most:
         raise _refusal(spec, name, f"is {str(value)[:40]!r}, expected 1 to {most}")
     return value
+
+
+def _decoded(value: Any) -> Any:
+    """An entry as transformers reads it, which writes infinity as `{"__float__": "Infinity"}`."""
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    return math.inf if value == {"__float__": "Infinity"} else value
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int | float]]:

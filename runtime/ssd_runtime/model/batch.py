@@ -44,6 +44,39 @@ class LayerView:
 
 
 @dataclass(frozen=True, slots=True)
+class Lineage:
+    """The row, or the committed tokens, that each row of a forward comes after: where its mixers' states begin.
+
+    Rows that simply follow each other after their first slot have none.
+    """
+
+    parents: tuple[int, ...]
+    """Each row's earlier row in the forward; -1 for none."""
+    starts: tuple[int, ...]
+    """Number of the cache's tokens before a row without a parent."""
+    kept: bool
+    """Whether rows may be committed, so that their inputs are kept."""
+
+    @classmethod
+    def of_tree(cls, visible: Tensor, start: int) -> Lineage:
+        """The lineage of a tree after `start` tokens, whose rows see their ancestors: `visible` [n, n] on the host."""
+        before: list[list[bool]] = visible.tolist()
+        parents = [max((row for row in range(place) if seen[row]), default=-1) for place, seen in enumerate(before)]
+        return cls(parents=tuple(parents), starts=(start,) * len(before), kept=True)
+
+    @classmethod
+    def of_blocks(cls, start: int, rows: int, block: int) -> Lineage:
+        """The lineage of a search's rows at `start`, …: every `block` of them follow the full model's tokens before."""
+        parents = tuple(row - 1 if row % block else -1 for row in range(rows))
+        return cls(parents=parents, starts=tuple(start + row // block * block for row in range(rows)), kept=False)
+
+    @classmethod
+    def apart(cls, starts: Sequence[int]) -> Lineage:
+        """The lineage of a search's rows, each of which follows the full model's first `starts[i]` tokens."""
+        return cls(parents=(-1,) * len(starts), starts=tuple(starts), kept=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Rows of one sequence, whose keys and values are written to slots `slot`, `slot` + 1, … of its cache."""
 
@@ -54,6 +87,10 @@ class Segment:
     """Number of rows."""
     views: tuple[LayerView, ...]
     """One view per layer kind."""
+    lineage: Lineage | None = None
+    """None for consecutive rows."""
+    certain: bool = False
+    """Whether all rows will be committed, as those of a prompt are: then mixers keep no inputs of them."""
 
     def on(self, device: torch.device) -> Segment:
         """A copy of the segment for layers on `device`."""
@@ -72,15 +109,17 @@ class Variants:
     """Number of all variants together."""
     views: tuple[LayerView, ...]
     """One view per layer kind; a `bias` has one row for all variants of a row."""
+    lineage: Lineage
 
     def times(self, count: int) -> Variants:
         """Variants that have each of these `count` times."""
         views = tuple(replace(view, rotation=repeated(view.rotation, count)) for view in self.views)
-        return Variants(self.cache, self.rows * count, views)
+        starts = [start for start in self.lineage.starts for _ in range(count)]
+        return Variants(self.cache, self.rows * count, views, Lineage.apart(starts))
 
     def on(self, device: torch.device) -> Variants:
         """A copy of the variants for layers on `device`."""
-        return Variants(self.cache, self.rows, tuple(view.on(device) for view in self.views))
+        return replace(self, views=tuple(view.on(device) for view in self.views))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +181,11 @@ class BatchBuilder:
     by_row: bool = False
     """Whether the attention of up to `MOST_BY_ROW` rows runs row by row (`attention.attend_by_row`)."""
 
-    def consecutive(self, cache: KVCache, start: int, n: int) -> Segment:
-        """Rows at positions `start`, …, `start` + n - 1; each sees itself and the rows before it in its window."""
+    def consecutive(self, cache: KVCache, start: int, n: int, certain: bool = False) -> Segment:
+        """Rows at positions `start`, …, `start` + n - 1; each sees itself and the rows before it in its window.
+
+        They are `certain` if all of them will be committed.
+        """
         end = start + n
         seen: dict[int | None, _Seen] = {}
         for window in self._windows():
@@ -160,7 +202,11 @@ class BatchBuilder:
                     bias = self._bias(self._paired(visible))
             seen[window] = begin, last, bias, causal
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
-        return Segment(cache=cache, slot=start, rows=n, views=views)
+        return Segment(cache=cache, slot=start, rows=n, views=views, certain=certain)
+
+    def timed(self, cache: KVCache, start: int, n: int) -> Segment:
+        """`consecutive` rows for measurements of time, wherever they start: mixers begin at their empty states."""
+        return replace(self.consecutive(cache, start, n), lineage=Lineage.of_blocks(0, n, n))
 
     def tree(
         self,
@@ -170,11 +216,13 @@ class BatchBuilder:
         slot: int | Tensor,
         visible: Tensor,
         key_positions: Tensor,
+        lineage: Lineage | None = None,
     ) -> Segment:
         """Rows at any `positions` [n] within `span`, written to `slot`, `slot` + 1, … or to every row's own slot [n].
 
         They see the slots where `visible` [n, slots] is true; in sliding layers only those whose `key_positions`
-        [slots] lie in the window. `span` spares the host a read of the positions.
+        [slots] lie in the window. `span` spares the host a read of the positions. Models with mixers that are no
+        attention need the rows' `lineage`.
         """
         seen: dict[int | None, _Seen] = {}
         for window in self._windows():
@@ -187,7 +235,8 @@ class BatchBuilder:
             bias = self._bias(self._paired(pad(inside[:, begin:], (0, last - visible.shape[1]))))
             seen[window] = begin, last, bias, False
         rotations = self._rotations(positions, span.stop, cache.long)
-        return Segment(cache=cache, slot=slot, rows=len(positions), views=self._views(rotations, seen))
+        views = self._views(rotations, seen)
+        return Segment(cache=cache, slot=slot, rows=len(positions), views=views, lineage=lineage)
 
     def variants(self, cache: KVCache, start: int, n: int) -> Variants:
         """One variant of each of the rows at positions `start`, …, `start` + n - 1."""
@@ -198,7 +247,8 @@ class BatchBuilder:
             visible = self._causal(start=start, end=end, begin=begin, window=window)
             before = visible[:, :-1].tril(start - begin - 1)
             seen[window] = begin, end - 1, bias_of(before, 1, self.dtype) if n > 1 else None, False
-        return Variants(cache, n, self._views(self._rotations(slice(start, end), end, cache.long), seen))
+        views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
+        return Variants(cache, n, views, Lineage.apart(range(start, end)))
 
     def _last_key(self, begin: int, end: int) -> int:
         """The slot after the last that rows see from slot `begin` on, if their own end before slot `end`."""

@@ -18,9 +18,11 @@ from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.attention import capped, has_causal_kernel
 from ssd_runtime.model.batch import Batch, BatchBuilder
 from ssd_runtime.model.cache.kv_cache import KVCache
-from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVLayout, KVPool
+from ssd_runtime.model.cache.kv_layout import KVLayout
+from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
 from ssd_runtime.model.draft_vocabulary import DraftVocabulary
-from ssd_runtime.model.families import LONGROPE, Family, family_of, layer_kinds, max_context, rope_types, setting
+from ssd_runtime.model.families import LONGROPE, family_of, layer_kinds, max_context, rope_types, setting
+from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.projections import LightCopies, Projections
 from ssd_runtime.model.rotary import RotaryTable
@@ -51,7 +53,7 @@ class Decoder:
         self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False, kv_bits: int | None = None
     ) -> None:
         self.family = family_of(model.config)
-        require_unhooked(model, self.family.mlp)
+        require_unhooked(model, self.family.mixing, self.family.mlp)
         self.model = model
         self.bitwise = bitwise
         self.lock = WaitedLock()
@@ -93,12 +95,14 @@ class Decoder:
                     residual=residual,
                     memory=self.packed,
                     by_row=bitwise,
+                    mixer=kind.mixer,
                 )
                 for layer, kind in zip(base.layers, kinds, strict=True)
             ]
-            devices = {device_of(base.norm), device_of(model.lm_head)} | {layer.device for layer in self.layers}
+            final = getattr(base, self.family.final_norm)
+            devices = {device_of(final), device_of(model.lm_head)} | {layer.device for layer in self.layers}
             self._spread = devices != {self.device}
-            self._norm = Norm(base, "norm", self.family.norm_offset)
+            self._norm = Norm(base, self.family.final_norm, self.family.norm_offset)
             self._head = Linear(model, ("lm_head",), self.packed)
             self.projections = Projections(self.layers, self._head)
             self.projections.use_huge_pages()
@@ -145,6 +149,7 @@ class Decoder:
             max_slots=2 * (shape.max_context + SPARE_SLOTS) + key_multiple - 1,
             key_multiple=key_multiple,
             quantised=kv_bits is not None,
+            mixers={index: layer.mixer for index, layer in enumerate(self.layers) if layer.mixer is not None},
         )
         self.batches = BatchBuilder(
             kinds=distinct,
@@ -225,7 +230,7 @@ class Decoder:
         Raises UserError if a part that is not called as a whole has a new hook, or if weights change in bitwise mode,
         which is proven for the kernels of the weights that there were.
         """
-        require_unhooked(self.model, self.family.mlp)
+        require_unhooked(self.model, self.family.mixing, self.family.mlp)
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]

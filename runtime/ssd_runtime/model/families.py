@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.model.family import Family
+from ssd_runtime.model.mixers.delta_net import GatedDeltaNet
+from ssd_runtime.model.mixers.mamba import Mamba2
+from ssd_runtime.model.mixers.mixer import Mixer
+from ssd_runtime.model.mixers.short_convolution import ShortConvolution
 
 SCALED = "scaled"
 """A rotary embedding with factors for its angles, the same for sequences of every length."""
@@ -15,63 +20,6 @@ ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", SCALED})
 """Rotary embeddings whose angles depend on the position alone, so that a table can hold them."""
 LONGROPE = "longrope"
 """The rotary embedding with one set of angles for sequences within the original context and another for longer ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The structure of a family's decoder layer. Every family calls its attention block `self_attn`."""
-
-    title: str
-    qk_norm: Literal["head", "projection", "rotated"] | None = None
-    """Norm of queries and keys: of each head or of all heads as one vector before the rotation, of each head after it,
-    or none."""
-    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
-    """Modules of these norms."""
-    norm_offset: float = 0.0
-    """Number that is added to a norm's stored weight."""
-    attention_norm: str | None = "input_layernorm"
-    """Module of the norm before the attention block; None without one."""
-    mlp_norm: str | None = "post_attention_layernorm"
-    """Module of the norm before the MLP block; None without one."""
-    attention_after: str | None = None
-    """Module of the norm of the attention block's output; None without one."""
-    mlp_after: str | None = None
-    """Module of the norm of the MLP block's output; None without one."""
-    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    activation: str = "act_fn"
-    mlp: str = "mlp"
-    """Module of the MLP block, or of the router with its experts."""
-    router: str | None = None
-    """The router's module in MLP blocks that have `experts`; None for a family without such blocks."""
-    windows: Literal["never", "by_layer", "everywhere"] = "never"
-    """Layers with sliding attention: none, those of `config.layer_types`, or all if a window is set."""
-    rope_by_layer: bool = False
-    """Whether `config.rope_parameters` has one rotary embedding per layer type."""
-    sinks: bool = False
-    """Whether attention has a learnt score per head, `sinks`, that takes a share of the softmax and has no value."""
-    pairs_alternate: bool = False
-    """Whether the two columns that a rotation pairs are neighbours, not half of the rotated part apart."""
-    fixed_alpha: bool = False
-    """Whether a `dynamic` rotary embedding with an `alpha` has the same angles for sequences of every length."""
-    angles_once: bool = False
-    """Whether the rotary module returns an angle per pair of columns, not per column."""
-    rope_in_windows: bool = False
-    """Whether only layers with a window have a rotation, in models with windows."""
-    no_rope: str | None = None
-    """Setting that lists per layer whether there is a rotation; None if all layers have one."""
-    longrope: bool = False
-    """Whether the cache is computed again with other angles once a sequence outgrows the original context."""
-    scaled_embedding: bool = False
-    """Whether embeddings are multiplied by the square root of the hidden size."""
-    attention_cap: str | None = None
-    """Setting of the soft-cap of attention scores; this and the following are None without such a setting."""
-    logit_cap: str | None = None
-    embedding_multiplier: str | None = None
-    residual_multiplier: str | None = None
-    logit_divisor: str | None = None
-    unserved: tuple[str, ...] = ()
-    """Settings that no field expresses; a model that has one is refused."""
 
 
 _GRANITE: dict[str, Any] = {
@@ -126,19 +74,57 @@ FAMILIES = {
     "granitemoe": Family("Granite-MoE", **_GRANITE, mlp="block_sparse_moe", router="router"),
     "gpt_oss": Family("GPT-OSS", windows="by_layer", sinks=True, angles_once=True, router="router"),
     "mixtral": Family("Mixtral", windows="everywhere", router="gate"),
+    "lfm2": Family(
+        "LFM2",
+        qk_norm="head",
+        qk_norms=("q_layernorm", "k_layernorm"),
+        attention_norm="operator_norm",
+        mlp_norm="ffn_norm",
+        final_norm="embedding_norm",
+        output="out_proj",
+        mlp="feed_forward",
+        gate_up=("w1", "w3"),
+        activation=None,
+        down="w2",
+        windows="by_layer",
+        mixers=(("conv", ShortConvolution),),
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3.5",
+        norm_offset=1.0,
+        qk_norm="head",
+        gated=True,
+        windows="by_layer",
+        mixers=(("linear_attention", GatedDeltaNet),),
+    ),
+    "granitemoehybrid": Family(
+        "Granite-4 hybrid (dense)",
+        **_GRANITE,
+        mlp="shared_mlp",
+        gate_up=("input_linear",),
+        activation="activation",
+        down="output_linear",
+        windows="by_layer",
+        mixers=(("linear_attention", Mamba2), ("mamba", Mamba2)),
+        rope_setting="position_embedding_type",
+        unserved=("num_local_experts",),
+    ),
 }
 """Families by `config.model_type`. A new one needs an entry here and one in `tests/models.py` (CONTRIBUTING.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """The window and the rotation of a layer's attention; layers of one kind share views and latencies."""
+    """A layer's mixer, or the window and the rotation of its attention; layers of a kind share views and latencies."""
 
-    name: Literal["full", "sliding"]
+    name: str
+    """`full` or `sliding` attention, or the mixer's name."""
     window: int | None = None
     """Number of rows that a row sees, itself included; None for all."""
     rope: str | None = "default"
     """Name of the layer's rotary embedding; None for no rotation."""
+    mixer: type[Mixer] | None = None
+    """What mixes tokens instead of attention."""
 
 
 def family_of(config: PreTrainedConfig) -> Family:
@@ -150,14 +136,18 @@ def family_of(config: PreTrainedConfig) -> Family:
     if getattr(config, "use_bidirectional_attention", None):
         raise _refusal("attention in both directions is not supported")
     for name in family.unserved:
-        if getattr(config, name, None) is not None:
+        if getattr(config, name, None):
             raise _refusal(f"the setting {name} of a {family.title} model is not supported")
     for rope in rope_types(config, family).values():
         if rope not in ROPE_TYPES and not (rope == LONGROPE and family.longrope):
             raise _refusal(f"rotary embedding {rope!r} is not supported (only {', '.join(sorted(ROPE_TYPES))})")
-    unknown = {kind for kind in _layer_types(config, family) if kind not in ("full_attention", "sliding_attention")}
+    types = set(_layer_types(config, family))
+    mixed = {kind for kind, _ in family.mixers}
+    unknown = types - {"full_attention", "sliding_attention", *mixed}
     if unknown:
         raise _refusal(f"layers of type {', '.join(sorted(unknown))} are not supported")
+    if types <= mixed:
+        raise _refusal("a model without attention is not supported")
     return family
 
 
@@ -188,11 +178,16 @@ def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
     """The kind of every layer."""
     rotated = getattr(config, family.no_rope) if family.no_rope else None
     kinds = []
+    mixers = dict(family.mixers)
+    ropes = _rope_parameters(config, family)
     windowed = family.rope_in_windows and config.sliding_window is not None
     for layer, layer_type in enumerate(_layer_types(config, family)):
+        if (mixer := mixers.get(layer_type)) is not None:
+            kinds.append(LayerKind(mixer.name, None, None, mixer))
+            continue
         slides = layer_type == "sliding_attention"
         rope: str | None = layer_type if _differ_by_layer(config, family) else "default"
-        if (rotated is not None and not rotated[layer]) or (windowed and not slides):
+        if (rotated is not None and not rotated[layer]) or (windowed and not slides) or not ropes:
             rope = None
         kinds.append(LayerKind("sliding", config.sliding_window, rope) if slides else LayerKind("full", None, rope))
     return kinds
@@ -206,6 +201,8 @@ def setting(config: PreTrainedConfig, name: str | None) -> float | None:
 
 def _rope_parameters(config: PreTrainedConfig, family: Family) -> dict[str, dict[str, Any]]:
     """The parameters of each of the model's rotary embeddings, by name."""
+    if family.rope_setting is not None and getattr(config, family.rope_setting) != "rope":
+        return {}
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if not _differ_by_layer(config, family):
         return {"default": parameters}

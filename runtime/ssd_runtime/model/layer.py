@@ -11,7 +11,8 @@ from torch.nn.functional import rms_norm
 
 from ssd_runtime.devices.placement import device_of
 from ssd_runtime.model.experts import Experts
-from ssd_runtime.model.families import Family
+from ssd_runtime.model.family import Family
+from ssd_runtime.model.mixers.mixer import Mixer
 from ssd_runtime.model.mlp import Mlp
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RmsNorm
@@ -104,7 +105,10 @@ class Layer:
     residual: float
     """Factor of a block's output before it is added to the residual stream."""
     attention_norm: Norm | None
+    mixer: Mixer | None
+    """What mixes tokens instead of attention, between `qkv` and `output`; None for attention."""
     qkv: Linear | LightLinear
+    """Attention's input projections, or the mixer's."""
     q_norm: Norm | None
     k_norm: Norm | None
     sinks: Tensor | None
@@ -119,10 +123,18 @@ class Layer:
 
     @classmethod
     def of(
-        cls, layer: nn.Module, family: Family, kind: int, residual: float, memory: PackedMemory, by_row: bool = False
+        cls,
+        layer: nn.Module,
+        family: Family,
+        kind: int,
+        residual: float,
+        memory: PackedMemory,
+        by_row: bool = False,
+        mixer: type[Mixer] | None = None,
     ) -> Layer:
-        """The parts of a transformers decoder layer; `by_row` is that of `Experts`."""
-        attention: Any = layer.self_attn
+        """The parts of a transformers decoder layer; `by_row` is that of `Experts`, `mixer` the kind's."""
+        attention: Any = getattr(layer, "self_attn" if mixer is None else mixer.module)
+        normed = family.qk_norm if mixer is None else None
         mlp: Any = getattr(layer, family.mlp)
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
@@ -130,22 +142,23 @@ class Layer:
 
         return cls(
             kind=kind,
-            scale=float(attention.scaling),
+            scale=float(attention.scaling) if mixer is None else 1.0,
             residual=residual,
             attention_norm=norm(layer, family.attention_norm),
-            qkv=Linear(attention, family.qkv, memory),
-            q_norm=norm(attention, family.qk_norms[0] if family.qk_norm else None),
-            k_norm=norm(attention, family.qk_norms[1] if family.qk_norm else None),
+            mixer=None if mixer is None else mixer(attention, by_row),
+            qkv=Linear(attention, family.qkv if mixer is None else mixer.projections, memory),
+            q_norm=norm(attention, family.qk_norms[0] if normed else None),
+            k_norm=norm(attention, family.qk_norms[1] if normed else None),
             sinks=attention.sinks.detach() if family.sinks else None,
-            output=Linear(attention, ("o_proj",), memory),
+            output=Linear(attention, (family.output if mixer is None else mixer.output,), memory),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
             mlp=Experts(mlp, family.router, memory, by_row)
             if family.router is not None and hasattr(mlp, family.router)
             else Mlp(
                 gate_up=Linear(mlp, family.gate_up, memory),
-                activation=getattr(mlp, family.activation),
-                down=Linear(mlp, ("down_proj",), memory),
+                activation=nn.SiLU() if family.activation is None else getattr(mlp, family.activation),
+                down=Linear(mlp, (family.down,), memory),
             ),
             mlp_after=norm(layer, family.mlp_after),
             device=device_of(layer),
@@ -190,8 +203,8 @@ class Layer:
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
         norms = (self.attention_norm, self.q_norm, self.k_norm, self.attention_after, self.mlp_norm, self.mlp_after)
-        parts: list[Linear | Norm | Mlp | Experts] = [norm for norm in norms if norm is not None]
-        parts += [*self.linears()[:2], self.mlp]
+        parts: list[Linear | Norm | Mlp | Experts | Mixer] = [norm for norm in norms if norm is not None]
+        parts += [*self.linears()[:2], self.mlp, *([] if self.mixer is None else [self.mixer])]
         changed = [part.refresh() for part in parts]
         return any(changed)
 

@@ -1,4 +1,4 @@
-"""The attention and MLP blocks of a model, on its own weights or on light copies."""
+"""The mixer and MLP blocks of a model, on its own weights or on light copies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ssd_profiles.mask import FULL
 from ssd_runtime.devices.clock import WaitedLock
 from ssd_runtime.model.attention import attend, attend_apart, attend_by_row
 from ssd_runtime.model.batch import Batch, Segment, Variants
-from ssd_runtime.model.families import Family
+from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.mixing import mix
 from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention
 from ssd_runtime.model.native.native_run import NativeSubLayer, run_natively
 from ssd_runtime.model.rotary import Rotation, rotate
@@ -25,8 +26,6 @@ The last bits of torch's attention depend on whether a row is alone and on the n
 rounding magnifies them to 0.4%. With such numbers most rows are the same to the bit in a plain step and in a
 verification: all but those beside a row that needs the next multiple.
 """
-
-
 FEW_ROWS = 64
 """Most rows of a call of many sub-layers."""
 KEY_BLOCK = 512
@@ -53,7 +52,7 @@ class Shape:
 
 
 class SubLayers:
-    """Sub-layer 2i is the attention block of layer i and 2i + 1 its MLP block, each with its norm and residual.
+    """Sub-layer 2i is the mixer of layer i (`mixers/mixer.py`) and 2i + 1 its MLP, each with its norm and residual.
 
     Every `x` is [rows, hidden], the rows of a `Batch`'s sequences one after the other. Each call of a module holds the
     lock, since accelerate fetches offloaded weights for a call.
@@ -123,9 +122,9 @@ class SubLayers:
         return bits if bits in self._forms else max(self._forms)
 
     def attention(self, layer: int, x: Tensor, batch: Batch, bits: int = FULL) -> Tensor:
-        """The attention block of `layer` on `x` [rows, hidden]; writes the rows' keys and values into their caches.
+        """The mixer of `layer` on `x` [rows, hidden], on copies of its weights of this `bits` if there are any.
 
-        It runs on copies of its weights of this `bits`, if there are any.
+        Writes the rows' keys and values, or inputs, into their caches.
         """
         with self._lock.inner:
             bits = self._form(bits)
@@ -136,7 +135,10 @@ class SubLayers:
             if self._spread:
                 x = x.to(parts.device)
                 batch = batch.on(parts.device)
-            queries, new = self.project(layer, x, batch.rotations[parts.kind], bits)
+            if parts.mixer is not None:
+                mixed = mix(parts.mixer, layer, parts.qkv_of(x)[: batch.rows], batch.segments)
+                return parts.add_attention(x, mixed.repeat(len(x) // len(mixed), 1))  # a lone row may run as two
+            queries, new, gates = self.project(layer, x, batch.rotations[parts.kind], bits)
             if self.by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
                 mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
             elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
@@ -150,7 +152,7 @@ class SubLayers:
                         for own_queries, own_new, segment in parts_of_each
                     ]
                 )
-            return parts.add_attention(x, mixed)
+            return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
 
     def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
         """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
@@ -197,11 +199,21 @@ class SubLayers:
         )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)
 
-    def project(self, layer: int, x: Tensor, rotation: Rotation | None, bits: int = FULL) -> tuple[Tensor, Tensor]:
-        """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim]."""
+    def project(
+        self, layer: int, x: Tensor, rotation: Rotation | None, bits: int = FULL
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim].
+
+        The gates [n, heads * head_dim] of attention's output follow, before their sigmoid; None in most families.
+        """
         parts = self._forms[self._form(bits)][layer]
         shape = self._shape
-        qkv = parts.qkv_of(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        qkv = parts.qkv_of(x).view(x.shape[0], -1, shape.head_dim)
+        gates = None
+        if self._family.gated:  # a head's query and gate are neighbours
+            both = qkv[:, : 2 * shape.heads].unflatten(1, (-1, 2))
+            gates = both[:, :, 1].flatten(1)
+            qkv = torch.cat([both[:, :, 0], qkv[:, 2 * shape.heads :]], 1)
         norms_last = self._family.qk_norm == "rotated"
         if rotation is not None and norms_last:
             qkv = rotate(qkv, rotation)
@@ -209,7 +221,7 @@ class SubLayers:
             qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
         if rotation is not None and not norms_last:
             qkv = rotate(qkv, rotation, self._family.pairs_alternate)
-        return qkv[:, : shape.heads], qkv[:, shape.heads :]
+        return qkv[:, : shape.heads], qkv[:, shape.heads :], gates
 
     def mlp(self, layer: int, x: Tensor, bits: int = FULL) -> Tensor:
         """The MLP block of `layer` on `x` [n, hidden], on copies of its weights of this `bits` if there are any."""
@@ -255,10 +267,11 @@ class SubLayers:
         qkv, output = layer.qkv.natives, layer.output.fused
         norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
         apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
-        if not qkv or output is None or apart or shape.head_dim not in HEAD_DIMS:
+        if layer.mixer is not None or not qkv or output is None or apart or shape.head_dim not in HEAD_DIMS:
             return None
         if (
             self._family.pairs_alternate
+            or self._family.gated
             or layer.sinks is not None
             or self._family.qk_norm in ("projection", "rotated")
             or any(norm is not None and norm.rms is None for norm in norms.values())

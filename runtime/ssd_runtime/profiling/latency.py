@@ -253,7 +253,7 @@ class _Bench:
         return self.decoder.embed(self.decoder.probe_ids(n))
 
     def _batch(self, context: int, n: int) -> Batch:
-        return Batch.of([self.decoder.batches.consecutive(self.cache, context, n)])
+        return Batch.of([self.decoder.batches.timed(self.cache, context, n)])
 
     def _attention(self, context: int, n: int, layers: list[int]) -> Callable[[], object]:
         decoder = self.decoder

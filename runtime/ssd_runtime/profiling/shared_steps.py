@@ -101,7 +101,7 @@ def _timed(decoder: Decoder, caches: Sequence[KVCache], rows: int) -> float:
     ids = decoder.probe_ids(rows * len(caches))
 
     def step() -> None:
-        batch = Batch.of([decoder.batches.consecutive(cache, CONTEXT, rows) for cache in caches])
+        batch = Batch.of([decoder.batches.timed(cache, CONTEXT, rows) for cache in caches])
         argmax(decoder.logits(decoder.run(decoder.embed(ids), batch))).tolist()
 
     return seconds(step, decoder.device)

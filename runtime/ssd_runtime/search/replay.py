@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.transfer import to_device
-from ssd_runtime.model.batch import BatchBuilder, Segment
+from ssd_runtime.model.batch import BatchBuilder, Lineage, Segment
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work
@@ -114,4 +114,5 @@ def _block_segment(batches: BatchBuilder, group: RowGroup, block: int) -> Segmen
         slot=slot,
         visible=torch.cat([full, drafted], 1),
         key_positions=key_positions,
+        lineage=Lineage.of_blocks(group.start, n, block),
     )

@@ -11,7 +11,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.clock import queues_work
 from ssd_runtime.devices.transfer import take_rows, to_device
-from ssd_runtime.model.batch import MOST_BY_ROW
+from ssd_runtime.model.batch import MOST_BY_ROW, Lineage
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import FORWARD_ROWS
 from ssd_runtime.model.decoder import Decoder
@@ -159,14 +159,17 @@ class Session:
         if reused is not None:
             self._states = yield from reused.states.resuming(self.reused)
         ids = known + ids
+        border = total // BLOCK * BLOCK
+        if self._prefixes is not None and self.committed < border:
+            self.cache.states.mark(border)
         while self.committed < total:
-            chunk = ids[self.committed : self.committed + self._chunk()]
-            self._states.add((yield self.request(chunk)))
+            chunk = ids[self.committed : self._chunk_end()]
+            self._states.add((yield self.request(chunk, certain=True)))
             normed = yield from self._states.closing()
             self.commit(chunk)
         self.cache.mark(total)
         if self._prefixes is not None:
-            self.cache.mark(total // BLOCK * BLOCK)
+            self.cache.mark(border)
             self._prefixes.lend(
                 ids=ids, cache=self.cache, states=self._states.copy(), version=self._version, owner=self._owner
             )
@@ -217,6 +220,12 @@ class Session:
         It holds until the session returns to the end of its prompt, or takes another one.
         """
         self.cache.lookback = max(self.cache.lookback, tokens)
+        self.cache.states.lookback = max(self.cache.states.lookback, tokens)
+
+    def pin(self) -> None:
+        """Make a search's tokens so far stay what it can run again, until the session returns or takes a prompt."""
+        self.look_back(self.decoder.shape.max_context)
+        self.cache.states.pinned = self.committed
 
     def close(self, keep: bool = True) -> None:
         """Release the slots of a pool; with `keep`, the tokens become a prefix for new sequences."""
@@ -257,15 +266,17 @@ class Session:
         first: int = 0,
         last: int | None = None,
         keep_states: bool = False,
+        certain: bool = False,
     ) -> Forward:
         """A request to run `rows`, tokens or states [n, hidden], through sub-layers `first`, …, `last` - 1.
 
-        Their positions begin `ahead` after the committed tokens. They draft with `mask`, or with the full model.
+        Their positions begin `ahead` after the committed tokens. They draft with `mask`, or with the full model. Rows
+        that are `certain` will all be committed.
         """
         n = len(rows)
         start = self.committed + ahead
         self._make_room(start + n, start + n)
-        segment = self.decoder.batches.consecutive(self.cache, start, n)
+        segment = self.decoder.batches.consecutive(self.cache, start, n, certain)
         return Forward(
             segments=[segment],
             rows=rows,
@@ -288,6 +299,7 @@ class Session:
         span = range(start, start + max(depths) + 1)
         self._make_room(start + n, span.stop)
         device = self.decoder.device
+        lineage = Lineage.of_tree(visible, start) if self.decoder.kv_layout.mixers else None
         positions = to_device([start + depth for depth in depths], device)
         known = torch.arange(start, device=device)
         visible = to_device(visible, device)
@@ -298,6 +310,7 @@ class Session:
             slot=start,
             visible=torch.cat([visible.new_ones(n, start), visible], 1),
             key_positions=torch.cat([known, positions]),
+            lineage=lineage,
         )
         return Forward([segment], ids, keep_states=keep_states)
 
@@ -353,6 +366,7 @@ class Session:
             if row != place:
                 self.cache.move(self.committed + row, self.committed + place)
         self.ids.extend(ids)
+        self.cache.states.settle(self.committed)
         self._written = 0
         if states is not None and self._prefixes is not None:
             # A view would keep the rows of all sequences of the forward in memory.
@@ -422,14 +436,19 @@ class Session:
         self.cache.restart(keep_marks=True)
         try:
             while self.committed < len(ids):
-                chunk = ids[self.committed : self.committed + self._chunk()]
-                yield self.request(chunk)
+                chunk = ids[self.committed : self._chunk_end()]
+                yield self.request(chunk, certain=True)
                 self.commit(chunk)
         finally:
             self.ids = ids  # also if this is stopped half-way
             self._written = written
 
-    def _chunk(self) -> int:
-        """Number of prompt tokens in the next forward: whole blocks, and few enough for a bias of bounded size."""
+    def _chunk_end(self) -> int:
+        """The token after the last of a prompt's next forward.
+
+        That has whole blocks, few enough for a bias of bounded size, or ends where states are to be kept.
+        """
         fitting = MAX_BIAS_BYTES // (self.decoder.dtype.itemsize * (self.committed + PREFILL_CHUNK))
-        return max(BLOCK, min(self.chunk, fitting) // BLOCK * BLOCK)
+        end = self.committed + max(BLOCK, min(self.chunk, fitting) // BLOCK * BLOCK)
+        mark = self.cache.states.next_mark(self.committed)
+        return end if mark is None else min(end, mark)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,14 +21,14 @@ def hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
-def require_unhooked(model: PreTrainedModel, mlp: str) -> None:
+def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str) -> None:
     """Raise UserError when the model has hooks or a custom forward that the engine would bypass.
 
     Projections, norms and the embedding are called as modules, hooks included. Blocks, layers and the whole model are
-    never called, so hooks on them, or a forward of a subclass or patched class, would not run. Layers call their MLP
-    block `mlp`.
+    never called, so hooks on them, or a forward of a subclass or patched class, would not run. Layers call their
+    mixer by one of `mixers`, and their MLP block `mlp`.
     """
-    for name, part in _taken_apart(model, mlp):
+    for name, part in _taken_apart(model, mixers, mlp):
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values(), type(part).forward]
         if "forward" in part.__dict__ and not hasattr(part, "_hf_hook"):
             hooks.append(part.__dict__["forward"])
@@ -39,12 +39,14 @@ def require_unhooked(model: PreTrainedModel, mlp: str) -> None:
             )
 
 
-def _taken_apart(model: PreTrainedModel, mlp: str) -> Iterator[tuple[str, nn.Module]]:
+def _taken_apart(model: PreTrainedModel, mixers: Sequence[str], mlp: str) -> Iterator[tuple[str, nn.Module]]:
     yield "the model", model
     yield "model", model.model
     for index, layer in enumerate(model.model.layers):
         yield f"layers.{index}", layer
-        yield f"layers.{index}.self_attn", layer.self_attn
+        for mixer in mixers:
+            if getattr(layer, mixer, None) is not None:
+                yield f"layers.{index}.{mixer}", getattr(layer, mixer)
         block = getattr(layer, mlp)
         yield f"layers.{index}.{mlp}", block
         if hasattr(block, "experts"):

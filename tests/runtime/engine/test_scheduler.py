@@ -34,7 +34,7 @@ from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
-from tests.models import IN_BOTH, tiny_model
+from tests.models import HYBRIDS, IN_BOTH, tiny_model
 from tests.small_memory import small_memory
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
@@ -145,9 +145,9 @@ def test_memory_bounds_who_decodes_at_once() -> None:
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["ended", "running"])
-@pytest.mark.parametrize("variant", ["gemma3", "mistral-sliding"])
+@pytest.mark.parametrize("variant", ["gemma3", "mistral-sliding", "lfm2"])
 def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str, beside: bool) -> None:
-    """Its keys are those of a running or an ended sequence, and no other sequence's are touched."""
+    """Its keys and states are those of a running or an ended sequence, and no other sequence's are touched."""
     decoder = Decoder(tiny_model(variant, seed=4, max_position_embeddings=512))
     shared, other = [5 + i % 40 for i in range(33)], [9, 8, 7] * 4
     with small_memory():
@@ -183,7 +183,7 @@ def test_a_cancelled_job_says_so() -> None:
         job.ended()
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-sliding", "gemma3", "phi3-longrope"])
+@pytest.mark.parametrize("variant", ["llama", "mistral-sliding", "gemma3", "phi3-longrope", "qwen3.5"])
 def test_a_prompt_that_several_requests_share_is_run_once(variant: str) -> None:
     decoder, shared = Decoder(tiny_model(variant)), [5 + i % 40 for i in range(33)]
     prompts = [[*shared, last] for last in (3, 3, 4, 3)]
@@ -236,9 +236,11 @@ def test_a_job_that_fails_takes_no_other_with_it() -> None:
 
 MODELS = {
     (variant, dtype): Decoder(tiny_model(variant, seed=8).to(dtype))
-    for variant in ("qwen3", "gemma3", "phi3-longrope")
+    for variant in ("qwen3", "gemma3", "phi3-longrope", *HYBRIDS)
     for dtype in (torch.float32, torch.bfloat16)
 }
+WITH_KEYS = [model for model in sorted(MODELS, key=str) if model[0] not in HYBRIDS]
+WITH_STATES = [model for model in sorted(MODELS, key=str) if model[0] in HYBRIDS]
 BEGINNING = list(range(20, 45))
 SAMPLINGS = [GREEDY, SamplingParams(repetition_penalty=1.3), SamplingParams(0.8, top_p=0.9)]
 
@@ -258,18 +260,24 @@ class Crowd(RuleBasedStateMachine):
     """
 
     @initialize(
-        model=st.sampled_from(sorted(MODELS, key=str)),
+        model=st.sampled_from(WITH_KEYS),
         most=st.integers(1, 5),
         slots=st.sampled_from([140, 220, 600]),
         late=st.booleans(),
     )
     def begin(self, model: tuple[str, torch.dtype], most: int, slots: int, late: bool) -> None:
+        self._begin(model, most, slots, late)
+
+    def _begin(self, model: tuple[str, torch.dtype], most: int, slots: int, late: bool) -> None:
         self.memory = small_memory()
         self.memory.__enter__()
         self.decoder = MODELS[model]
         # Where the time for drafts is always up, requests are met in the middle of theirs.
         clock = count().__next__ if late else None
-        self.scheduler = Scheduler(self.decoder, most, slots * self.decoder.kv_layout.bytes_per_slot, clock)
+        layout = self.decoder.kv_layout
+        self.scheduler = Scheduler(
+            self.decoder, most, slots * layout.bytes_per_slot + 2 * most * layout.state_bytes, clock
+        )
         self.stream = stream_by_the_table()
         self.asked: list[tuple[Job[Generation], list[int], Limits, SamplingParams]] = []
 
@@ -322,6 +330,23 @@ class Crowd(RuleBasedStateMachine):
 
 TestCrowd = Crowd.TestCase
 TestCrowd.settings = settings(max_examples=25, stateful_step_count=14, deadline=None)
+
+
+class Hybrids(Crowd):
+    """The same with layers whose states no number cuts."""
+
+    @initialize(
+        model=st.sampled_from(WITH_STATES),
+        most=st.integers(1, 5),
+        slots=st.sampled_from([140, 220, 600]),
+        late=st.booleans(),
+    )
+    def begin(self, model: tuple[str, torch.dtype], most: int, slots: int, late: bool) -> None:
+        self._begin(model, most, slots, late)
+
+
+TestHybrids = Hybrids.TestCase
+TestHybrids.settings = settings(max_examples=8, stateful_step_count=14, deadline=None)
 
 
 PLANTED, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.01, 12)

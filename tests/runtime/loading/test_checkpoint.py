@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.checkpoint import SHARDS, SINGLE
@@ -130,6 +131,23 @@ def test_files_that_are_not_read_are_not_looked_at(folder: Path, tmp_path: Path)
     save_file({BIAS: torch.ones(32)}, right / "model-00001-of-00009.safetensors", {"format": "pt"})
     shutil.copy(folder / SINGLE, right / "consolidated.safetensors")
     load_model(str(right))
+
+
+@pytest.mark.skipif("qwen3.5" not in VARIANTS, reason="this transformers has no Qwen3.5")
+def test_the_text_part_of_a_model_that_sees_is_loaded(folder: Path, tmp_path: Path) -> None:
+    """Qwen3.5's checkpoints are of such models."""
+    to, text = tmp_path / "model", tiny_model("qwen3.5", eos_token_id=2)
+    shutil.copytree(folder, to)
+    eyes = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
+    config = AutoConfig.for_model("qwen3_5", text_config=text.config.to_dict(), vision_config=eyes)
+    whole = AutoModelForImageTextToText.from_config(config)
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.lm_head.load_state_dict(text.lm_head.state_dict())
+    whole.save_pretrained(to)
+    loaded = load_model(str(to)).model
+    assert loaded.config.model_type == "qwen3_5_text"
+    for name, tensor in text.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

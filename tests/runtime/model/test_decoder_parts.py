@@ -210,7 +210,7 @@ def test_a_long_prompt_goes_in_chunks_that_bound_the_memory_of_masks(monkeypatch
     monkeypatch.setattr("ssd_runtime.sequence.session.MAX_BIAS_BYTES", 60_000 * 4)
     session = Session(decoder)
     request = session.request
-    monkeypatch.setattr(session, "request", lambda part: (sizes.append(len(part)), request(part))[1])
+    monkeypatch.setattr(session, "request", lambda part, **named: (sizes.append(len(part)), request(part, **named))[1])
     chunked = session.prefill(ids)
     assert sum(sizes) == len(ids)
     assert len(sizes) > 2

@@ -108,7 +108,7 @@ def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) ->
         assert begun
 
 
-@pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3"])
+@pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3", "lfm2"])
 @pytest.mark.parametrize("name", sorted(FAST))
 def test_families_with_windows_and_switches(name: str, variant: str) -> None:
     model = tiny_model(variant, seed=1)

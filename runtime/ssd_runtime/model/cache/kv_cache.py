@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.model.cache.kv_pool import LOOKBACK, SPARE_SLOTS, KVPool, LayerGroup, Lease, sliding_slots
+from ssd_runtime.model.cache.mixer_states import MixerStates
 
 GROWTH = 8
 """A cache that is too small grows by 1 / `GROWTH` of itself, and by at least `SPARE_SLOTS`."""
@@ -16,7 +17,8 @@ class KVCache:
 
     The session knows how many slots are committed. Drafts write after these and verification overwrites them, so
     rollback is a number in the session. Layers with a sliding window keep the keys that later rows can see, and
-    `lookback` tokens more. `mark` names further positions that a session may return to.
+    `lookback` tokens more. `mark` names further positions that a session may return to. Layers whose mixer is no
+    attention have no keys but `states`.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -26,10 +28,12 @@ class KVCache:
         self.lookback = LOOKBACK
         self.leases = [Lease() for _ in pool.groups]
         """One lease per layer group."""
-        self._shift = [0] * len(pool.group_of)
+        self._shift = [0] * len(pool.layout.devices)
         """Offset per layer from a slot to its place in the pool."""
         self._reach = 0
         """The slot after the last that every layer has."""
+        self.states = MixerStates(pool.layout.mixers)
+        self._keyed = [layer for group in pool.groups for layer in group.layers]
         self._marks: dict[int, dict[int, Tensor] | None] = {}
         """Positions to return to. Once a sliding layer has dropped a part of the window before one, it has copies of
         the windows of all sliding layers."""
@@ -50,7 +54,7 @@ class KVCache:
         kept = sum(
             each.numel() * each.element_size() for saved in self._marks.values() for each in (saved or {}).values()
         )
-        return leased + kept
+        return leased + kept + self.state_bytes
 
     def reserve_tokens(self, tokens: int) -> None:
         """Reserve slots for a sequence of `tokens` tokens, and spare ones after it."""
@@ -77,12 +81,23 @@ class KVCache:
                 more = max(slots - lease.reach, lease.size // GROWTH, SPARE_SLOTS)
                 self._grow(number, min(lease.size + more, most - lease.first))
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of states of mixers that are no attention."""
+        return self.states.bytes
+
     def mark(self, position: int) -> None:
-        """Let the session return to `position` committed tokens at any time."""
+        """Let the session return to `position` tokens at any time; with states, before it has committed more."""
         self._marks.setdefault(position)
+        self.states.mark(position)
 
     def resumable(self, position: int) -> bool:
-        """Whether decoding can resume after the first `position` tokens: sliding layers have the window before that."""
+        """Whether decoding can resume after the first `position` tokens.
+
+        Sliding layers have the window before that, and other mixers their states.
+        """
+        if not self.states.resumable(position):
+            return False
         return self._marks.get(position) is not None or all(
             lease.first <= _window_begin(group, position)
             for lease, group in zip(self.leases, self.pool.groups, strict=True)
@@ -92,6 +107,7 @@ class KVCache:
         """Return to `position` tokens, which must be resumable; from there on `lookback` is as at first."""
         self.lookback = LOOKBACK
         self._restore(position)
+        self.states.rewind(position)
         self._marks = {mark: saved for mark, saved in self._marks.items() if mark <= position}
 
     def restart(self, keep_marks: bool = False) -> None:
@@ -105,6 +121,7 @@ class KVCache:
             lease.first = 0
             self.placed(number)
         self._marks = dict.fromkeys(self._marks if keep_marks else ())
+        self.states.restart(keep_marks)
 
     def copy_from(self, other: KVCache, position: int) -> None:
         """Copy the first `position` tokens, which must be resumable, of another cache of the same model."""
@@ -122,28 +139,36 @@ class KVCache:
                 self._part(layer, begin, count).copy_(kept)
         if windows:
             self._marks[position] = windows
+        self.states.copy_from(other.states, position)
 
     def release(self) -> None:
         """Give all slots back to the pool; nothing may be written any more."""
         self.pool.give_back(self.leases)
+        self.states.restart(keep_marks=True)
         for number in range(len(self.leases)):
             self.placed(number)
 
     def trim(self, slots: int) -> None:
-        """Give back the slots from `slots` on."""
+        """Give back the slots from `slots` on, and all states but the marked ones."""
+        self.states.trim()
         for number, lease in enumerate(self.leases):
             size = min(lease.size, max(0, slots - lease.first))
             self.pool.resize(number, lease, size)
             self.placed(number)
 
     def save(self, begin: int, end: int) -> list[Tensor]:
-        """Copies of slots `begin`, …, `end` - 1, one per layer, for `load`."""
-        return [self._part(layer, begin, end - begin).clone() for layer in range(len(self._shift))]
+        """Copies of what slots `begin`, …, `end` - 1 hold, keys and values or inputs, one per layer, for `load`."""
+        inputs = self.states.save(begin, end)
+        return [
+            inputs[layer] if layer in inputs else self._part(layer, begin, end - begin).clone()
+            for layer in range(len(self._shift))
+        ]
 
     def load(self, begin: int, saved: list[Tensor]) -> None:
         """Write the copies of `save` to slots `begin`, …"""
-        for layer, part in enumerate(saved):
-            self._part(layer, begin, part.shape[3]).copy_(part)
+        for layer in self._keyed:
+            self._part(layer, begin, saved[layer].shape[3]).copy_(saved[layer])
+        self.states.load(begin, saved)
 
     def write(self, layer: int, slot: int | Tensor, new: Tensor) -> None:
         """Put keys and values `new` [n, 2 * kv_heads, head_dim], keys first, into slots `slot`, …, `slot` + n - 1.
@@ -161,9 +186,11 @@ class KVCache:
 
     def move(self, source: int, target: int) -> None:
         """Put a copy of slot `source` of every layer into slot `target`."""
-        for layer, shift in enumerate(self._shift):
+        for layer in self._keyed:
             slots = self.pool.storage[layer]
+            shift = self._shift[layer]
             slots[:, :, :, target + shift] = slots[:, :, :, source + shift]
+        self.states.move(source, target)
 
     def read(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of slots `begin`, …, `end` - 1, each [1, kv_heads, slots, head_dim].

@@ -9,12 +9,15 @@ from weakref import WeakSet, finalize
 
 import torch
 
+from ssd_runtime.model.cache.kv_layout import KVLayout
 from ssd_runtime.model.cache.slot_ranges import SlotRanges
 
 FORWARD_ROWS = 768
 """Most rows of one sequence in a forward: a chunk of a prompt."""
 SPARE_SLOTS = 128
 """Slots beyond a sequence's tokens, for rows of a verification, drafts and tokens of a search."""
+STATE_SHARE = 0.5
+"""Largest share of a fixed pool that is set aside for the states of mixers that are no attention."""
 LOOKBACK = 128
 """Tokens before the latest that a search may return to; sliding layers keep the windows of these too."""
 
@@ -52,51 +55,17 @@ class Leaseholder(Protocol):
     leases: list[Lease]
     """One lease per layer group."""
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of states of mixers that are no attention."""
+        ...
+
     def placed(self, number: int) -> None:
         """Take note that the lease of layer group `number` has moved."""
 
 
 class PoolFull(Exception):  # noqa: N818 - a state of the pool, which the scheduler handles
     """A pool of fixed size has no room for more slots."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """The sizes and devices of the keys and values of one sequence, layer by layer."""
-
-    devices: Sequence[torch.device]
-    windows: Sequence[int | None]
-    """Number of tokens that a layer's rows see, their own included; None for all."""
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    """Dtype of the rows that are written and read."""
-    max_slots: int
-    """Most slots of one sequence."""
-    key_multiple: int = 1
-    """Attention reads keys in multiples of so many. Slots that hold none yet are then zero."""
-    quantised: bool = False
-    """Whether a head's key or value is held as numbers of 8 bits, and after them their scale (`quantised_slots`)."""
-
-    @property
-    def held_dtype(self) -> torch.dtype:
-        """The dtype of the memory."""
-        return torch.int8 if self.quantised else self.dtype
-
-    @property
-    def width(self) -> int:
-        """Length of one head's key or value in numbers of `held_dtype`."""
-        return self.head_dim + (torch.float32.itemsize if self.quantised else 0)
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes that one slot takes in one layer."""
-        return 2 * self.kv_heads * self.width * self.held_dtype.itemsize
-
-    @property
-    def bytes_per_slot(self) -> int:
-        """Bytes that one slot takes over all layers."""
-        return len(self.devices) * self.layer_bytes
 
 
 @dataclass(slots=True)
@@ -119,30 +88,45 @@ class KVPool:
     def __init__(self, layout: KVLayout, max_bytes: int | None = None, sequences: int = 1) -> None:
         self.layout = layout
         self.fixed = max_bytes is not None
-        windows = list(dict.fromkeys(layout.windows))
+        keyed = [layer for layer in range(len(layout.devices)) if layer not in layout.mixers]
         self.groups = [
-            LayerGroup(window, [layer for layer, own in enumerate(layout.windows) if own == window])
-            for window in windows
+            LayerGroup(window, [layer for layer in keyed if layout.windows[layer] == window])
+            for window in dict.fromkeys(layout.windows[layer] for layer in keyed)
         ]
-        self.group_of = [windows.index(window) for window in layout.windows]
+        self._most_states = 0
+        """Number of sequences whose states have room in a fixed pool."""
         shape = (2, 1, layout.kv_heads, 0, layout.width)
         self.storage = [torch.empty(shape, dtype=layout.held_dtype, device=device) for device in layout.devices]
         """One tensor [2, 1, kv_heads, slots, width] per layer: keys, then values."""
         self._caches: WeakSet[Leaseholder] = WeakSet()
         if max_bytes is not None:
+            if layout.mixers:
+                self._most_states = min(sequences, int(STATE_SHARE * max_bytes) // layout.state_bytes)
+                max_bytes -= self.state_bytes
             for group, slots in zip(self.groups, self._sizes(max_bytes, sequences), strict=True):
                 self._grow(group, slots)
 
     @property
     def bytes(self) -> int:
-        """Bytes allocated."""
-        return sum(group.ranges.size * len(group.layers) for group in self.groups) * self.layout.layer_bytes
+        """Bytes allocated, and those that are set aside for states."""
+        slots = sum(group.ranges.size * len(group.layers) for group in self.groups)
+        return slots * self.layout.layer_bytes + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a fixed pool sets aside for states."""
+        return self._most_states * self.layout.state_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of leased slots."""
+        """Bytes of leased slots and of states."""
         used = sum((group.ranges.size - group.ranges.free) * len(group.layers) for group in self.groups)
-        return used * self.layout.layer_bytes
+        return used * self.layout.layer_bytes + sum(cache.state_bytes for cache in self._caches)
+
+    def _have_states(self, released: Sequence[Leaseholder] = ()) -> int:
+        """Number of sequences that have states, or slots and soon states, beside the `released` ones."""
+        others = (cache for cache in self._caches if cache not in released)
+        return sum(cache.state_bytes > 0 or any(lease.size for lease in cache.leases) for cache in others)
 
     @property
     def most_slots(self) -> int:
@@ -162,7 +146,9 @@ class KVPool:
         finalize(cache, self.give_back, cache.leases)
 
     def has_room(self, tokens: int) -> bool:
-        """Whether another sequence of `tokens` tokens and its spare slots fit; moves the others if necessary."""
+        """Whether another sequence of `tokens` tokens, its spare slots and states fit; moves others if necessary."""
+        if self.fixed and self.layout.mixers and self._have_states() >= self._most_states:
+            return False
         for group in self.groups:
             needed = self._needed(group, tokens)
             if group.ranges.longest < needed and group.ranges.free >= needed:
@@ -175,6 +161,8 @@ class KVPool:
         """Whether `has_room` will be true once the caches `released` have given back their slots."""
         if not self.fixed:
             return True
+        if self.layout.mixers and self._have_states(released) >= self._most_states:
+            return False
         freed = [sum(cache.leases[number].size for cache in released) for number in range(len(self.groups))]
         return all(
             group.ranges.free + more >= self._needed(group, tokens)

@@ -31,8 +31,6 @@ DOUBT = 2.0
 LOOK_EVERY = 256
 """Tokens of the stream between two scorings of a finished search's mask. A scoring and its window's targets take about
 two plain steps: less than 1% of the time up to 1.28 times plain decoding's speed."""
-EVERYTHING = 1 << 30
-"""More tokens than any context has."""
 POOL = 256
 """Number of masks that the Gaussian process chooses from."""
 
@@ -232,7 +230,7 @@ class SwiftPlanner(BasePlanner):
             if self._recent.tokens < search.settings.window:
                 return
             self._window = yield from self._recent.referencing(self._session)
-            self._session.look_back(EVERYTHING)  # masks are compared on the window until the request ends
+            self._session.pin()  # masks are compared on the window until the request ends
             self._recent = RecentStates(0)
             self._outdated = True
         if self._outdated:

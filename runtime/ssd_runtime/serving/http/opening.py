@@ -172,8 +172,9 @@ def _context(engine: Engine, note: Callable[[str], object]) -> int:
     scheduler = engine.scheduler
     most = scheduler.most_tokens
     pool = scheduler.pool
-    room = pool.bytes // pool.layout.bytes_per_slot
-    note(f"keys and values take {gib(pool.bytes)}, room for {room} tokens of all requests and prefixes")
+    room = (pool.bytes - pool.state_bytes) // pool.layout.bytes_per_slot
+    states = f", {gib(pool.state_bytes)} of it for states" if pool.state_bytes else ""
+    note(f"keys and values take {gib(pool.bytes)}{states}, room for {room} tokens of all requests and prefixes")
     whole = engine.decoder.shape.max_context
     least = min(LEAST_CONTEXT, whole)
     if most < least:

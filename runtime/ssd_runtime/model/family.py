@@ -1,0 +1,82 @@
+"""What a model family's entry can express: the structure of its decoder layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ssd_runtime.model.mixers.mixer import Mixer
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The structure of a family's decoder layer. Every family calls its attention block `self_attn`."""
+
+    title: str
+    qk_norm: Literal["head", "projection", "rotated"] | None = None
+    """Norm of queries and keys: of each head or of all heads as one vector before the rotation, of each head after it,
+    or none."""
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    """Modules of these norms."""
+    norm_offset: float = 0.0
+    """Number that is added to a norm's stored weight."""
+    attention_norm: str | None = "input_layernorm"
+    """Module of the norm before the attention block; None without one."""
+    mlp_norm: str | None = "post_attention_layernorm"
+    """Module of the norm before the MLP block; None without one."""
+    attention_after: str | None = None
+    """Module of the norm of the attention block's output; None without one."""
+    mlp_after: str | None = None
+    """Module of the norm of the MLP block's output; None without one."""
+    final_norm: str = "norm"
+    """Module of the norm before the head."""
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    """Module of attention's output projection."""
+    gated: bool = False
+    """Whether attention's output is gated: each head has a gate beside its query."""
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    activation: str | None = "act_fn"
+    """Module of the MLP's activation; None for SiLU without a module."""
+    down: str = "down_proj"
+    mlp: str = "mlp"
+    """Module of the MLP block, or of the router with its experts."""
+    router: str | None = None
+    """The router's module in MLP blocks that have `experts`; None for a family without such blocks."""
+    mixers: tuple[tuple[str, type[Mixer]], ...] = ()
+    """What mixes tokens instead of attention, by type in `config.layer_types`."""
+    windows: Literal["never", "by_layer", "everywhere"] = "never"
+    """Layers with sliding attention: none, those of `config.layer_types`, or all if a window is set."""
+    rope_by_layer: bool = False
+    """Whether `config.rope_parameters` has one rotary embedding per layer type."""
+    sinks: bool = False
+    """Whether attention has a learnt score per head, `sinks`, that takes a share of the softmax and has no value."""
+    pairs_alternate: bool = False
+    """Whether the two columns that a rotation pairs are neighbours, not half of the rotated part apart."""
+    fixed_alpha: bool = False
+    """Whether a `dynamic` rotary embedding with an `alpha` has the same angles for sequences of every length."""
+    angles_once: bool = False
+    """Whether the rotary module returns an angle per pair of columns, not per column."""
+    rope_in_windows: bool = False
+    """Whether only layers with a window have a rotation, in models with windows."""
+    rope_setting: str | None = None
+    """Setting that is `rope` in models with a rotation; None if all models have one."""
+    no_rope: str | None = None
+    """Setting that lists per layer whether there is a rotation; None if all layers have one."""
+    longrope: bool = False
+    """Whether the cache is computed again with other angles once a sequence outgrows the original context."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied by the square root of the hidden size."""
+    attention_cap: str | None = None
+    """Setting of the soft-cap of attention scores; this and the following are None without such a setting."""
+    logit_cap: str | None = None
+    embedding_multiplier: str | None = None
+    residual_multiplier: str | None = None
+    logit_divisor: str | None = None
+    unserved: tuple[str, ...] = ()
+    """Settings that no field expresses; a model that has one other than 0 is refused."""
+
+    @property
+    def mixing(self) -> tuple[str, ...]:
+        """The names of the modules that mix tokens in its layers."""
+        return ("self_attn", *(mixer.module for _, mixer in self.mixers))

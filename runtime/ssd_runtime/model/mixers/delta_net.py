@@ -1,0 +1,81 @@
+"""The gated delta net of Qwen3.5 and Qwen3-Next."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from ssd_runtime.model.mixers.mixer import Mixer, State
+from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
+
+EPSILON = 1e-6
+"""Added to the squared lengths of queries and keys."""
+
+
+class GatedDeltaNet(Mixer):
+    """A convolution over queries, keys and values, the gated delta rule, and a gated norm of each head.
+
+    A row's projection is q, k and v as one, the gate z, and the rates b and a. Its inputs are q, k, v, b and a.
+    """
+
+    name = "delta"
+    module = "linear_attn"
+    projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
+    def _build(self) -> int:
+        module = self._module
+        self._heads, self._value = module.num_v_heads, module.head_v_dim
+        self._key_heads, self._key = module.num_k_heads, module.head_k_dim
+        self._channels = self._taps.shape[1]
+        self._decay = -module.A_log.detach().float().exp()
+        self._step = module.dt_bias.detach().float()
+        return self._channels + 2 * self._heads
+
+    def empty(self) -> State:
+        """The state before the first token."""
+        return self._window(self._channels), self._taps.new_zeros(self._heads, self._key, self._value)
+
+    def inputs(self, projected: Tensor) -> Tensor:
+        """q, k, v, b and a of projected rows."""
+        return torch.cat([projected[:, : self._channels], projected[:, -2 * self._heads :]], -1)
+
+    def _scan(self, state: State, inputs: Tensor) -> tuple[Tensor, State]:
+        mixed, window = self._convolved(state[0], inputs[:, : self._channels])
+        out, matrix = recur(state[1], self._rows(mixed, inputs))
+        return out.to(inputs.dtype), (window, matrix)
+
+    def apart(self, state: State, inputs: Tensor) -> Tensor:
+        """The heads' outputs at rows each of which follows `state`."""
+        mixed = self._convolved_apart(state[0], inputs[:, : self._channels])
+        return recur_apart(state[1], self._rows(mixed, inputs)).to(inputs.dtype)
+
+    def _finished(self, mixed: Tensor, projected: Tensor) -> Tensor:
+        """The heads' outputs, normed and gated by z."""
+        gate = projected[:, self._channels : -2 * self._heads].unflatten(-1, mixed.shape[1:])
+        normed: Tensor = self._module.norm(mixed.flatten(0, 1), gate.flatten(0, 1))
+        return normed.view(len(mixed), -1)
+
+    def _rows(self, mixed: Tensor, inputs: Tensor) -> Rows:
+        """The rows of the recurrence from the convolution's result [n, channels] in fp32 and the rows' inputs."""
+        dtype, both = inputs.dtype, self._key_heads * self._key
+        mixed = silu(mixed.to(dtype)).float()
+        queries, keys = (
+            _normed(each.unflatten(-1, (self._key_heads, self._key))).repeat_interleave(
+                self._heads // self._key_heads, 1
+            )
+            for each in (mixed[:, :both], mixed[:, both : 2 * both])
+        )
+        rate, step = inputs[:, self._channels :].chunk(2, -1)
+        return Rows(
+            queries=queries * self._key**-0.5,
+            keys=keys,
+            values=mixed[:, 2 * both :].unflatten(-1, (self._heads, self._value)),
+            decays=self._decay * softplus(step.float() + self._step),
+            betas=rate.sigmoid().float(),
+        )
+
+
+def _normed(heads: Tensor) -> Tensor:
+    """Heads [..., width] of length 1."""
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + EPSILON)

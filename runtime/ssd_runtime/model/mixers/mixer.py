@@ -1,0 +1,146 @@
+"""What mixes tokens beside attention: sub-layers whose memory of a sequence is a state of fixed size.
+
+A decoder layer has a mixer (attention, a short convolution, a gated delta net, Mamba-2) and an MLP sub-layer. Masks
+stay 2L booleans: a skipped mixer neither reads nor writes its state, as a skipped attention has no keys.
+
+Keys roll back by a number; a state cannot be cut. So the state is kept after committed tokens alone, and beside it the
+*inputs* of the rows since: the numbers of each row, before the convolution, that the state is made of. Rollback stays
+a number: a rejected row's inputs are overwritten, and an accepted row's are added to the state by the next forward.
+Inputs were chosen over a state per row because they are small. A gated delta net of 32 heads of 128 × 128 has a state
+of 2 MiB and 33 KiB of inputs per row in fp32: for 8 rows that is 0.3 MiB per layer instead of 16 MiB.
+
+A draft's rows start from the state of the row before and never touch the committed one. A tree's rows start from their
+parent's. Few rows run one after the other in fp32, so that a row has the same bits in a step and in a verification, as
+far as its projections have. Longer chunks of a prompt run in the chunked form, which differs by rounding.
+`cache/mixer_states.py` keeps states and inputs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ssd_profiles.errors import UserError
+from ssd_runtime.weights.hooks import hooked
+
+FEW = 32
+"""Most rows that run one after the other: more than nearly all verifications have."""
+State = tuple[Tensor, ...]
+"""The state of one mixer and sequence, whose tensors are never written in place."""
+
+
+class Mixer(ABC):
+    """The mixing part of one layer, between its input and output projections.
+
+    It views the user's module, whose convolution and parameters it reads. Raises UserError if these are not plain.
+    """
+
+    name: ClassVar[str]
+    """Name of the layer kind."""
+    module: ClassVar[str]
+    """The module's name in the decoder layer."""
+    projections: ClassVar[tuple[str, ...]]
+    """The module's input projections, whose outputs are the projected rows [n, …]."""
+    output: ClassVar[str] = "out_proj"
+    convolution: ClassVar[str] = "conv1d"
+    width: int
+    """Numbers of a row's inputs."""
+    row_bytes: int
+    """Bytes of a row's inputs."""
+    state_bytes: int
+    """Bytes of one state."""
+
+    def __init__(self, module: nn.Module, by_row: bool = False) -> None:
+        """With `by_row`, no bit of a row among `FEW` depends on the others: each runs as it would alone."""
+        self._by_row = by_row
+        self._module: Any = module
+        self._stamp: list[Any] = []
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read the module's parameters again if they have changed; returns whether they have."""
+        conv: nn.Conv1d = getattr(self._module, self.convolution)
+        norm = list(self._module.norm.parameters()) if hasattr(self._module, "norm") else []
+        own = [each for each in (*self._module._parameters.values(), *conv.parameters(), *norm) if each is not None]
+        stamp = [conv, hooked(conv), *((each.data_ptr(), each.is_inference() or each._version) for each in own)]
+        changed = stamp != self._stamp
+        if changed:
+            self._stamp = stamp
+            if type(conv) is not nn.Conv1d or hooked(conv) or any(each.is_meta for each in own):
+                raise UserError(
+                    f"model: the convolution of a {self.name} layer is adapted, hooked or offloaded, which decoding "
+                    "layer by layer would bypass; load the model whole and without adapters there"
+                )
+            if (activation := getattr(self._module, "activation", "silu")) != "silu":
+                raise UserError(f"model: a {self.name} layer with the activation {activation!r} is not supported")
+            # [kernel, channels], the oldest row's factor first
+            self._taps = conv.weight.detach().float().squeeze(1).T.contiguous()
+            self._bias = None if conv.bias is None else conv.bias.detach().float()
+            self.width = self._build()
+            self.row_bytes = self.width * conv.weight.element_size()
+            self.state_bytes = sum(each.numel() * each.element_size() for each in self.empty())
+        return changed
+
+    @abstractmethod
+    def empty(self) -> State:
+        """The state before the first token."""
+
+    @abstractmethod
+    def inputs(self, projected: Tensor) -> Tensor:
+        """The inputs [n, width] of projected rows."""
+
+    def scan(self, state: State, inputs: Tensor) -> tuple[Tensor, State]:
+        """The mixed values [n, …] of rows that follow each other after `state`, and the state after the last one."""
+        if not self._by_row or not 1 < len(inputs) <= FEW:
+            return self._scan(state, inputs)
+        mixed = list[Tensor]()
+        for row in inputs.split(1):
+            out, state = self._scan(state, row)
+            mixed.append(out)
+        return torch.cat(mixed), state
+
+    @abstractmethod
+    def apart(self, state: State, inputs: Tensor) -> Tensor:
+        """The mixed values [n, …] of rows each of which follows `state` itself, for searches."""
+
+    def finished(self, mixed: Tensor, projected: Tensor) -> Tensor:
+        """The input [n, …] of the output projection for mixed values, which the projected rows gate."""
+        if not self._by_row or not 1 < len(mixed) <= FEW:
+            return self._finished(mixed, projected)
+        rows = zip(mixed.split(1), projected.split(1), strict=True)
+        return torch.cat([self._finished(out, row) for out, row in rows])
+
+    @abstractmethod
+    def _scan(self, state: State, inputs: Tensor) -> tuple[Tensor, State]: ...
+
+    @abstractmethod
+    def _finished(self, mixed: Tensor, projected: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _build(self) -> int:
+        """Read the parameters beside the convolution's; returns the numbers of a row's inputs."""
+
+    def _window(self, channels: int) -> Tensor:
+        """The inputs of the convolution before the first token."""
+        return getattr(self._module, self.convolution).weight.new_zeros(len(self._taps) - 1, channels)
+
+    def _convolved(self, window: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The convolution [n, channels] in fp32 of `rows`, which follow `window`, and the window after them."""
+        n = rows.shape[0]
+        whole = torch.cat([window, rows])
+        taps = self._taps
+        wide = whole.float()
+        out = wide[:n] * taps[0]
+        for place in range(1, len(taps)):
+            out = torch.addcmul(out, wide[place : place + n], taps[place])
+        # A copy: a view would keep all rows of a chunk in memory.
+        kept = whole[len(whole) - len(taps) + 1 :].clone()
+        return out if self._bias is None else out + self._bias, kept
+
+    def _convolved_apart(self, window: Tensor, rows: Tensor) -> Tensor:
+        """The convolution [n, channels] in fp32 of `rows` each of which follows `window` itself."""
+        out = (window.float() * self._taps[:-1]).sum(0) + rows.float() * self._taps[-1]
+        return out if self._bias is None else out + self._bias

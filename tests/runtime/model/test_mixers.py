@@ -1,0 +1,294 @@
+"""Mixers with a state: it is that of the committed tokens, whatever was drafted, rejected or moved beside them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.engine.loop import generate, generating
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.model.cache.mixer_states import MixerStates
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.mixers import recurrence
+from ssd_runtime.model.mixers.recurrence import CHUNK, FEW, Rows, recur, recur_apart
+from ssd_runtime.planning.makers import make_strategy
+from ssd_runtime.planning.plan import BasePlanner, PlainPlanner, Plan
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.sequence.session import Session
+from tests.card import stand_in
+from tests.models import HYBRIDS, VOCABULARY, tiny_model
+from tests.small_memory import small_memory
+
+FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "wide kernel": ("lfm2", {"conv_L_cache": 5, "conv_bias": False}),
+    "one key head": ("qwen3.5", {"linear_num_key_heads": 1, "linear_conv_kernel_dim": 2, "attention_bias": True}),
+    "rotation": ("granite-hybrid", {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_proj_bias": True}),
+    "bounded steps": ("granite-hybrid", {"time_step_limit": (0.9, 1.3), "mamba_conv_bias": False}),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@torch.inference_mode()
+def test_logits_equal_transformers_with_other_settings(feature: str) -> None:
+    variant, changes = FEATURES[feature]
+    model = tiny_model(variant, **changes)
+    decoder, ids = Decoder(model), [(5 + 31 * i) % VOCABULARY for i in range(100)]
+    expected, session, got = model(torch.tensor([ids])).logits[0], Session(decoder), list[torch.Tensor]()
+    for size in (70, 1, 1, 4, 24):
+        rows = ids[session.committed : session.committed + size]
+        got.append(decoder.logits(session.forward(rows)))
+        session.commit(rows)
+    torch.testing.assert_close(torch.cat(got), expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("count", [FEW + 1, CHUNK, 2 * CHUNK + 2])
+def test_chunks_compute_what_rows_compute_one_by_one(count: int, delta: bool) -> None:
+    torch.manual_seed(count)
+    heads, key, value = 3, 5, 4
+    queries, keys = (torch.nn.functional.normalize(torch.randn(count, heads, key), dim=-1) for _ in range(2))
+    betas = torch.rand(count, heads) if delta else None
+    rows = Rows(queries, keys, torch.randn(count, heads, value), -torch.rand(count, heads) * 0.2, betas)
+    before = torch.randn(heads, key, value)
+    first, kept = before.clone(), list[torch.Tensor]()
+    for row in range(count):
+        one = Rows(*(each if each is None else each[row : row + 1] for each in rows))  # type: ignore[arg-type]
+        apart = recur_apart(first, one)
+        out, first = recur(first, one)
+        torch.testing.assert_close(apart, out, atol=1e-5, rtol=1e-4)
+        kept.append(out)
+    got, last = recur(before, rows)
+    torch.testing.assert_close(got, torch.cat(kept), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(last, first, atol=1e-5, rtol=1e-4)
+
+
+MIXER = Decoder(tiny_model("lfm2")).kv_layout.mixers[0]
+"""A mixer whose state has every bit of its inputs, so that states are compared exactly."""
+steps = st.tuples(
+    st.sampled_from(["chain", "tree", "chunk", "draft", "rewind", "resume"]), st.integers(1, 40), st.integers(0, 40)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(steps, max_size=12), st.integers(0, 20))
+@torch.inference_mode()
+def test_the_committed_state_is_that_of_the_committed_rows(moves: list[tuple[str, int, int]], lookback: int) -> None:
+    """Rows come in chains, trees and chunks; some are accepted, others drafted, and sequences return and resume."""
+    torch.manual_seed(len(moves))
+    states, rows, marked = MixerStates({0: MIXER}), torch.empty(0, MIXER.width), 0
+    states.lookback = lookback
+    for kind, count, some in moves:
+        layer, begin, accepted = states.of(0), len(rows), min(some, count)
+        inputs = torch.randn(count if kind != "chunk" else 70 + count, MIXER.width)
+        if kind == "chunk":
+            accepted = len(inputs)
+            layer.skip(begin + accepted, MIXER.scan(layer.after(begin), inputs)[1])
+        if kind in ("chain", "draft"):
+            layer.write(begin, inputs, MIXER.scan(layer.after(begin), inputs)[1])
+        if kind == "draft":  # in two steps, the second after the state of the first
+            layer.write(begin + count, inputs, MIXER.scan(layer.after(begin + count), inputs)[1])
+            continue
+        if kind == "tree":
+            layer.write(begin, inputs, None)
+            for place, row in enumerate(range(count - accepted, count)):
+                states.move(begin + row, begin + place)
+            inputs = inputs[count - accepted :]
+        if kind == "rewind":
+            states.rewind(marked) if marked else states.restart()
+            rows, states.lookback = rows[:marked], lookback
+        elif kind == "resume":  # what a paused sequence does: its rows come again, then what it had drafted
+            layer.write(begin, inputs, None)
+            saved = states.save(begin, begin + count)
+            states.restart(keep_marks=True)
+            while states.committed < begin:
+                first, last = states.committed, min(begin, states.next_mark(states.committed) or begin)
+                again = states.of(0)
+                again.skip(last, MIXER.scan(again.after(first), rows[first:last])[1])
+                states.settle(last)
+            states.load(begin, [saved[0]])
+            assert torch.equal(states.of(0).after(begin + count)[0], state_of(torch.cat([rows, inputs])))
+        else:
+            rows = torch.cat([rows, inputs[:accepted]])
+            states.settle(len(rows))
+            assert layer.tip is None or accepted == len(inputs), "the state of rejected rows is gone"
+        if kind == "chain":
+            marked = len(rows)
+            states.mark(marked)
+        assert torch.equal(states.of(0).after(len(rows))[0], state_of(rows))
+        if kind == "chain" and begin and lookback:
+            recent = max(marked - min(lookback, accepted), 0)
+            assert torch.equal(states.of(0).after(recent)[0], state_of(rows[:recent])), "a search goes back"
+
+
+@torch.inference_mode()
+def test_inputs_of_a_long_forward_are_gone_once_they_are_committed() -> None:
+    states = MixerStates({0: MIXER})
+    states.of(0).write(0, torch.randn(300, MIXER.width), None)
+    assert states.bytes > 300 * MIXER.row_bytes
+    states.settle(300)
+    states.of(0)
+    assert states.bytes == 2 * MIXER.state_bytes
+
+
+def state_of(rows: torch.Tensor) -> torch.Tensor:
+    return MIXER.scan(MIXER.empty(), rows)[1][0] if len(rows) else MIXER.empty()[0]
+
+
+class Anything(BasePlanner):
+    """A new plan each cycle: nothing, a chain, a tree or an early exit."""
+
+    def __init__(self, decoder: Decoder, seed: int) -> None:
+        self.random, self.heads = random.Random(seed), ExitHeads(decoder)
+
+    def plan(self, context: int) -> Plan:
+        kind, length = self.random.choice(["plain", "chain", "tree", "exit"]), self.random.randint(1, 7)
+        skipped = {i for i in range(8) if self.random.random() < 0.3}
+        if kind == "exit":
+            return Plan("exit", EarlyExit(self.heads, (1, 2, 3), self.random.choice([0.0, 0.15])), length)
+        if kind == "plain":
+            return Plan("plain")
+        branching = ((0.5, 3), (1.0, 2)) if kind == "tree" else ()
+        return Plan.masked(kind, SubLayerPlan.of(4, skipped), length, branching=branching)
+
+
+@pytest.mark.parametrize("variant", HYBRIDS)
+def test_any_plans_give_plain_decoding(variant: str) -> None:
+    decoder, limits = Decoder(tiny_model(variant, seed=2)), Limits(80)
+    for seed in range(2):
+        ids = [3 + seed, 1, 4]
+        plain = generate(Session(decoder), ids, PlainPlanner(), limits).token_ids
+        got = generate(Session(decoder), ids, Anything(decoder, seed), limits)
+        assert got.token_ids == plain
+        assert 0 < got.num_accepted_tokens < got.num_draft_tokens
+
+
+def test_a_card_decodes_what_the_processor_does() -> None:
+    """No state, input or index is left on the host."""
+    model = tiny_model("qwen3.5", seed=2)
+    plain = generate(Session(Decoder(model)), [3, 1, 4], PlainPlanner(), Limits(24)).token_ids
+    decoder = Decoder(model.to(stand_in().device))
+    for planner in (Anything(decoder, 0), make_strategy("clasp", read_settings("clasp", []), decoder, None, None)()):
+        assert generate(Session(decoder), [3, 1, 4], planner, Limits(24)).token_ids == plain
+
+
+def test_a_pool_admits_as_many_sequences_as_it_has_room_for_states() -> None:
+    decoder = Decoder(tiny_model("qwen3.5"))
+    layout = decoder.kv_layout
+    assert layout.bytes_per_slot == layout.layer_bytes, "only one layer of four has keys"
+    with small_memory():
+        scheduler = Scheduler(decoder, 4, cache_bytes=4 * layout.state_bytes + 1000 * layout.bytes_per_slot)
+        jobs, most = [], 0
+        for first in range(6):
+            session = scheduler.session()
+            ids = [first + 1, *range(2, 15)]
+            jobs.append(scheduler.add(session, generating(session, ids, PlainPlanner(), Limits(9)), ids))
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+            most = max(most, scheduler.running)
+            states = [job.session.cache.state_bytes for job in jobs]
+            assert max(states) <= layout.state_bytes, "reckoned right"
+            assert scheduler.pool.used_bytes >= sum(states)
+            assert sum(size > 0 for size in states) <= 2, "prefixes make room"
+        assert most == 2, "half of the memory is for states"
+        assert len(scheduler.prefixes) == 2
+    assert all(len(job.ended().token_ids) == 9 for job in jobs)
+
+
+def test_a_prompt_resumes_where_states_are_kept_and_nowhere_else() -> None:
+    """Keys of a beginning are of no use without its states."""
+    decoder, limits = Decoder(tiny_model("qwen3.5")), Limits(12)
+    first = [5 + i % 40 for i in range(34)]
+    asked = [(first, 0), (first[:20] + [7] * 14, 0), ([*first, 9, 8], 32), ([*first[:33], 4], 32)]
+    with small_memory():
+        scheduler = Scheduler(decoder, 4)
+        for ids, known in asked:
+            session = scheduler.session()
+            got = scheduler.finish(scheduler.add(session, generating(session, ids, PlainPlanner(), limits), ids))
+            assert got.num_cached_tokens == known
+            assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), limits).token_ids
+
+
+def hooked_convolution(model: PreTrainedModel) -> None:
+    model.model.layers[0].linear_attn.conv1d.register_forward_hook(lambda *_: None)
+
+
+def hooked_mixer(model: PreTrainedModel) -> None:
+    model.model.layers[0].linear_attn.register_forward_hook(lambda *_: None)
+
+
+def wrapped_convolution(model: PreTrainedModel) -> None:
+    inner = model.model.layers[0].linear_attn.conv1d
+    model.model.layers[0].linear_attn.conv1d = type("Lora", (torch.nn.Conv1d,), {})(4, 4, 2)
+    model.model.layers[0].linear_attn.conv1d.weight = inner.weight
+
+
+def other_activation(model: PreTrainedModel) -> None:
+    model.model.layers[0].linear_attn.activation = "gelu"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (hooked_convolution, "convolution of a delta layer is adapted, hooked or offloaded"),
+        (wrapped_convolution, "convolution of a delta layer is adapted, hooked or offloaded"),
+        (hooked_mixer, "layers.0.linear_attn has a hook"),
+        (other_activation, "delta layer with the activation 'gelu' is not supported"),
+    ],
+)
+def test_mixers_that_cannot_be_taken_apart_are_refused(change: Any, what: str) -> None:
+    model = tiny_model("qwen3.5")
+    change(model)
+    with pytest.raises(UserError, match=what):
+        Decoder(model)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "what"),
+    [
+        ("granite-hybrid", {"num_local_experts": 4}, "num_local_experts of a Granite-4 hybrid .* is not supported"),
+        ("lfm2", {"layer_types": ["conv"] * 4}, "a model without attention is not supported"),
+    ],
+)
+def test_what_no_entry_expresses_is_refused(variant: str, changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        Decoder(tiny_model(variant, **changes))
+
+
+def test_packed_keys_are_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"^--kv-bits 8: keys and values of 8 bits are for packed weights"):
+        Decoder(tiny_model("lfm2"), kv_bits=8)
+
+
+@torch.no_grad()
+def test_changes_of_a_mixer_are_followed() -> None:
+    model = tiny_model("granite-hybrid")
+    decoder, ids = Decoder(model), list(range(5, 20))
+    model.model.layers[0].mamba.conv1d.weight.mul_(1.5)
+    model.model.layers[0].mamba.dt_bias.add_(0.3)
+    expected = model(torch.tensor([ids])).logits[0]
+    got = decoder.logits(Session(decoder).forward(ids))
+    torch.testing.assert_close(got, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+    before = decoder.version
+    model.model.layers[0].mamba.norm.weight.mul_(1.5)
+    decoder.refresh()
+    assert decoder.version > before, "prefixes of the former weights are of no use"
+
+
+def test_no_recurrence_keeps_a_view_of_its_rows() -> None:
+    """A state that were a view of a chunk would keep all of its rows in memory."""
+    assert recurrence.CHUNK > recurrence.FEW
+    for mixer in Decoder(tiny_model("qwen3.5")).kv_layout.mixers.values():
+        _, state = mixer.scan(mixer.empty(), torch.randn(100, mixer.width))
+        for part in state:
+            assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
