@@ -165,12 +165,10 @@ class Anything(BasePlanner):
 @pytest.mark.parametrize("variant", HYBRIDS)
 def test_any_plans_give_plain_decoding(variant: str) -> None:
     decoder, limits = Decoder(tiny_model(variant, seed=2)), Limits(80)
-    for seed in range(2):
-        ids = [3 + seed, 1, 4]
-        plain = generate(Session(decoder), ids, PlainPlanner(), limits).token_ids
-        got = generate(Session(decoder), ids, Anything(decoder, seed), limits)
-        assert got.token_ids == plain
-        assert 0 < got.num_accepted_tokens < got.num_draft_tokens
+    plain = generate(Session(decoder), [3, 1, 4], PlainPlanner(), limits).token_ids
+    got = generate(Session(decoder), [3, 1, 4], Anything(decoder, 0), limits)
+    assert got.token_ids == plain
+    assert 0 < got.num_accepted_tokens < got.num_draft_tokens
 
 
 def test_a_card_decodes_what_the_processor_does() -> None:
