@@ -8,6 +8,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.files import write_lock
 from ssd_artifacts.manifest import MANIFEST
+from ssd_compiler.added import with_added
 from ssd_compiler.crew.crew import Alone, MakeCrew
 from ssd_compiler.decoder import add_copies, faithful_decoder
 from ssd_compiler.patience import Patience
@@ -75,6 +76,7 @@ def compile_bundle(
         anchors = stages.anchors(features, samples)
         successors = stages.successors(samples)
         bundle = stages.bundle(latency, domains, tuned, anchors, exits, successors)
+        bundle = with_added(bundle, stages, prompts, latency)
 
         page = html_report(bundle)
         with write_lock(out):

@@ -165,7 +165,7 @@ class Stages:
         def generate() -> Any:
             with self.reporter.stage(f"{prompts.name}: calibrate", len(prompts.search)) as tick:
                 eos = self.loaded.eos_ids
-                return continue_prompts(self.decoder, prompts.search, prompts.max_new_tokens, eos, tick, self._sampling)
+                return continue_prompts(self.decoder, prompts.search, prompts.max_new_tokens, eos, tick, self.sampling)
 
         return samples_of(self.work.stage(f"calibration-{prompts.name}", generate), prompts.name)
 
@@ -289,7 +289,7 @@ class Stages:
         return ExitStage(self.decoder, self.work, self.reporter)
 
     @property
-    def _sampling(self) -> SamplingParams:
+    def sampling(self) -> SamplingParams:
         """The sampling that `ssd-run` uses by default."""
         return SamplingParams(repetition_penalty=self.loaded.repetition_penalty)
 
@@ -303,7 +303,7 @@ class Stages:
             settings=self.settings,
             decoder=self.decoder,
             eos_ids=self.loaded.eos_ids,
-            sampling=self._sampling,
+            sampling=self.sampling,
             latency=latency,
             work=self.work,
             reporter=self.reporter,

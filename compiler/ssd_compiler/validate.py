@@ -87,6 +87,22 @@ def validate(
     return Confirmed(_choice(int(best), options[int(best)]), figures, options[int(best)])
 
 
+def timed_speedup(
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    contenders: Contenders,
+    limits: Limits,
+    tick: Tick,
+    sampling: SamplingParams = GREEDY,
+) -> Validation:
+    """Measure the second of two contenders against the first, in turn, on two prompts at least.
+
+    Raises UserError if their outputs differ by more than a rounding tie.
+    """
+    first, second = _timed(decoder, prompts, contenders, limits, tick, sampling).values()
+    return _figures(first, second)
+
+
 def _is_narrow(found: Validation) -> bool:
     low, high = found.speedup_interval
     return high - low <= NARROW * found.speedup

@@ -44,6 +44,13 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
     for name in ("rivers", "apples"):
         tuned = bundle.domains[name].exit
         assert set(tuned.stops) <= set(bundle.exits.layers)
+    report = json.loads((room / "bundle" / "report.json").read_text())
+    for figures in report["domains"]:
+        assert ("added" in figures) == (figures["domain"] != "mix")
+        if "added" in figures:
+            low, high = figures["added"]["interval"]
+            assert low <= figures["added"]["speedup"] <= high
+            assert 2 <= figures["added"]["prompts"] <= 8
     assert "<svg" in (room / "bundle" / "report.html").read_text()
     assert not list(room.glob(".bundle*"))
 

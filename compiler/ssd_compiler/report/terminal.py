@@ -41,10 +41,6 @@ def show(bundle: Bundle, out: Path) -> None:
             soft_wrap=True,
         )
     console.print(f"bundle: {out} · report: {out / 'report.html'}", soft_wrap=True)
-    console.print(
-        "what it adds: compare `ssd-run --compare --prompts FILE` with this bundle and with the model alone (-m)",
-        soft_wrap=True,
-    )
 
 
 def _row(summary: dict[str, Any], sublayers: int) -> tuple[str, ...]:

@@ -1,0 +1,57 @@
+"""What a bundle adds to `auto`, which drafts without one, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ssd_artifacts.bundle import Bundle
+from ssd_compiler.data.prompts import DomainPrompts
+from ssd_compiler.stages import Stages
+from ssd_compiler.validate import timed_speedup
+from ssd_profiles.latency import LatencyTable
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.planning.makers import make_strategy
+from ssd_runtime.planning.registry import read_settings
+
+AUTO = "auto"
+MOST_PROMPTS = 8
+"""Most prompts of a domain: each is decoded twice more."""
+
+
+def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPrompts], latency: LatencyTable) -> Bundle:
+    """The bundle with what it adds in its report, per new domain, from prompts that the search never saw.
+
+    `auto` with the bundle and without it decode in turn, each over one stream. Guesses take the tokens that are easy
+    for a mask as well, so that a mask which pays by itself may add nothing.
+    """
+    assert bundle.report is not None, "a compile writes one"
+    report = json.loads(bundle.report)
+    for figures in report["domains"]:
+        if (found := prompts.get(figures["domain"])) is not None:
+            added = stages.work.stage(f"added-{found.name}", partial(_added, bundle, stages, found, latency))
+            figures["added"] = added
+            low, high = added["interval"]
+            stages.reporter.note(
+                f"{found.name}: auto with the bundle is {added['speedup']:.2f} ({low:.2f}–{high:.2f}) times as fast as "
+                f"auto without it, on {added['prompts']} prompts"
+            )
+    return replace(bundle, report=json.dumps(report, indent=1))
+
+
+def _added(bundle: Bundle, stages: Stages, prompts: DomainPrompts, latency: LatencyTable) -> dict[str, Any]:
+    decoder = stages.decoder
+    light = decoder.light.mask if latency.light else None
+    settings = read_settings(AUTO, [])
+    makers = {
+        name: make_strategy(AUTO, settings, decoder, used, latency, light=light)
+        for name, used in {"without": None, "with": bundle}.items()
+    }
+    chosen = prompts.validation[:MOST_PROMPTS]
+    limits = Limits(prompts.max_new_tokens, stages.loaded.eos_ids)
+    with stages.reporter.stage(f"{prompts.name}: what the bundle adds", len(chosen)) as tick:
+        found = timed_speedup(decoder, chosen, makers, limits, tick, stages.sampling)
+    return {"prompts": found.prompts, "speedup": found.speedup, "interval": list(found.speedup_interval)}
