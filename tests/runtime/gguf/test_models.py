@@ -235,7 +235,7 @@ def test_a_qwen_file_whose_eos_is_the_texts_end_stops_at_a_turns_end_too(
     # A model that says the turn's end, whatever it is asked: nothing of it is shown, and nothing follows.
     says = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
     session = Session(Decoder(loaded.model))
-    monkeypatch.setattr(session.decoder, "head", lambda normed, bits=None: _says(says, len(normed), len(tokens)))
+    monkeypatch.setattr(session.decoder, "head", lambda normed, *_: _says(says, len(normed), len(tokens)))
     generation = generate(session, loaded.encode([("user", "Hi")]), PlainPlanner(), Limits(8, loaded.eos_ids))
     assert generation.token_ids == [says]
 

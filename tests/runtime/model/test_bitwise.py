@@ -174,7 +174,7 @@ def test_a_kernel_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -
     """A lone row of some processors' kernels differs; here one does on every processor."""
     decoder = Decoder(tiny_model("llama", seed=3), bitwise=True)
     logits = Decoder.logits
-    monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * (1.0 if len(x) > 1 else 1.001))
+    monkeypatch.setattr(Decoder, "logits", lambda self, x, *_: logits(self, x) * (1.0 if len(x) > 1 else 1.001))
     with pytest.raises(UserError, match="compute a row differently"):
         require_bitwise(decoder)
 
