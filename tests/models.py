@@ -227,7 +227,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name to (model type, what differs from `SMALL`)."""
 NEWER = frozenset(kind for kind in FAMILIES if kind not in CONFIG_MAPPING)
 NEWER |= frozenset[str]() if hasattr(modeling_granitemoe, "GraniteMoeExperts") else frozenset({"granitemoe"})
-"""Types that the oldest transformers lacks, or whose experts it keeps in another form, which is refused."""
+if "granitemoehybrid" not in NEWER and "linear_attention" not in (
+    CONFIG_MAPPING["granitemoehybrid"]().layer_types or ()
+):
+    NEWER |= {"granitemoehybrid"}
+"""Types that the oldest transformers lacks, or whose experts or layers it describes otherwise, which is refused."""
 VARIANTS = {name: (kind, changes) for name, (kind, changes) in VARIANTS.items() if kind not in NEWER}
 HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers]
 """Variants some of whose layers mix tokens otherwise than by attention."""
