@@ -88,7 +88,8 @@ class LatencyTable:
     light: dict[int, LightCosts] = field(default_factory=dict)
     """Costs on light copies of the weights, by their bits. Those that are not there run in full."""
     draft_head: float = 1.0
-    """Seconds of the head of a draft's row, which scores a part of the vocabulary, ÷ those of the whole head."""
+    """Seconds of the head of a draft's row, which scores a part of the vocabulary, ÷ those of the whole head.
+    Light heads score all."""
 
     @property
     def base(self) -> int:
@@ -135,7 +136,7 @@ class LatencyTable:
 
     def draft_head_seconds(self, queries: float, bits: int = FULL) -> float:
         """Final norm, head and arg max of `queries` rows of drafts, on weights of these bits."""
-        return self.draft_head * self.head_seconds(queries, bits)
+        return self.head_seconds(queries, bits) * (self.draft_head if bits == FULL else 1.0)
 
     def overhead_seconds(self, queries: float, bits: int = FULL) -> float:
         """Seconds of a step of `queries` tokens beside its sub-layers and the head, however deep it goes.

@@ -46,6 +46,7 @@ def test_a_step_has_each_sublayers_own_precision(
     saved = 0.7 * LIT.head_seconds(queries)
     in_full = latency_table(4).step_seconds(context, queries, mask.in_full)
     assert LIT.step_seconds(context, queries, mask.in_full) == pytest.approx(in_full - saved)
+    assert LIT.draft_head_seconds(queries, 8) == LIT.head_seconds(queries, 8)
 
 
 def test_costs_of_lighter_copies_travel_and_are_checked() -> None:

@@ -310,12 +310,13 @@ class Decoder:
     def head(self, normed: Tensor, bits: int = FULL, drafting: bool = False) -> Tensor:
         """Logits [n, vocabulary] of normed states, by a copy of the head in `bits` if there is one.
 
-        For `drafting`, those of tokens outside of the `draft_vocabulary` may be minus infinity.
+        For `drafting` with the whole head's weights, those of tokens outside of the `draft_vocabulary` may be minus
+        infinity. A light head takes too little time for the drafts that it would lose.
         """
         whole = self._head if bits == FULL else self._head.light(bits)
         head: Callable[[Tensor], Tensor] = whole
         with self.lock:
-            if drafting:
+            if drafting and bits == FULL:
                 head = self.draft_vocabulary.head(whole) or whole
             return self.finished(self._handed(self._on_two_rows(head, normed)))
 

@@ -150,7 +150,7 @@ class _LightBench:
             return lambda: decoder.sublayers.run(parts, x, batch)
 
         def head(bits: int) -> Callable[[], object]:
-            return lambda: argmax(decoder.logits(x, bits, drafting=True)).tolist()
+            return lambda: argmax(decoder.logits(x, bits)).tolist()
 
         def step(bits: int) -> Callable[[], object]:
             mask = whole.lightened(bits) if bits else None
@@ -162,7 +162,7 @@ class _LightBench:
 
     def _step(self, ids: list[int], mask: SubLayerPlan | None) -> Work[list[int]]:
         x = yield self._session.request(ids, mask=mask)
-        logits = yield Head(x, bits=FULL if mask is None else mask.head_bits, drafting=mask is not None)
+        logits = yield Head(x, bits=FULL if mask is None else mask.head_bits)
         return argmax(logits).tolist()
 
 

@@ -81,3 +81,11 @@ def test_the_output_is_plain_decodings(decoder: Decoder, temperature: float) -> 
             got = generate(Session(decoder, sampling), ids, ConstantPlanner(plan), Limits(24))
             assert got.token_ids == plain.token_ids
             assert got.num_draft_tokens > 0
+
+
+def test_light_heads_score_all(decoder: Decoder) -> None:
+    decoder.draft_vocabulary = DraftVocabulary(256, FREQUENT, SEEN)
+    decoder.lighten("auto")
+    x = decoder.embed([1])
+    assert decoder.logits(x, 4, drafting=True).isfinite().all()
+    assert not decoder.logits(x, drafting=True).isfinite().all()
