@@ -19,7 +19,7 @@ from bench.structured import CASES
 
 
 class Note(BaseModel):
-    """What a short text says."""
+    """The content of a short text."""
 
     subject: str = Field(description="what it is about, in a few words", max_length=60)
     names: list[str] = Field(description="names of people, places and products", max_length=4)

@@ -1,4 +1,4 @@
-"""What a bundle adds to `auto`, which drafts without one, too."""
+"""Times `auto` with a bundle against `auto` without one, which drafts too."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class LatencyTable:
         if costs is None:
             return full
         whole = full + sum(self.sublayer_seconds(costs.context, queries)) + self.head_seconds(queries)
-        parts = sum(self.sublayer_seconds(costs.context, queries, bits)) + self.draft_head_seconds(queries, bits)
+        parts = sum(self.sublayer_seconds(costs.context, queries, bits)) + self.head_seconds(queries, bits)
         return whole * costs.step_share(queries) - parts
 
     def _attention(self, context: float, queries: float, kind: str) -> float:

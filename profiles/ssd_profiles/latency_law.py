@@ -76,7 +76,7 @@ def _breaches(table: LatencyTable) -> Iterator[str]:
 
 
 def _mixer(kind: str) -> str:
-    """What mixes tokens in layers of a kind."""
+    """Name of the mixer in layers of a kind."""
     return f"{kind} attention" if kind in ("full", "sliding") else f"a {kind} mixer"
 
 

@@ -12,8 +12,9 @@ from ssd_runtime.model.runner import Work
 from ssd_runtime.sequence.session import Session
 
 Origin = Literal["guess", "light", "skipped", "plain"]
-"""How a token was drafted: by a guess (a copy, a successor or what a grammar determines), by a step of the model on
-light copies of its weights, or by one that skipped sub-layers or exited early. `plain` tokens were not drafted."""
+"""The way in which a token was drafted: by a guess (a copy, a successor or what a grammar determines), by a step of the
+model on light copies of its weights, or by one that skipped sub-layers or exited early. `plain` tokens were not
+drafted."""
 
 
 @dataclass(frozen=True, slots=True)

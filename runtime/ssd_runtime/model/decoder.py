@@ -313,11 +313,10 @@ class Decoder:
         For `drafting` with the whole head's weights, those of tokens outside of the `draft_vocabulary` may be minus
         infinity. A light head takes too little time for the drafts that it would lose.
         """
-        whole = self._head if bits == FULL else self._head.light(bits)
-        head: Callable[[Tensor], Tensor] = whole
+        head: Callable[[Tensor], Tensor] = self._head if bits == FULL else self._head.light(bits)
         with self.lock:
             if drafting and bits == FULL:
-                head = self.draft_vocabulary.head(whole) or whole
+                head = self.draft_vocabulary.head(self._head.natives) or head
             return self.finished(self._handed(self._on_two_rows(head, normed)))
 
     def _on_two_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.light import LightLinear
-from ssd_runtime.weights.linear import Linear
 
 FREQUENT = 24_576
 """Tokens that are always scored. A BPE tokenizer numbers its tokens as it found them, the frequent ones first."""
@@ -39,8 +37,8 @@ class DraftVocabulary:
         """Tiles beside those of frequent tokens, the latest last."""
         self._coverage = 1.0
         self._version = 0
-        self._made: dict[int, tuple[int, Native, Native]] = {}
-        """By a kernel's place in memory: the version of the tiles, the kernel, and that of these tiles."""
+        self._made: tuple[int, Native, Native] | None = None
+        """Version of the tiles, the whole head's kernel, and the kernel of these tiles; None before the first draft."""
 
     def update(self, tokens: Iterable[int], answered: bool) -> None:
         """Add tokens of a prompt, or of an answer, which drafts should have scored."""
@@ -56,19 +54,16 @@ class DraftVocabulary:
         while len(self._seen) > self._most_seen:
             self._seen.popitem(last=False)
 
-    def head(self, whole: Linear | LightLinear) -> Native | None:
-        """The head with these tokens alone, whose other logits are minus infinity.
+    def head(self, kernels: Sequence[Native]) -> Native | None:
+        """The head of these `kernels` with these tokens alone, whose other logits are minus infinity.
 
-        None where another kernel than our own has a part in it, or where they cover too little of the text.
+        None if it has not one kernel of our own, or if the tokens cover too little of the text.
         """
-        if not self.is_useful or self._coverage < LEAST_COVERAGE:
+        if not self.is_useful or self._coverage < LEAST_COVERAGE or len(kernels) != 1:
             return None
-        kernels = whole.kernels if isinstance(whole, LightLinear) else whole.natives
-        if len(kernels) != 1 or not isinstance(kernel := kernels[0], Native):
-            return None
-        version, known, made = self._made.get(id(kernel), (-1, kernel, kernel))
-        if version != self._version or known is not kernel:
+        [kernel] = kernels
+        if self._made is None or self._made[0] != self._version or self._made[1] is not kernel:
             frequent = torch.arange(self._frequent, dtype=torch.int32)
-            made = kernel.among(torch.cat([frequent, torch.tensor(sorted(self._seen), dtype=torch.int32)]))
-            self._made = {id(kernel): (self._version, kernel, made)}
-        return made
+            tiles = torch.cat([frequent, torch.tensor(sorted(self._seen), dtype=torch.int32)])
+            self._made = self._version, kernel, kernel.among(tiles)
+        return self._made[2]

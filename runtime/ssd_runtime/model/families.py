@@ -124,7 +124,7 @@ class LayerKind:
     rope: str | None = "default"
     """Name of the layer's rotary embedding; None for no rotation."""
     mixer: type[Mixer] | None = None
-    """What mixes tokens instead of attention."""
+    """The mixer of such a layer; None for attention."""
 
 
 def family_of(config: PreTrainedConfig) -> Family:

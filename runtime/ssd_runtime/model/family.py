@@ -1,4 +1,4 @@
-"""What a model family's entry can express: the structure of its decoder layers."""
+"""The entry of a model family: the structure of its decoder layers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Family:
     router: str | None = None
     """The router's module in MLP blocks that have `experts`; None for a family without such blocks."""
     mixers: tuple[tuple[str, type[Mixer]], ...] = ()
-    """What mixes tokens instead of attention, by type in `config.layer_types`."""
+    """Mixers other than attention, by type in `config.layer_types`."""
     windows: Literal["never", "by_layer", "everywhere"] = "never"
     """Layers with sliding attention: none, those of `config.layer_types`, or all if a window is set."""
     rope_by_layer: bool = False

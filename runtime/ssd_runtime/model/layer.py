@@ -106,7 +106,7 @@ class Layer:
     """Factor of a block's output before it is added to the residual stream."""
     attention_norm: Norm | None
     mixer: Mixer | None
-    """What mixes tokens instead of attention, between `qkv` and `output`; None for attention."""
+    """The mixer that stands for attention, between `qkv` and `output`; None for attention."""
     qkv: Linear | LightLinear
     """Attention's input projections, or the mixer's."""
     q_norm: Norm | None

@@ -19,7 +19,6 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.native.library import library
 from tests.gguf_files import quantised_pair
 
@@ -37,7 +36,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 @given(st.lists(st.lists(st.integers(0, 300), max_size=12), max_size=6))
 def test_what_is_scored_is_what_the_whole_head_scores(texts: list[list[int]]) -> None:
     weight = Native.of8(torch.randint(-127, 128, (256, 32), dtype=torch.int8), torch.rand(256, 1))
-    vocabulary, head = DraftVocabulary(256, FREQUENT, SEEN), LightLinear([weight], torch.float32)
+    vocabulary, head = DraftVocabulary(256, FREQUENT, SEEN), [weight]
     x = torch.randn(2, 32)
     whole = weight(x)
     for tokens in texts:
@@ -55,7 +54,7 @@ def test_what_is_scored_is_what_the_whole_head_scores(texts: list[list[int]]) ->
 
 def test_the_whole_head_serves_where_too_little_of_the_text_is_covered() -> None:
     weight = Native.of8(torch.ones(256, 32, dtype=torch.int8), torch.ones(256, 1))
-    vocabulary, head = DraftVocabulary(256, FREQUENT, SEEN), LightLinear([weight], torch.float32)
+    vocabulary, head = DraftVocabulary(256, FREQUENT, SEEN), [weight]
     vocabulary.update(range(64, 256), answered=False)
     assert vocabulary.head(head) is not None
     for _ in range(3):

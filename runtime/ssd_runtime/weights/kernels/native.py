@@ -99,25 +99,27 @@ class Native:
         if self._kept.draft is None:
             return None
         if self._draft is None:
-            self._draft = copy(self)
+            self._draft = self._sharing()
             self._draft.name = f"{self.name}/4"
-            self._draft._about = _Weight.from_buffer_copy(self._about)
             self._draft._about.format = self._kept.draft
-            self._draft.address = ctypes.addressof(self._draft._about)
-            self._draft._nested = self._draft.moved = True
         return self._draft
 
     def among(self, tiles: Tensor) -> Native:
         """The weight in the same memory with the outputs of some tiles alone, int32; others are minus infinity."""
-        found = copy(self)
-        found._draft = None
+        found = self._sharing()
         found._chosen = tiles.to(torch.int32).contiguous()
-        found._about = _Weight.from_buffer_copy(self._about)
         found._about.chosen = found._chosen.data_ptr()
         found._about.number = len(tiles)
-        found.address = ctypes.addressof(found._about)
-        found._nested = found.moved = True
         return found
+
+    def _sharing(self) -> Native:
+        """Another kernel on the same memory."""
+        other = copy(self)
+        other._draft = None
+        other._about = _Weight.from_buffer_copy(self._about)
+        other.address = ctypes.addressof(other._about)
+        other._nested = other.moved = True
+        return other
 
     @property
     def draft_bytes(self) -> int:
