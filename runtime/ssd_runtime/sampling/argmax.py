@@ -29,6 +29,23 @@ def argmax_with_logit(logits: Tensor) -> tuple[Tensor, Tensor]:
     return best, logits.gather(1, best[:, None])[:, 0]
 
 
+def with_nll(logits: Tensor, best: Tensor, temperature: float) -> tuple[int, float]:
+    """The argmax `best` [1] of `logits` [vocabulary], and its nll in the softmax of `logits` ÷ `temperature`.
+
+    On a CPU, torch's threads would take turns with those of our own kernels, which wait for the next call. With 152k
+    tokens that takes a fiftieth of a step of 1.5B packed weights, and numpy a tenth of it.
+    """
+    if logits.device.type == "cpu":
+        row = logits.float().numpy()
+        token = int(best)
+        with np.errstate(invalid="ignore"):  # an infinite logit has no confidence
+            return token, float(np.log(np.exp((row - row[token]) / temperature).sum()))
+    wide = logits.float()
+    # Both are read at once; fp32 holds token ids up to 16 million.
+    both = torch.cat([best.float(), ((wide - wide[best]) / temperature).logsumexp(-1, keepdim=True)]).tolist()
+    return int(both[0]), both[1]
+
+
 def candidates(logits: Tensor, rows: Sequence[int], count: int) -> list[list[int]]:
     """The `count` most probable tokens for some rows of `logits` [n, vocabulary], best first.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.devices.transfer import to_device
-from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.sampling.argmax import argmax, with_nll
 from ssd_runtime.sampling.filters import filters_of
 from ssd_runtime.sampling.finite import NO_TOKEN, finite_argmax, not_finite, require_token
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
@@ -127,11 +127,8 @@ class Sampler:
             chosen = argmax(logits[None])
             if annealed is None:
                 return Proposal(int(chosen), logits, 0.0)
-            wide = logits.float()
-            negative_log = ((wide - wide[chosen]) / annealed).logsumexp(-1, keepdim=True)
-            # Both are read at once; fp32 holds token ids up to 16 million.
-            token, nll = torch.cat([chosen.float(), negative_log]).tolist()
-            return Proposal(int(token), logits, nll)
+            token, nll = with_nll(logits, chosen, annealed)
+            return Proposal(token, logits, nll)
         tail = path()
         if not self._tests and (forced := self._forced(known, tail)) is not None:
             return Proposal(forced, logits, 0.0)
