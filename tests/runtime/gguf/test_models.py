@@ -22,7 +22,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.gguf_files import EXPONENTS, SCALES, SIZES, random_blocks, save_gguf
+from tests.gguf_files import EXPONENTS, HYBRID_SIZES, SCALES, SIZES, random_blocks, save_gguf
 from tests.models import VARIANTS, tiny_model
 from tests.runtime.gguf.vocabularies import byte_level
 
@@ -70,6 +70,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", {}),
     "mixtral": ("mixtral", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+    "lfm2": ("lfm2", HYBRID_SIZES["lfm2"]),
+    "qwen3.5": ("qwen3.5", HYBRID_SIZES["qwen3.5"]),
+    "qwen3.5 one value head per key head": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "linear_num_key_heads": 16}),
+    "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
+    "granite-hybrid rotation, no bias": (
+        "granite-hybrid",
+        {**HYBRID_SIZES["granite-hybrid"], "position_embedding_type": "rope", "mamba_conv_bias": False},
+    ),
 }
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
 

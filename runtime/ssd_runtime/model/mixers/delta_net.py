@@ -30,6 +30,8 @@ class GatedDeltaNet(Mixer):
         self._channels = self._taps.shape[1]
         self._decay = -module.A_log.detach().float().exp()
         self._step = module.dt_bias.detach().float()
+        # A quantised file may hold the columns of the output projection in another order (`PackedLinear`).
+        self._order = getattr(module.out_proj, "columns", None)
         return self._channels + 2 * self._heads
 
     def empty(self) -> State:
@@ -54,7 +56,8 @@ class GatedDeltaNet(Mixer):
         """The heads' outputs, normed and gated by z."""
         gate = projected[:, self._channels : -2 * self._heads].unflatten(-1, mixed.shape[1:])
         normed: Tensor = self._module.norm(mixed.flatten(0, 1), gate.flatten(0, 1))
-        return normed.view(len(mixed), -1)
+        rows = normed.view(len(mixed), -1)
+        return rows if self._order is None else rows[:, self._order]
 
     def _rows(self, mixed: Tensor, inputs: Tensor) -> Rows:
         """The rows of the recurrence from the convolution's result [n, channels] in fp32 and the rows' inputs."""
