@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
+from tests.gguf_layouts import mixers, ordered, shaped
 from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -26,10 +27,15 @@ SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size
 HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
     "qwen3.5": {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 8},
-    "granite-hybrid": {"shared_intermediate_size": 96, "mamba_d_head": 16, "mamba_n_groups": 1},
+    "granite-hybrid": {
+        "shared_intermediate_size": 96,
+        "mamba_n_heads": 16,
+        "mamba_d_head": 4,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+    },
 }
 """What else hybrids need for that; value heads of a gated delta net share blocks of 32 columns."""
-HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 ARCHITECTURES = {
     "mistral": "llama",
     "gemma3_text": "gemma3",
@@ -39,8 +45,6 @@ ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid",
 }
 """Names of architectures that differ from transformers' type."""
-ALTERNATING = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
-"""Architectures whose rotations pair neighbouring columns."""
 SCALES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),
@@ -101,7 +105,7 @@ def quantised_pair(
     folder: Path, variant: str, kind: Type, kinds: Mapping[str, Type] | None = None, **overrides: Any
 ) -> tuple[PreTrainedModel, GgufFile, PreTrainedModel]:
     """A tiny model packed from a `.gguf` file of `kind`, the file, and the same model dequantised by `gguf`."""
-    dense = tiny_model(variant, seed=7, **{**SIZES, **overrides})
+    dense = tiny_model(variant, seed=7, **{**SIZES, **HYBRID_SIZES.get(variant, {}), **overrides})
     path = folder / f"{variant}-{kind.name}.gguf"
     save_gguf(path, dense, kind, kinds=kinds)
     packed, file = packed_model(GgufIndex.read(path), dense.config)
@@ -189,29 +193,20 @@ def _tensors(
         for stored, piece in pieces.items():
             if "norm" not in name and parameter.ndim == 2 and not module.endswith("mlp.gate"):
                 own = kinds.get(module.rpartition(".")[2], kinds.get(stored, kind))
-                blocks = _blocks(_ordered(model, architecture, name, piece, undo=False), own, number)
+                blocks = _blocks(ordered(model, architecture, name, piece, undo=False), own, number)
                 found[stored] = blocks, own
                 kept = torch.from_numpy(np.array(dequantize(blocks, own), np.float32))
-                piece.copy_(_ordered(model, architecture, name, kept, undo=True))
+                piece.copy_(ordered(model, architecture, name, kept, undo=True))
             else:
                 offset = 1.0 if architecture.startswith(("gemma", "qwen35")) and "norm" in name else 0.0
                 offset = 0.0 if "linear_attn" in name else offset
-                written = _ordered(model, architecture, name, piece, undo=False) + offset
+                written = ordered(model, architecture, name, piece, undo=False) + offset
                 if part == "A_log":
                     written = -written.exp()
-                found[stored] = _shaped(architecture, stored, written).numpy(), Type.F32
+                found[stored] = shaped(architecture, stored, written).numpy(), Type.F32
                 written = (-written).log() if part == "A_log" else written
-                piece.copy_(_ordered(model, architecture, name, written, undo=True) - offset)
+                piece.copy_(ordered(model, architecture, name, written, undo=True) - offset)
     return found
-
-
-def _shaped(architecture: str, stored: str, values: torch.Tensor) -> torch.Tensor:
-    """Numbers in the shape of files: convolutions without a dimension, Mamba-2's numbers per head with one more."""
-    if architecture == "granitehybrid" and stored.endswith(("ssm_a", "ssm_d")):
-        return values[:, None]
-    if architecture == "granitehybrid" and "ssm_norm" in stored:
-        return values[None]
-    return values.squeeze(1) if "conv" in stored and values.ndim == 3 else values
 
 
 def _blocks(values: torch.Tensor, kind: Type, seed: int) -> NDArray[Any]:
@@ -219,31 +214,6 @@ def _blocks(values: torch.Tensor, kind: Type, seed: int) -> NDArray[Any]:
         return np.asarray(quantize(values.numpy(), kind))
     except NotImplementedError:
         return random_blocks(kind, *values.shape, seed=seed)
-
-
-def _ordered(model: PreTrainedModel, architecture: str, name: str, rows: torch.Tensor, undo: bool) -> torch.Tensor:
-    """A parameter in the order of files, or back.
-
-    Rotations may pair neighbouring columns of queries and keys. Value heads of a gated delta net take turns among key
-    heads.
-    """
-    config, last = model.config, name.split(".")[-2]
-    if architecture in ALTERNATING and last in HEADS:
-        heads = getattr(config, HEADS[last])
-        parts = rows.unflatten(0, (heads, -1, 2) if undo else (heads, 2, -1))
-        return parts.transpose(1, 2).reshape(rows.shape).contiguous()
-    if "linear_attn" not in name or last == "norm":
-        return rows
-    if last == "out_proj":
-        return _taking_turns(config, rows.T, undo).T.contiguous()
-    both = 2 * config.linear_num_key_heads * config.linear_key_head_dim if last in ("in_proj_qkv", "conv1d") else 0
-    return torch.cat([rows[:both], _taking_turns(config, rows[both:], undo)])
-
-
-def _taking_turns(config: Any, rows: torch.Tensor, undo: bool) -> torch.Tensor:
-    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
-    sizes = (values // keys, keys) if undo else (keys, values // keys)
-    return rows.unflatten(0, (*sizes, -1)).transpose(0, 1).reshape(rows.shape)
 
 
 def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
@@ -270,7 +240,7 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         **_rope(config, width),
-        **_mixers(config, architecture),
+        **mixers(config, architecture),
     }
     if architecture == "gemma2":  # 0 says that there is no cap; without the keys there are Gemma-2's own
         caps = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -286,39 +256,6 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "tokenizer.ggml.token_type": [1] * len(tokens),
         "tokenizer.ggml.merges": None,
         "tokenizer.ggml.eos_token_id": 2,
-    }
-
-
-def _mixers(config: Any, architecture: str) -> dict[str, Any]:
-    """What hybrids say about layers that mix tokens otherwise than by attention."""
-    attends = [kind == "full_attention" for kind in getattr(config, "layer_types", None) or ()]
-    by_layer = {"attention.head_count_kv": [config.num_key_value_heads if each else 0 for each in attends]}
-    if architecture == "lfm2":
-        return {**by_layer, "shortconv.l_cache": config.conv_L_cache, "vocab_size": config.vocab_size}
-    if architecture == "granitehybrid":
-        return {
-            **by_layer,
-            "ssm.conv_kernel": config.mamba_d_conv,
-            "ssm.state_size": config.mamba_d_state,
-            "ssm.group_count": config.mamba_n_groups,
-            "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
-            "ssm.time_step_rank": config.mamba_n_heads,
-            "expert_count": 0,
-            "expert_used_count": 0,
-            "expert_shared_feed_forward_length": config.shared_intermediate_size,
-            "rope.scaling.finetuned": config.position_embedding_type == "rope",
-        }
-    if architecture != "qwen35":
-        return {}
-    return {
-        "ssm.conv_kernel": config.linear_conv_kernel_dim,
-        "ssm.state_size": config.linear_key_head_dim,
-        "ssm.group_count": config.linear_num_key_heads,
-        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
-        "ssm.time_step_rank": config.linear_num_value_heads,
-        "attention.recurrent_layers": [not each for each in attends],
-        "full_attention_interval": 4,
-        "rope.dimension_sections": [11, 11, 10, 0],
     }
 
 

@@ -102,6 +102,51 @@ def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
     assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
 
 
+@pytest.mark.skipif("qwen3.5" not in VARIANTS, reason="this transformers lacks the family")
+@torch.inference_mode()
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    truth = tiny_model("qwen3.5", seed=7, **SIZES, **HYBRID_SIZES["qwen3.5"])
+    path = tmp_path / "model.gguf"
+    predicting = {"blk.4.attn_norm.weight": np.ones(64), "blk.4.nextn.eh_proj.weight": np.ones((64, 128))}
+    states = [kind == "linear_attention" for kind in truth.config.layer_types]
+    metadata = {"block_count": 5, "nextn_predict_layers": 1, "attention.recurrent_layers": [*states, False]}
+    save_gguf(path, truth, Type.F32, {f"qwen35.{key}": value for key, value in metadata.items()}, extra=predicting)
+    index = GgufIndex.read(path)
+    torch.testing.assert_close(dense_model(index, gguf_config(index))(IDS).logits, truth(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "message"),
+    [
+        ("qwen3.5", {"metadata": {"qwen35.attention.recurrent_layers": [True]}}, "recurrent_layers lists 1 layers"),
+        ("qwen3.5", {"extra": {"blk.4.attn_norm.weight": np.ones(64)}}, r"blk\.4\.attn_norm\.weight .* no part"),
+        ("qwen3.5", {"metadata": {"qwen35.ssm.group_count": 3}}, "time_step_rank is 16 for 3 groups"),
+        ("lfm2", {"metadata": {"lfm2.attention.head_count_kv": [0, 2]}}, "head_count_kv lists 2 layers"),
+        ("lfm2", {"metadata": {"lfm2.attention.head_count_kv": [1, 0, 2, 0]}}, "head_count_kv differs by layer"),
+        ("granite-hybrid", {"metadata": {"granitehybrid.ssm.group_count": 2}}, "group_count is 2"),
+        ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 65}}, "inner_size is 65 for 16 heads"),
+        ("granite-hybrid", {"metadata": {"granitehybrid.expert_count": 4}}, "expert_count is 4"),
+        (
+            "granite-hybrid",
+            {"kinds": {"blk.1.ffn_up.weight": Type.Q4_0}},
+            r"ffn_gate.* and blk\.1\.ffn_up.* one kernel",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_hybrids_that_are_not_known_here_are_refused(
+    variant: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    path = tmp_path / "model.gguf"
+    save_gguf(path, tiny_model(variant, **SIZES, **HYBRID_SIZES[variant]), Type.Q8_0, **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        packed_model(GgufIndex.read(path), gguf_config(GgufIndex.read(path)))
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 @torch.inference_mode()
 def test_every_type_of_weights_is_read(kind: Type, tmp_path: Path) -> None:

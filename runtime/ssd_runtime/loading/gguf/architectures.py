@@ -136,7 +136,10 @@ def _lfm2(metadata: Metadata, common: Entries) -> Entries:
 def _qwen35(metadata: Metadata, common: Entries) -> Entries:
     layers = common["num_hidden_layers"] - (metadata.optional(int, PREDICTING) or 0)
     interval = metadata.optional(int, "full_attention_interval") or 4
-    states = metadata.listed("attention.recurrent_layers") or [(layer + 1) % interval != 0 for layer in range(layers)]
+    key = "attention.recurrent_layers"
+    states = metadata.listed(key) or [(layer + 1) % interval != 0 for layer in range(layers)]
+    if len(states) < layers:
+        raise metadata.refusal(key, f"lists {len(states)} layers, which")
     keys, values, width = metadata.count("ssm.group_count"), *_heads(metadata)
     if values % keys:
         raise metadata.refusal("ssm.time_step_rank", f"is {values} for {keys} groups, which")

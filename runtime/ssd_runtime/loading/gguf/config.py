@@ -35,8 +35,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
     entries = _common(index, metadata)
     biases = {name.split(".", 2)[-1] for name in index.tensors if name.endswith(".bias")}
     entries |= {
-        entry: any(f"{name}.bias" in biases for name in names)
-        for entry, names in (architecture.biases or {}).items()
+        entry: any(f"{name}.bias" in biases for name in names) for entry, names in (architecture.biases or {}).items()
     }
     entries = {"model_type": architecture.model_type, **entries, **architecture.entries(metadata, entries)}
     entries["rope_parameters"] = _rope(index, metadata, entries)

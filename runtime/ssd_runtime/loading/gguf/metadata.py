@@ -31,7 +31,7 @@ class Metadata:
         if value is None:
             return None
         if isinstance(value, list):
-            distinct = set(value) - {beside}
+            distinct = {each for each in value if each != beside}
             if len(distinct) != 1:
                 raise self.refusal(key, "differs by layer, which")
             value = distinct.pop()

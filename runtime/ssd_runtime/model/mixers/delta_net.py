@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from ssd_runtime.model.mixers.mixer import Mixer, State
-from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
+from ssd_runtime.model.mixers.recurrence import Rows, exact, recur, recur_apart
 
 EPSILON = 1e-6
 """Added to the squared lengths of queries and keys."""
@@ -74,8 +74,8 @@ class GatedDeltaNet(Mixer):
             queries=queries * self._key**-0.5,
             keys=keys,
             values=mixed[:, 2 * both :].unflatten(-1, (self._heads, self._value)),
-            decays=self._decay * softplus(step.float() + self._step),
-            betas=rate.sigmoid().float(),
+            decays=self._decay * exact(softplus, step.float() + self._step),
+            betas=exact(torch.sigmoid, rate).float(),
         )
 
 
