@@ -31,6 +31,7 @@ from ssd_runtime.weights.gguf.blocks import levels4, levels8
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.packed_linear import whole_calls
 from tests.gguf_files import quantised_pair, random_blocks
 from tests.kernels import kernel_name
 from tests.models import HYBRIDS, tiny_model
@@ -148,6 +149,16 @@ def test_a_row_of_a_hybrid_has_the_same_bits_alone_and_beside_others(variant: st
         alone.append(decoder.logits(session.forward([token])))
         session.commit([token])
     assert torch.equal(decoder.logits(Session(decoder).forward(ids)), torch.cat(alone))
+
+
+@torch.inference_mode()
+def test_a_kernel_that_projections_share_runs_once_beside_a_dense_one(tmp_path: Path) -> None:
+    packed, _, _ = quantised_pair(tmp_path, "qwen2", Type.Q8_0, {"v_proj": Type.F32})
+    require_faithful(Decoder(packed))
+    attention = packed.model.layers[0].self_attn
+    shared = attention.q_proj.kernel
+    assert whole_calls([attention.q_proj, attention.k_proj, attention.v_proj]) == [shared, attention.v_proj]
+    assert whole_calls([attention.q_proj, attention.v_proj]) == [attention.q_proj, attention.v_proj]
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda kind: kind.name)
