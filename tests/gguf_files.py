@@ -24,9 +24,11 @@ from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
+DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 8}
 HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
-    "qwen3.5": {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 8},
+    "qwen3.5": DELTA_NETS,
+    "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "granite-hybrid": {
         "shared_intermediate_size": 96,
         "mamba_n_heads": 16,
@@ -42,6 +44,7 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
     "granitemoehybrid": "granitehybrid",
 }
 """Names of architectures that differ from transformers' type."""
@@ -191,7 +194,7 @@ def _tensors(
         else:
             pieces = {f"{names.get_name(module.replace('shared_mlp.output_linear', 'mlp.down_proj'))}.{part}": values}
         for stored, piece in pieces.items():
-            if "norm" not in name and parameter.ndim == 2 and not module.endswith("mlp.gate"):
+            if "norm" not in name and parameter.ndim == 2 and not module.endswith(("mlp.gate", "shared_expert_gate")):
                 own = kinds.get(module.rpartition(".")[2], kinds.get(stored, kind))
                 blocks = _blocks(ordered(model, architecture, name, piece, undo=False), own, number)
                 found[stored] = blocks, own
@@ -223,7 +226,7 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": None if architecture == "qwen35moe" else config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": getattr(config, "norm_eps", None) or config.rms_norm_eps,
@@ -239,6 +242,7 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         **_rope(config, width),
         **mixers(config, architecture),
     }

@@ -65,7 +65,7 @@ def mixers(config: Any, architecture: str) -> dict[str, Any]:
             "expert_shared_feed_forward_length": config.shared_intermediate_size,
             "rope.scaling.finetuned": config.position_embedding_type == "rope",
         }
-    if architecture != "qwen35":
+    if not architecture.startswith("qwen35"):
         return {}
     return {
         "ssm.conv_kernel": config.linear_conv_kernel_dim,

@@ -44,6 +44,14 @@ _GEMMA: dict[str, Any] = {
     "logit_cap": "final_logit_softcapping",
 }
 
+_QWEN35: dict[str, Any] = {
+    "norm_offset": 1.0,
+    "qk_norm": "head",
+    "gated": True,
+    "windows": "by_layer",
+    "mixers": (("linear_attention", GatedDeltaNet),),
+}
+
 FAMILIES = {
     "llama": Family("Llama"),
     "mistral": Family("Mistral", windows="everywhere"),
@@ -89,13 +97,9 @@ FAMILIES = {
         windows="by_layer",
         mixers=(("conv", ShortConvolution),),
     ),
-    "qwen3_5_text": Family(
-        "Qwen3.5",
-        norm_offset=1.0,
-        qk_norm="head",
-        gated=True,
-        windows="by_layer",
-        mixers=(("linear_attention", GatedDeltaNet),),
+    "qwen3_5_text": Family("Qwen3.5", **_QWEN35),
+    "qwen3_5_moe_text": Family(
+        "Qwen3.5-MoE", **_QWEN35, router="gate", shared="shared_expert", shared_gate="shared_expert_gate"
     ),
     "granitemoehybrid": Family(
         "Granite-4 hybrid (dense)",

@@ -73,6 +73,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", HYBRID_SIZES["lfm2"]),
     "qwen3.5": ("qwen3.5", HYBRID_SIZES["qwen3.5"]),
     "qwen3.5 one value head per key head": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "linear_num_key_heads": 16}),
+    "qwen3.5-moe": ("qwen3.5-moe", HYBRID_SIZES["qwen3.5-moe"]),
     "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
     "granite-hybrid rotation, no bias": (
         "granite-hybrid",

@@ -155,6 +155,16 @@ def _qwen35(metadata: Metadata, common: Entries) -> Entries:
     }
 
 
+def _qwen35moe(metadata: Metadata, common: Entries) -> Entries:
+    metadata.expect("expert_weights_norm", True)
+    return {
+        **_qwen35(metadata, common),
+        **_experts(metadata, common, "num_experts"),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.count("expert_shared_feed_forward_length"),
+    }
+
+
 def _granitehybrid(metadata: Metadata, common: Entries) -> Entries:
     metadata.expect("expert_shared_feed_forward_length", common["intermediate_size"])
     metadata.expect("ssm.group_count", 1)  # llama.cpp norms the groups apart, transformers all as one
@@ -205,6 +215,7 @@ class Architecture:
     """Takes the metadata that only this architecture has; returns further entries of the configuration."""
 
 
+QWEN35 = Layout(norm_offset=1.0, values_alternate=True)
 ARCHITECTURES = {
     "llama": Architecture("llama", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, _llama),
     "qwen2": Architecture("qwen2"),
@@ -218,7 +229,8 @@ ARCHITECTURES = {
     "olmoe": Architecture("olmoe", biases=BLOCK_BIASES, entries=_olmoe),
     "qwen3moe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=_qwen3moe),
     "lfm2": Architecture("lfm2", entries=_lfm2),
-    "qwen35": Architecture("qwen3_5_text", Layout(norm_offset=1.0, values_alternate=True), BLOCK_BIASES, _qwen35),
+    "qwen35": Architecture("qwen3_5_text", QWEN35, BLOCK_BIASES, _qwen35),
+    "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, BLOCK_BIASES, _qwen35moe),
     "granitehybrid": Architecture(
         "granitemoehybrid",
         Layout(pairs_alternate=True),

@@ -17,7 +17,7 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 HARMLESS = ("vocab_size", "pooling_type")
 """Keys that say again what tensors say, or that matter to embedding models alone."""
 NO_EXPERTS = ("expert_count", "expert_used_count")
-PARTLY_ROTATED = ("phi3", "qwen3_5_text")
+PARTLY_ROTATED = ("phi3", "qwen3_5_text", "qwen3_5_moe_text")
 """Types of configurations that can rotate a part of each head."""
 WIDEST_HEAD = 4096
 
@@ -79,7 +79,7 @@ def _common(index: GgufIndex, metadata: Metadata) -> Entries:
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "num_hidden_layers": layers,
-        "intermediate_size": metadata.count("feed_forward_length"),
+        "intermediate_size": _inner(metadata),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": width,
@@ -90,6 +90,12 @@ def _common(index: GgufIndex, metadata: Metadata) -> Entries:
         "eos_token_id": None,
         "pad_token_id": None,
     }
+
+
+def _inner(metadata: Metadata) -> int:
+    """The inner size of an MLP block, or of an expert where no block is without experts."""
+    of_expert = metadata.optional(int, "expert_feed_forward_length")
+    return metadata.optional(int, "feed_forward_length") or of_expert or metadata.count("feed_forward_length")
 
 
 def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
                 _place(model, file, [f"{layer}.{mixing}.{name}" for name in names])
             mlp = f"{layer}.{family.mlp}"
             blocks = [mlp] if family.router is None else _place_experts(model, mlp)
+            blocks += [f"{mlp}.{family.shared}"] if family.shared else []
             for block in blocks:
                 for names in (family.gate_up, (family.down,)):
                     _place(model, file, [f"{block}.{name}" for name in names])

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from ssd_runtime.model.exact import exact
 from ssd_runtime.model.mixers.mixer import Mixer, State
-from ssd_runtime.model.mixers.recurrence import Rows, exact, recur, recur_apart
+from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
 
 EPSILON = 1e-6
 """Added to the squared lengths of queries and keys."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from ssd_runtime.model.exact import exact
 from ssd_runtime.model.mixers.mixer import Mixer, State
-from ssd_runtime.model.mixers.recurrence import Rows, exact, recur, recur_apart
+from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
 
 
 class Mamba2(Mixer):

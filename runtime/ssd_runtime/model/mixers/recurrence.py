@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ssd_runtime.model.exact import exact
 from ssd_runtime.model.mixers.mixer import FEW
 
 CHUNK = 64
@@ -57,15 +57,6 @@ def recur_apart(state: Tensor, rows: Rows) -> Tensor:
 def _read(state: Tensor, keys: Tensor) -> Tensor:
     """Sᵀ k [n, heads, value] of keys [n, heads, key]."""
     return (keys.transpose(0, 1) @ state).transpose(0, 1)
-
-
-def exact(function: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
-    """`function` of a few numbers, such as one per head, in fp64 and rounded to their dtype.
-
-    torch computes what fills no vector by other code than the rest, whose last bits differ. So a row's would depend on
-    the rows beside it, and weights that round rows to 8 bits magnify that to 0.4%.
-    """
-    return function(numbers.double()).to(numbers.dtype)
 
 
 def _by_row(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
