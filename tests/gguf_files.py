@@ -25,17 +25,13 @@ from tests.models import tiny_model
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
 DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 8}
+MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 4, "mamba_n_groups": 1, "mamba_d_state": 16}
 HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
     "qwen3.5": DELTA_NETS,
     "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
-    "granite-hybrid": {
-        "shared_intermediate_size": 96,
-        "mamba_n_heads": 16,
-        "mamba_d_head": 4,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 16,
-    },
+    "granite-hybrid": {"shared_intermediate_size": 96, **MAMBA},
+    "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
 }
 """What else hybrids need for that; value heads of a gated delta net share blocks of 32 columns."""
 ARCHITECTURES = {
@@ -46,6 +42,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "granitemoehybrid": "granitehybrid",
+    "granitemoeshared": "granitemoe",
 }
 """Names of architectures that differ from transformers' type."""
 SCALES = {
@@ -184,15 +181,17 @@ def _tensors(
                 found[f"{block}_{which}_exps.weight"] = blocks, kind
                 weight.copy_(torch.from_numpy(np.array(dequantize(blocks, kind), np.float32)))
             continue
+        shared = "mlp.shared_expert" if getattr(model.config, "num_local_experts", 0) else "mlp"
+        module = module.replace("shared_mlp.output_linear", f"{shared}.down_proj")
         if module.endswith("shared_mlp.input_linear"):
-            stem = names.get_name(module.replace("shared_mlp.input_linear", "mlp.gate_proj"))
+            stem = names.get_name(module.replace("shared_mlp.input_linear", f"{shared}.gate_proj"))
             pieces = dict(zip((f"{stem}.weight", f"{stem.replace('gate', 'up')}.weight"), values.chunk(2), strict=True))
         elif part in ("A_log", "D"):
             pieces = {names.get_name(name): values}
         elif part == "dt_bias":
             pieces = {f"{names.get_name(f'{module}.dt_proj')}.bias": values}
         else:
-            pieces = {f"{names.get_name(module.replace('shared_mlp.output_linear', 'mlp.down_proj'))}.{part}": values}
+            pieces = {f"{names.get_name(module)}.{part}": values}
         for stored, piece in pieces.items():
             if "norm" not in name and parameter.ndim == 2 and not module.endswith(("mlp.gate", "shared_expert_gate")):
                 own = kinds.get(module.rpartition(".")[2], kinds.get(stored, kind))
@@ -242,7 +241,9 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
-        "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
+        "expert_shared_feed_forward_length": getattr(
+            config, "shared_expert_intermediate_size", getattr(config, "shared_intermediate_size", None)
+        ),
         **_rope(config, width),
         **mixers(config, architecture),
     }

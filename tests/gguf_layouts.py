@@ -60,9 +60,7 @@ def mixers(config: Any, architecture: str) -> dict[str, Any]:
             "ssm.group_count": config.mamba_n_groups,
             "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
             "ssm.time_step_rank": config.mamba_n_heads,
-            "expert_count": 0,
-            "expert_used_count": 0,
-            "expert_shared_feed_forward_length": config.shared_intermediate_size,
+            "expert_used_count": config.num_experts_per_tok if config.num_local_experts else 0,
             "rope.scaling.finetuned": config.position_embedding_type == "rope",
         }
     if not architecture.startswith("qwen35"):

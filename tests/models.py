@@ -37,6 +37,19 @@ DELTA_NETS: dict[str, Any] = {
     "linear_value_head_dim": 6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
+GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+GRANITE_HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_expand": 1,
+    "mamba_d_head": 8,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -214,27 +227,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 40,
         },
     ),
-    "granite-hybrid": (
-        "granitemoehybrid",
-        {
-            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-            "num_local_experts": 0,
-            "shared_intermediate_size": 56,
-            "mamba_n_heads": 4,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 6,
-            "mamba_expand": 1,
-            "mamba_d_head": 8,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 2.0,
-        },
+    "granite-shared-expert": (
+        "granitemoeshared",
+        {**GRANITE_EXPERTS, "shared_intermediate_size": 40, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
     ),
+    "granite-hybrid-experts": (
+        "granitemoehybrid",
+        {**GRANITE_HYBRID, **GRANITE_EXPERTS, "shared_intermediate_size": 40},
+    ),
+    "granite-hybrid": ("granitemoehybrid", {**GRANITE_HYBRID, "num_local_experts": 0, "shared_intermediate_size": 56}),
 }
 """Name to (model type, what differs from `SMALL`)."""
 NEWER = frozenset(kind for kind in FAMILIES if kind not in CONFIG_MAPPING)
-NEWER |= frozenset[str]() if hasattr(modeling_granitemoe, "GraniteMoeExperts") else frozenset({"granitemoe"})
+NEWER |= (
+    frozenset[str]()
+    if hasattr(modeling_granitemoe, "GraniteMoeExperts")
+    else frozenset({"granitemoe", "granitemoeshared"})
+)
 if "granitemoehybrid" not in NEWER and "linear_attention" not in (
     CONFIG_MAPPING["granitemoehybrid"]().layer_types or ()
 ):

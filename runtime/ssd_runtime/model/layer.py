@@ -136,7 +136,7 @@ class Layer:
         attention: Any = getattr(layer, "self_attn" if mixer is None else mixer.module)
         normed = family.qk_norm if mixer is None else None
         mlp: Any = getattr(layer, family.mlp)
-        shared: Any = getattr(mlp, family.shared, None) if family.shared else None
+        shared = layer.get_submodule(family.shared) if family.shared else None
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
             return Norm(parent, name, family.norm_offset) if name else None

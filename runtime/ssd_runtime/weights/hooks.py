@@ -26,7 +26,7 @@ def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str, sh
 
     Projections, norms and the embedding are called as modules, hooks included. Blocks, layers and the whole model are
     never called, so hooks on them, or a forward of a subclass or patched class, would not run. Layers call their
-    mixer by one of `mixers`, and their MLP block `mlp`; `shared` is the module of an expert of all rows.
+    mixer by one of `mixers`, and their MLP block `mlp`; `shared` is the path of an expert of all rows.
     """
     for name, part in _taken_apart(model, mixers, mlp, shared):
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values(), type(part).forward]
@@ -51,9 +51,10 @@ def _taken_apart(
                 yield f"layers.{index}.{mixer}", getattr(layer, mixer)
         block = getattr(layer, mlp)
         yield f"layers.{index}.{mlp}", block
-        for part in ("experts", shared or "experts"):
-            if hasattr(block, part):
-                yield f"layers.{index}.{mlp}.{part}", getattr(block, part)
+        if hasattr(block, "experts"):
+            yield f"layers.{index}.{mlp}.experts", block.experts
+        if shared is not None:
+            yield f"layers.{index}.{shared}", layer.get_submodule(shared)
 
 
 def _home(hook: Callable[..., Any]) -> str:

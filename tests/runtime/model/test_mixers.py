@@ -263,7 +263,6 @@ def test_mixers_that_cannot_be_taken_apart_are_refused(change: Any, what: str) -
 @pytest.mark.parametrize(
     ("variant", "changes", "what"),
     [
-        ("granite-hybrid", {"num_local_experts": 4}, "num_local_experts of a Granite-4 hybrid .* is not supported"),
         ("lfm2", {"layer_types": ["conv"] * 4}, "a model without attention is not supported"),
     ],
 )

@@ -102,8 +102,9 @@ def _granite_factors(metadata: Metadata) -> Entries:
 
 
 def _granitemoe(metadata: Metadata, common: Entries) -> Entries:
-    metadata.expect("expert_shared_feed_forward_length", 0)
-    return {**_granite(metadata, common), **_experts(metadata, common)}
+    entries = {**_granite(metadata, common), **_experts(metadata, common)}
+    shared = metadata.optional(int, "expert_shared_feed_forward_length")
+    return {**entries, "model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else entries
 
 
 def _experts(metadata: Metadata, common: Entries, count: str = "num_local_experts") -> Entries:
@@ -166,7 +167,8 @@ def _qwen35moe(metadata: Metadata, common: Entries) -> Entries:
 
 
 def _granitehybrid(metadata: Metadata, common: Entries) -> Entries:
-    metadata.expect("expert_shared_feed_forward_length", common["intermediate_size"])
+    shared = metadata.optional(int, "expert_shared_feed_forward_length") or common["intermediate_size"]
+    experts = _experts(metadata, common) if metadata.optional(int, "expert_count") else {"num_local_experts": 0}
     metadata.expect("ssm.group_count", 1)  # llama.cpp norms the groups apart, transformers all as one
     rotated = metadata.optional(bool, "rope.scaling.finetuned")
     heads, width = _heads(metadata)
@@ -174,8 +176,8 @@ def _granitehybrid(metadata: Metadata, common: Entries) -> Entries:
         **_granite_factors(metadata),
         "position_embedding_type": "nope" if rotated is False else "rope",
         "layer_types": _without_keys(metadata, common, "linear_attention"),
-        "num_local_experts": 0,
-        "shared_intermediate_size": common["intermediate_size"],
+        **experts,
+        "shared_intermediate_size": shared,
         "mamba_n_heads": heads,
         "mamba_d_head": width,
         "mamba_n_groups": 1,

@@ -20,6 +20,8 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts, PackedLinear
 
 EMBEDDING = "model.embed_tokens"
+EXPERT = (("gate_proj", "up_proj"), ("down_proj",))
+"""Projections of each of `PackedExperts`; those side by side share an input."""
 
 
 def dense_model(index: GgufIndex, config: PreTrainedConfig) -> PreTrainedModel:
@@ -51,11 +53,11 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
             )
             for names in (shared, (output,)):
                 _place(model, file, [f"{layer}.{mixing}.{name}" for name in names])
-            mlp = f"{layer}.{family.mlp}"
-            blocks = [mlp] if family.router is None else _place_experts(model, mlp)
-            blocks += [f"{mlp}.{family.shared}"] if family.shared else []
-            for block in blocks:
-                for names in (family.gate_up, (family.down,)):
+            blocks = dict.fromkeys(_place_experts(model, f"{layer}.{family.mlp}") if family.router else (), EXPERT)
+            alone = family.shared if family.router else family.mlp
+            blocks |= {f"{layer}.{alone}": (family.gate_up, (family.down,))} if alone else {}
+            for block, projections in blocks.items():
+                for names in projections:
                     _place(model, file, [f"{block}.{name}" for name in names])
         _place(model, file, ["lm_head"])
         _place_embedding(model, file)

@@ -19,7 +19,7 @@ from ssd_runtime.weights.gguf.blocks import DENSE, dense
 from ssd_runtime.weights.gguf.header import ADVICE
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
-from ssd_runtime.weights.gguf.layout import RENAMED, Layout, Order, parts_of, shape_of_parts
+from ssd_runtime.weights.gguf.layout import RENAMED, SHARED, Layout, Order, parts_of, shape_of_parts
 from ssd_runtime.weights.kernels.kernel import Kernel
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -44,6 +44,7 @@ class GgufFile:
         """Types of the tensors that are held with other levels than the file's, by their names there."""
         self._index = index
         self._order = Order(layout, config)
+        self._shared = ".mlp.shared_expert." if getattr(config, "num_local_experts", None) else ".mlp."
         self._mapped = MappedTensors(index)
         kind = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == index.architecture), None)
         if kind is None:
@@ -131,6 +132,7 @@ class GgufFile:
     def _name_of(self, name: str) -> str:
         for own, usual in RENAMED.items():
             name = name.replace(own, usual)
+        name = name.replace(SHARED, self._shared)
         module, _, part = EXPERT.sub(".experts.", name).rpartition(".")
         if module == "lm_head":  # not every architecture's table of names has it
             return f"{(HEAD if HEAD in self._index.tensors else EMBEDDING).removesuffix('.weight')}.{part}"

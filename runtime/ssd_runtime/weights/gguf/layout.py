@@ -15,16 +15,18 @@ from transformers import PreTrainedConfig
 JOINED = {
     ".experts.gate_up_proj": (".experts.gate_proj.weight", ".experts.up_proj.weight"),
     ".experts.down_proj": (".experts.down_proj.weight",),
-    ".shared_mlp.input_linear.weight": (".mlp.gate_proj.weight", ".mlp.up_proj.weight"),
+    ".shared_mlp.input_linear.weight": (".shared_mlp.gate_proj.weight", ".shared_mlp.up_proj.weight"),
 }
 """Ends of the names of transformers' parameters, and of those that files hold in their place."""
 RENAMED = {
     ".block_sparse_moe.router.": ".mlp.gate.",
     ".block_sparse_moe.": ".mlp.",
-    ".shared_mlp.output_linear.": ".mlp.down_proj.",
+    ".shared_mlp.output_linear.": ".shared_mlp.down_proj.",
     ".dt_bias": ".dt_proj.bias",
 }
 """Parts of names that `gguf` does not know, and those that it knows instead."""
+SHARED = ".shared_mlp."
+"""The part that says that it belongs to the expert that all rows go to, which is the MLP block where it is alone."""
 DELTA = ".linear_attn."
 """The part of a parameter's name that says that it belongs to a gated delta net."""
 
