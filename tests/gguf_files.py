@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.gguf_layouts import mixers, ordered, shaped
+from tests.gguf_layouts import ARCHITECTURES, mixers, ordered, shaped
 from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -34,17 +34,6 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
 }
 """What else hybrids need for that; value heads of a gated delta net share blocks of 32 columns."""
-ARCHITECTURES = {
-    "mistral": "llama",
-    "gemma3_text": "gemma3",
-    "mixtral": "llama",
-    "qwen3_moe": "qwen3moe",
-    "qwen3_5_text": "qwen35",
-    "qwen3_5_moe_text": "qwen35moe",
-    "granitemoehybrid": "granitehybrid",
-    "granitemoeshared": "granitemoe",
-}
-"""Names of architectures that differ from transformers' type."""
 SCALES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),

@@ -7,6 +7,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+ARCHITECTURES = {
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "granitemoehybrid": "granitehybrid",
+    "granitemoeshared": "granitemoe",
+}
+"""Names of architectures that differ from transformers' type."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 ALTERNATING = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
 """Architectures whose rotations pair neighbouring columns."""

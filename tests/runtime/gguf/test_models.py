@@ -37,6 +37,7 @@ LONGROPE = {
     "long_factor": [2 * each for each in FACTORS],
     "original_max_position_embeddings": 32,
 }
+ROTATED = {**HYBRID_SIZES["granite-hybrid"], "position_embedding_type": "rope", "mamba_conv_bias": False}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama untied": ("llama", {"tie_word_embeddings": False}),
@@ -77,10 +78,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5 one value head per key head": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "linear_num_key_heads": 16}),
     "qwen3.5-moe": ("qwen3.5-moe", HYBRID_SIZES["qwen3.5-moe"]),
     "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
-    "granite-hybrid rotation, no bias": (
-        "granite-hybrid",
-        {**HYBRID_SIZES["granite-hybrid"], "position_embedding_type": "rope", "mamba_conv_bias": False},
-    ),
+    "granite-hybrid rotation": ("granite-hybrid", ROTATED),
 }
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
 

@@ -20,7 +20,7 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts, PackedLinear
 
 EMBEDDING = "model.embed_tokens"
-EXPERT = (("gate_proj", "up_proj"), ("down_proj",))
+EXPERT: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj"), ("down_proj",))
 """Projections of each of `PackedExperts`; those side by side share an input."""
 
 
