@@ -19,15 +19,21 @@ from transformers import PreTrainedModel
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
+from tests.gguf_layouts import ARCHITECTURES, mixers, ordered, shaped
 from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
-HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
-"""Names of architectures that differ from transformers' type."""
-ALTERNATING = ("llama", "granite", "granitemoe", "smollm3")
-"""Architectures whose rotations pair neighbouring columns."""
+DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 8}
+MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 4, "mamba_n_groups": 1, "mamba_d_state": 16}
+HYBRID_SIZES: dict[str, dict[str, Any]] = {
+    "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
+    "qwen3.5": DELTA_NETS,
+    "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "granite-hybrid": {"shared_intermediate_size": 96, **MAMBA},
+    "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
+}
+"""What else hybrids need for that; value heads of a gated delta net share blocks of 32 columns."""
 SCALES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),
@@ -88,7 +94,7 @@ def quantised_pair(
     folder: Path, variant: str, kind: Type, kinds: Mapping[str, Type] | None = None, **overrides: Any
 ) -> tuple[PreTrainedModel, GgufFile, PreTrainedModel]:
     """A tiny model packed from a `.gguf` file of `kind`, the file, and the same model dequantised by `gguf`."""
-    dense = tiny_model(variant, seed=7, **{**SIZES, **overrides})
+    dense = tiny_model(variant, seed=7, **{**SIZES, **HYBRID_SIZES.get(variant, {}), **overrides})
     path = folder / f"{variant}-{kind.name}.gguf"
     save_gguf(path, dense, kind, kinds=kinds)
     packed, file = packed_model(GgufIndex.read(path), dense.config)
@@ -164,18 +170,33 @@ def _tensors(
                 found[f"{block}_{which}_exps.weight"] = blocks, kind
                 weight.copy_(torch.from_numpy(np.array(dequantize(blocks, kind), np.float32)))
             continue
-        stored = f"{names.get_name(module)}.{part}"
-        if "norm" not in name and parameter.ndim == 2 and not module.endswith("mlp.gate"):
-            own = kinds.get(module.rpartition(".")[2], kind)
-            blocks = _blocks(_ordered(model, architecture, module, values, undo=False), own, number)
-            found[stored] = blocks, own
-            kept = torch.from_numpy(np.array(dequantize(blocks, own), np.float32))
-            parameter.copy_(_ordered(model, architecture, module, kept, undo=True))
+        shared = "mlp.shared_expert" if getattr(model.config, "num_local_experts", 0) else "mlp"
+        module = module.replace("shared_mlp.output_linear", f"{shared}.down_proj")
+        if module.endswith("shared_mlp.input_linear"):
+            stem = names.get_name(module.replace("shared_mlp.input_linear", f"{shared}.gate_proj"))
+            pieces = dict(zip((f"{stem}.weight", f"{stem.replace('gate', 'up')}.weight"), values.chunk(2), strict=True))
+        elif part in ("A_log", "D"):
+            pieces = {names.get_name(name): values}
+        elif part == "dt_bias":
+            pieces = {f"{names.get_name(f'{module}.dt_proj')}.bias": values}
         else:
-            offset = 1.0 if architecture.startswith("gemma") and "norm" in name else 0.0
-            written = _ordered(model, architecture, module, values, undo=False) + offset
-            found[stored] = written.numpy(), Type.F32
-            parameter.copy_(_ordered(model, architecture, module, written, undo=True) - offset)
+            pieces = {f"{names.get_name(module)}.{part}": values}
+        for stored, piece in pieces.items():
+            if "norm" not in name and parameter.ndim == 2 and not module.endswith(("mlp.gate", "shared_expert_gate")):
+                own = kinds.get(module.rpartition(".")[2], kinds.get(stored, kind))
+                blocks = _blocks(ordered(model, architecture, name, piece, undo=False), own, number)
+                found[stored] = blocks, own
+                kept = torch.from_numpy(np.array(dequantize(blocks, own), np.float32))
+                piece.copy_(ordered(model, architecture, name, kept, undo=True))
+            else:
+                offset = 1.0 if architecture.startswith(("gemma", "qwen35")) and "norm" in name else 0.0
+                offset = 0.0 if "linear_attn" in name else offset
+                written = ordered(model, architecture, name, piece, undo=False) + offset
+                if part == "A_log":
+                    written = -written.exp()
+                found[stored] = shaped(architecture, stored, written).numpy(), Type.F32
+                written = (-written).log() if part == "A_log" else written
+                piece.copy_(ordered(model, architecture, name, written, undo=True) - offset)
     return found
 
 
@@ -186,16 +207,6 @@ def _blocks(values: torch.Tensor, kind: Type, seed: int) -> NDArray[Any]:
         return random_blocks(kind, *values.shape, seed=seed)
 
 
-def _ordered(model: PreTrainedModel, architecture: str, module: str, rows: torch.Tensor, undo: bool) -> torch.Tensor:
-    """Rows of queries and keys in the order of files whose rotations pair neighbouring columns."""
-    last = module.rpartition(".")[2]
-    if architecture not in ALTERNATING or last not in HEADS:
-        return rows
-    heads = getattr(model.config, HEADS[last])
-    parts = rows.unflatten(0, (heads, -1, 2) if undo else (heads, 2, -1))
-    return parts.transpose(1, 2).reshape(rows.shape).contiguous()
-
-
 def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
     config = model.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -203,10 +214,10 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": None if architecture == "qwen35moe" else config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.layer_norm_rms_epsilon": getattr(config, "norm_eps", None) or config.rms_norm_eps,
         "attention.key_length": width,
         "attention.value_length": width,
         "attention.sliding_window": None if architecture == "llama" else getattr(config, "sliding_window", None),
@@ -219,7 +230,11 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "expert_shared_feed_forward_length": getattr(
+            config, "shared_expert_intermediate_size", getattr(config, "shared_intermediate_size", None)
+        ),
         **_rope(config, width),
+        **mixers(config, architecture),
     }
     if architecture == "gemma2":  # 0 says that there is no cap; without the keys there are Gemma-2's own
         caps = ("attn_logit_softcapping", "final_logit_softcapping")

@@ -29,6 +29,27 @@ SMALL: dict[str, Any] = {
 }
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3}
+DELTA_NETS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+GRANITE_HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_expand": 1,
+    "mamba_d_head": 8,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -195,38 +216,34 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-sliding": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_bias": True}),
-    "qwen3.5": (
-        "qwen3_5_text",
+    "qwen3.5": ("qwen3_5_text", DELTA_NETS),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
         {
-            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 6,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            **DELTA_NETS,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
         },
     ),
-    "granite-hybrid": (
+    "granite-shared-expert": (
+        "granitemoeshared",
+        {**GRANITE_EXPERTS, "shared_intermediate_size": 40, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
+    ),
+    "granite-hybrid-experts": (
         "granitemoehybrid",
-        {
-            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-            "num_local_experts": 0,
-            "shared_intermediate_size": 56,
-            "mamba_n_heads": 4,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 6,
-            "mamba_expand": 1,
-            "mamba_d_head": 8,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 2.0,
-        },
+        {**GRANITE_HYBRID, **GRANITE_EXPERTS, "shared_intermediate_size": 40},
     ),
+    "granite-hybrid": ("granitemoehybrid", {**GRANITE_HYBRID, "num_local_experts": 0, "shared_intermediate_size": 56}),
 }
 """Name to (model type, what differs from `SMALL`)."""
 NEWER = frozenset(kind for kind in FAMILIES if kind not in CONFIG_MAPPING)
-NEWER |= frozenset[str]() if hasattr(modeling_granitemoe, "GraniteMoeExperts") else frozenset({"granitemoe"})
+NEWER |= (
+    frozenset[str]()
+    if hasattr(modeling_granitemoe, "GraniteMoeExperts")
+    else frozenset({"granitemoe", "granitemoeshared"})
+)
 if "granitemoehybrid" not in NEWER and "linear_attention" not in (
     CONFIG_MAPPING["granitemoehybrid"]().layer_types or ()
 ):

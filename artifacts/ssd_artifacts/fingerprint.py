@@ -69,6 +69,7 @@ COMPUTATION = frozenset(
         "num_local_experts",
         "num_experts_per_tok",
         "moe_intermediate_size",
+        "shared_expert_intermediate_size",
         "mlp_only_layers",
         "decoder_sparse_step",
         "norm_topk_prob",

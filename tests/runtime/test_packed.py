@@ -31,12 +31,15 @@ from ssd_runtime.weights.gguf.blocks import levels4, levels8
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.packed_linear import whole_calls
 from tests.gguf_files import quantised_pair, random_blocks
 from tests.kernels import kernel_name
-from tests.models import tiny_model
+from tests.models import HYBRIDS, tiny_model
 from tests.tables import latency_table
 
 FAMILIES = ("llama", "qwen2")
+DENSE_HYBRIDS = [variant for variant in HYBRIDS if variant in ("lfm2", "qwen3.5", "granite-hybrid")]
+"""Rounding sends rows of random mixtures to other experts."""
 LIMITS = Limits(24)
 
 
@@ -68,14 +71,15 @@ def test_a_kernels_row_is_the_same_to_the_bit_whatever_stands_beside_it(rows: in
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2", "qwen2-untied", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2", "qwen2-untied", "qwen3", *DENSE_HYBRIDS])
 @torch.inference_mode()
 def test_a_packed_model_is_the_files_model(variant: str, kind: Type, code: str, tmp_path: Path) -> None:
     packed, file, reference = quantised_pair(tmp_path, variant, kind)
     ids = torch.arange(1, 40)[None]
     expected, got = reference(ids).logits, packed(ids).logits
-    # In bf16, the dequantised models themselves reach 0.08.
-    assert (got - expected).norm() < 0.12 * (expected - expected.mean()).norm()
+    # In bf16, the dequantised models themselves reach 0.08. Random delta nets magnify what is rounded.
+    most = 0.25 if variant == "qwen3.5" else 0.12
+    assert (got - expected).norm() < most * (expected - expected.mean()).norm()
     decoder = Decoder(packed)
     require_faithful(decoder)
     bits, short = (8, "8") if kind == Type.Q8_0 else (4, "4" if kind == Type.Q4_1 else kind.name)
@@ -135,6 +139,28 @@ def test_our_own_code_gives_a_row_the_same_bits_in_every_forward(
     assert torch.equal(tree[:5], alone)
     assert torch.equal(tree[5:], branch[2:])
     assert torch.equal(second, alone[:3])
+
+
+@pytest.mark.parametrize("variant", HYBRIDS)
+@torch.inference_mode()
+def test_a_row_of_a_hybrid_has_the_same_bits_alone_and_beside_others(variant: str, tmp_path: Path) -> None:
+    """Rounding to 8 bits would magnify the last bit of one number per head."""
+    decoder, ids = Decoder(quantised_pair(tmp_path, variant, Type.Q8_0)[0]), list(range(3, 27))
+    session, alone = Session(decoder), list[torch.Tensor]()
+    for token in ids:
+        alone.append(decoder.logits(session.forward([token])))
+        session.commit([token])
+    assert torch.equal(decoder.logits(Session(decoder).forward(ids)), torch.cat(alone))
+
+
+@torch.inference_mode()
+def test_a_kernel_that_projections_share_runs_once_beside_a_dense_one(tmp_path: Path) -> None:
+    packed, _, _ = quantised_pair(tmp_path, "qwen2", Type.Q8_0, {"v_proj": Type.F32})
+    require_faithful(Decoder(packed))
+    attention = packed.model.layers[0].self_attn
+    shared = attention.q_proj.kernel
+    assert whole_calls([attention.q_proj, attention.k_proj, attention.v_proj]) == [shared, attention.v_proj]
+    assert whole_calls([attention.q_proj, attention.v_proj]) == [attention.q_proj, attention.v_proj]
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda kind: kind.name)

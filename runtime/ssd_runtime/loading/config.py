@@ -25,13 +25,13 @@ TAKEN = COMPUTATION | {
     *("is_causal", "attention_chunk_size"),
 }
 """Entries that transformers receives. Others may name code, kernels on the Hub, files, or sizes of what is not used."""
-TEXT_PARTS = {"qwen3_5": "qwen3_5_text"}
+TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Types of text models by the type of a model that has one beside its eyes."""
 OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "auto_map")
 """Entries that such a file has beside the text model's."""
 SIZES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
     *("conv_L_cache", "block_multiple_of", "shared_intermediate_size", "linear_conv_kernel_dim"),
     *("linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
     *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),

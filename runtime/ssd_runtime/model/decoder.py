@@ -53,7 +53,7 @@ class Decoder:
         self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False, kv_bits: int | None = None
     ) -> None:
         self.family = family_of(model.config)
-        require_unhooked(model, self.family.mixing, self.family.mlp)
+        require_unhooked(model, self.family.mixing, self.family.mlp, self.family.shared)
         self.model = model
         self.bitwise = bitwise
         self.lock = WaitedLock()
@@ -230,7 +230,7 @@ class Decoder:
         Raises UserError if a part that is not called as a whole has a new hook, or if weights change in bitwise mode,
         which is proven for the kernels of the weights that there were.
         """
-        require_unhooked(self.model, self.family.mixing, self.family.mlp)
+        require_unhooked(self.model, self.family.mixing, self.family.mlp, self.family.shared)
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]

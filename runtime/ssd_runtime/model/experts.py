@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.model.batch import MOST_BY_ROW
+from ssd_runtime.model.exact import exact
 from ssd_runtime.model.mlp import Mlp
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 from ssd_runtime.weights.packed_linear import PackedExperts
@@ -18,6 +19,8 @@ from ssd_runtime.weights.packed_linear import PackedExperts
 
 class Experts:
     """The sum of the outputs of a row's experts, each times the weight that the router gives it.
+
+    There may be a further expert that all rows go to.
 
     The router is the user's module, with a precision of its own. A row whose last bits differ may go to other experts.
     So where all else computes a row alike in a step and in a verification (`by_row`, or kernels that do by themselves),
@@ -29,9 +32,22 @@ class Experts:
     activation_hooked = False
     """Experts with hooks are refused."""
 
-    def __init__(self, block: Any, router: str, memory: PackedMemory, by_row: bool = False) -> None:
-        """`block` has a module `experts` and one named `router`. Raises UserError for experts of an unknown form."""
+    def __init__(
+        self,
+        block: Any,
+        router: str,
+        memory: PackedMemory,
+        by_row: bool = False,
+        shared: Mlp | None = None,
+        shared_gate: str | None = None,
+    ) -> None:
+        """`block` has a module `experts` and one named `router`.
+
+        All rows go to the expert `shared`; a module `shared_gate` of the block gives the factor of its output before
+        a sigmoid. Raises UserError for experts of an unknown form.
+        """
         self._block, self._router, self._by_row = block, router, by_row
+        self._shared, self._shared_gate = shared, shared_gate
         experts: Any = getattr(block, "experts", None)
         packed = isinstance(experts, PackedExperts)
         self._parts = list(experts.each) if packed else _views(experts)
@@ -51,7 +67,8 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """The block's output [n, hidden] for normed rows `x` [n, hidden]."""
         few = len(x) <= MOST_BY_ROW
-        weights, chosen = self._routed(x, few and (self._by_row or self._mlps[0].native is not None))
+        apart = few and (self._by_row or self._mlps[0].native is not None)
+        weights, chosen = self._routed(x, apart)
         count = chosen.shape[1]
         ordered, order = chosen.flatten().sort(stable=True)
         hit, sizes = (each.tolist() for each in ordered.unique_consecutive(return_counts=True))
@@ -63,23 +80,34 @@ class Experts:
         total, *others = (parts.view(len(x), count, -1) * weights[..., None]).unbind(1)
         for other in others:
             total = total + other
-        return total.to(x.dtype)
+        total = total.to(x.dtype)
+        if self._shared is None:
+            return total
+        out = _output(self._shared, x, few and self._by_row)
+        if self._shared_gate is None:
+            return total + out
+        gate = getattr(self._block, self._shared_gate)
+        factors = torch.cat([gate(row) for row in x.split(1)]) if apart else gate(x)
+        return total + exact(torch.sigmoid, factors) * out
 
     def linears(self) -> tuple[Linear, ...]:
         """The projections of all experts, but light copies."""
-        return tuple(linear for mlp in self._mlps for linear in mlp.linears())
+        shared = () if self._shared is None else self._shared.linears()
+        return shared + tuple(linear for mlp in self._mlps for linear in mlp.linears())
 
     def light(self, bits: int) -> Experts:
         """This block on the light copies of its experts (`Linear.light`), as far as it has these."""
         lightened = copy(self)
         lightened._mlps = [mlp.light(bits) for mlp in self._mlps]
+        lightened._shared = None if self._shared is None else self._shared.light(bits)
         return lightened
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
         before, self._stamp = self._stamp, self._found()
+        shared = self._shared is not None and self._shared.refresh()
         if before == self._stamp:
-            return False
+            return shared
         if not isinstance(self._block.experts, PackedExperts):
             for part, fresh in zip(self._parts, _views(self._block.experts), strict=True):
                 part._modules.update(fresh._modules)
@@ -88,7 +116,8 @@ class Experts:
         return True
 
     def _found(self) -> list[Any]:
-        return stamp_of([self._block.experts, getattr(self._block, self._router)])
+        gates = [name for name in (self._router, self._shared_gate) if name is not None]
+        return stamp_of([self._block.experts, *(getattr(self._block, name) for name in gates)])
 
     def _routed(self, x: Tensor, by_row: bool) -> tuple[Tensor, Tensor]:
         """Weights [n, k] and experts [n, k] of rows `x`, the last two results of the router."""

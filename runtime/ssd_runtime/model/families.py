@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -27,6 +27,14 @@ _GRANITE: dict[str, Any] = {
     "residual_multiplier": "residual_multiplier",
     "logit_divisor": "logits_scaling",
 }
+_GRANITE_SHARED: dict[str, Any] = {
+    "mlp": "block_sparse_moe",
+    "router": "router",
+    "shared": "shared_mlp",
+    "gate_up": ("input_linear",),
+    "activation": "activation",
+    "down": "output_linear",
+}
 _NORMS_AFTER: dict[str, Any] = {
     "attention_norm": None,
     "attention_after": "post_attention_layernorm",
@@ -42,6 +50,14 @@ _GEMMA: dict[str, Any] = {
     "mlp_after": "post_feedforward_layernorm",
     "windows": "by_layer",
     "logit_cap": "final_logit_softcapping",
+}
+
+_QWEN35: dict[str, Any] = {
+    "norm_offset": 1.0,
+    "qk_norm": "head",
+    "gated": True,
+    "windows": "by_layer",
+    "mixers": (("linear_attention", GatedDeltaNet),),
 }
 
 FAMILIES = {
@@ -89,25 +105,18 @@ FAMILIES = {
         windows="by_layer",
         mixers=(("conv", ShortConvolution),),
     ),
-    "qwen3_5_text": Family(
-        "Qwen3.5",
-        norm_offset=1.0,
-        qk_norm="head",
-        gated=True,
-        windows="by_layer",
-        mixers=(("linear_attention", GatedDeltaNet),),
+    "qwen3_5_text": Family("Qwen3.5", **_QWEN35),
+    "qwen3_5_moe_text": Family(
+        "Qwen3.5-MoE", **_QWEN35, router="gate", shared="mlp.shared_expert", shared_gate="shared_expert_gate"
     ),
+    "granitemoeshared": Family("Granite-MoE with a shared expert", **_GRANITE, **_GRANITE_SHARED),
     "granitemoehybrid": Family(
-        "Granite-4 hybrid (dense)",
+        "Granite-4 hybrid",
         **_GRANITE,
-        mlp="shared_mlp",
-        gate_up=("input_linear",),
-        activation="activation",
-        down="output_linear",
+        **_GRANITE_SHARED,
         windows="by_layer",
         mixers=(("linear_attention", Mamba2), ("mamba", Mamba2)),
         rope_setting="position_embedding_type",
-        unserved=("num_local_experts",),
     ),
 }
 """Families by `config.model_type`. A new one needs an entry here and one in `tests/models.py` (CONTRIBUTING.md)."""
@@ -135,6 +144,8 @@ def family_of(config: PreTrainedConfig) -> Family:
         raise _refusal(f"a {kind} model is not supported")
     if getattr(config, "use_bidirectional_attention", None):
         raise _refusal("attention in both directions is not supported")
+    if family.shared is not None and getattr(config, "num_local_experts", None) == 0:
+        family = replace(family, mlp=family.shared, router=None, shared=None)
     for name in family.unserved:
         if getattr(config, name, None):
             raise _refusal(f"the setting {name} of a {family.title} model is not supported")

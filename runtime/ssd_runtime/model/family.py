@@ -43,6 +43,11 @@ class Family:
     """Module of the MLP block, or of the router with its experts."""
     router: str | None = None
     """The router's module in MLP blocks that have `experts`; None for a family without such blocks."""
+    shared: str | None = None
+    """Path in a decoder layer of the expert that all rows go to, which is the MLP block of models without others
+    (`num_local_experts` 0); None without one."""
+    shared_gate: str | None = None
+    """Module whose output for a row, after a sigmoid, is the factor of that expert's output; None for 1."""
     mixers: tuple[tuple[str, type[Mixer]], ...] = ()
     """Mixers other than attention, by type in `config.layer_types`."""
     windows: Literal["never", "by_layer", "everywhere"] = "never"

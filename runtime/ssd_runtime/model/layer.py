@@ -136,9 +136,17 @@ class Layer:
         attention: Any = getattr(layer, "self_attn" if mixer is None else mixer.module)
         normed = family.qk_norm if mixer is None else None
         mlp: Any = getattr(layer, family.mlp)
+        shared = layer.get_submodule(family.shared) if family.shared else None
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
             return Norm(parent, name, family.norm_offset) if name else None
+
+        def gated(block: Any) -> Mlp:
+            return Mlp(
+                gate_up=Linear(block, family.gate_up, memory),
+                activation=nn.SiLU() if family.activation is None else getattr(block, family.activation),
+                down=Linear(block, (family.down,), memory),
+            )
 
         return cls(
             kind=kind,
@@ -153,13 +161,11 @@ class Layer:
             output=Linear(attention, (family.output if mixer is None else mixer.output,), memory),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
-            mlp=Experts(mlp, family.router, memory, by_row)
+            mlp=Experts(
+                mlp, family.router, memory, by_row, None if shared is None else gated(shared), family.shared_gate
+            )
             if family.router is not None and hasattr(mlp, family.router)
-            else Mlp(
-                gate_up=Linear(mlp, family.gate_up, memory),
-                activation=nn.SiLU() if family.activation is None else getattr(mlp, family.activation),
-                down=Linear(mlp, (family.down,), memory),
-            ),
+            else gated(mlp),
             mlp_after=norm(layer, family.mlp_after),
             device=device_of(layer),
         )

@@ -21,14 +21,14 @@ def hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
-def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str) -> None:
+def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str, shared: str | None = None) -> None:
     """Raise UserError when the model has hooks or a custom forward that the engine would bypass.
 
     Projections, norms and the embedding are called as modules, hooks included. Blocks, layers and the whole model are
     never called, so hooks on them, or a forward of a subclass or patched class, would not run. Layers call their
-    mixer by one of `mixers`, and their MLP block `mlp`.
+    mixer by one of `mixers`, and their MLP block `mlp`; `shared` is the path of an expert of all rows.
     """
-    for name, part in _taken_apart(model, mixers, mlp):
+    for name, part in _taken_apart(model, mixers, mlp, shared):
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values(), type(part).forward]
         if "forward" in part.__dict__ and not hasattr(part, "_hf_hook"):
             hooks.append(part.__dict__["forward"])
@@ -39,7 +39,9 @@ def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str) ->
             )
 
 
-def _taken_apart(model: PreTrainedModel, mixers: Sequence[str], mlp: str) -> Iterator[tuple[str, nn.Module]]:
+def _taken_apart(
+    model: PreTrainedModel, mixers: Sequence[str], mlp: str, shared: str | None
+) -> Iterator[tuple[str, nn.Module]]:
     yield "the model", model
     yield "model", model.model
     for index, layer in enumerate(model.model.layers):
@@ -51,6 +53,8 @@ def _taken_apart(model: PreTrainedModel, mixers: Sequence[str], mlp: str) -> Ite
         yield f"layers.{index}.{mlp}", block
         if hasattr(block, "experts"):
             yield f"layers.{index}.{mlp}.experts", block.experts
+        if shared is not None:
+            yield f"layers.{index}.{shared}", layer.get_submodule(shared)
 
 
 def _home(hook: Callable[..., Any]) -> str:

@@ -19,7 +19,7 @@ from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
 from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernels, most_bytes
-from ssd_runtime.weights.packed_linear import PackedLinear, whole_kernels
+from ssd_runtime.weights.packed_linear import PackedLinear, whole_calls
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Largest difference between a packed kernel and the user's modules, relative to the largest output. One rounding to
@@ -198,7 +198,7 @@ class Linear:
 
     def _build(self) -> None:
         self._modules = self._found()
-        self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_kernels(self._modules) or self._modules
+        self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_calls(self._modules)
         only = self._calls[0] if len(self._calls) == 1 else None
         self._fused = only if isinstance(only, Native) else None
         self._stamp = stamp_of(self._modules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,18 +24,22 @@ KEPT = 4096
 class PackedLinear(nn.Module):
     """A projection whose weight stays quantised; columns `begin` to `end` of what `kernel` computes.
 
-    Projections that share an input share one kernel, so that the engine computes all of them in one call.
+    Projections that share an input share one kernel, so that the engine computes all of them in one call. With
+    `columns`, column j of the kernel's weight multiplies number `columns[j]` of a row; who calls the kernel itself
+    orders rows so.
     """
 
-    def __init__(self, kernel: Kernel, begin: int = 0, end: int | None = None) -> None:
+    def __init__(self, kernel: Kernel, begin: int = 0, end: int | None = None, columns: Tensor | None = None) -> None:
         super().__init__()
         self.kernel = kernel
         self.begin = begin
         self.end = kernel.out_features if end is None else end
+        self.columns = columns
 
     def forward(self, x: Tensor) -> Tensor:
         """The projection [..., out] of `x` [..., in]."""
-        y = self.kernel(x.reshape(-1, x.shape[-1]))
+        rows = x.reshape(-1, x.shape[-1])
+        y = self.kernel(rows if self.columns is None else rows[:, self.columns])
         return y[:, self.begin : self.end].reshape(*x.shape[:-1], self.end - self.begin)
 
     def extra_repr(self) -> str:
@@ -104,16 +109,17 @@ class PackedExperts(nn.Module):
         return total
 
 
-def whole_kernels(modules: Sequence[nn.Module]) -> list[Kernel] | None:
-    """The kernels that compute the modules' outputs side by side; None if a module is of another kind or hooked."""
-    kernels = list[Kernel]()
-    at = 0
-    for module in modules:
-        if type(module) is not PackedLinear or hooked(module):
-            return None
-        if not at:
-            kernels.append(module.kernel)
-        if module.kernel is not kernels[-1] or module.begin != at:
-            return None
-        at = 0 if module.end == module.kernel.out_features else module.end
-    return kernels if not at else None
+def whole_calls(modules: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
+    """What computes the modules' outputs side by side: a kernel where all that share it are there, else the modules."""
+    calls = list[Callable[[Tensor], Tensor]]()
+    for kernel, run in groupby(modules, key=_kernel_of):
+        sharing = list[Any](run)
+        ends = [0] if kernel is None else [0, *(module.end for module in sharing)]
+        whole = kernel is not None and [*(module.begin for module in sharing), kernel.out_features] == ends
+        calls += [kernel] if kernel is not None and whole else sharing
+    return calls
+
+
+def _kernel_of(module: nn.Module) -> Kernel | None:
+    """The kernel that may be called in a module's place."""
+    return module.kernel if type(module) is PackedLinear and not hooked(module) else None

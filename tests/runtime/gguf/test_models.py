@@ -22,7 +22,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.gguf_files import EXPONENTS, SCALES, SIZES, random_blocks, save_gguf
+from tests.gguf_files import EXPONENTS, HYBRID_SIZES, SCALES, SIZES, random_blocks, save_gguf
 from tests.models import VARIANTS, tiny_model
 from tests.runtime.gguf.vocabularies import byte_level
 
@@ -37,6 +37,7 @@ LONGROPE = {
     "long_factor": [2 * each for each in FACTORS],
     "original_max_position_embeddings": 32,
 }
+ROTATED = {**HYBRID_SIZES["granite-hybrid"], "position_embedding_type": "rope", "mamba_conv_bias": False}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama untied": ("llama", {"tie_word_embeddings": False}),
@@ -68,8 +69,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3-moe", {"moe_intermediate_size": 32}),
     "olmoe": ("olmoe", {}),
     "granitemoe": ("granitemoe", {}),
+    "granite shared expert": ("granite-shared-expert", {"shared_intermediate_size": 64}),
+    "granite-hybrid experts": ("granite-hybrid-experts", HYBRID_SIZES["granite-hybrid-experts"]),
     "mixtral": ("mixtral", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+    "lfm2": ("lfm2", HYBRID_SIZES["lfm2"]),
+    "qwen3.5": ("qwen3.5", HYBRID_SIZES["qwen3.5"]),
+    "qwen3.5 one value head per key head": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "linear_num_key_heads": 16}),
+    "qwen3.5-moe": ("qwen3.5-moe", HYBRID_SIZES["qwen3.5-moe"]),
+    "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
+    "granite-hybrid rotation": ("granite-hybrid", ROTATED),
 }
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
 
@@ -92,6 +101,50 @@ def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
     require_faithful(Decoder(packed))
     # Rows are rounded to 8 bits, which these random layers amplify; another model is 1.4 away.
     assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+
+
+@pytest.mark.skipif("qwen3.5" not in VARIANTS, reason="this transformers lacks the family")
+@torch.inference_mode()
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    truth = tiny_model("qwen3.5", seed=7, **SIZES, **HYBRID_SIZES["qwen3.5"])
+    path = tmp_path / "model.gguf"
+    predicting = {"blk.4.attn_norm.weight": np.ones(64), "blk.4.nextn.eh_proj.weight": np.ones((64, 128))}
+    states = [kind == "linear_attention" for kind in truth.config.layer_types]
+    metadata = {"block_count": 5, "nextn_predict_layers": 1, "attention.recurrent_layers": [*states, False]}
+    save_gguf(path, truth, Type.F32, {f"qwen35.{key}": value for key, value in metadata.items()}, extra=predicting)
+    index = GgufIndex.read(path)
+    torch.testing.assert_close(dense_model(index, gguf_config(index))(IDS).logits, truth(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "message"),
+    [
+        ("qwen3.5", {"metadata": {"qwen35.attention.recurrent_layers": [True]}}, "recurrent_layers lists 1 layers"),
+        ("qwen3.5", {"extra": {"blk.4.attn_norm.weight": np.ones(64)}}, r"blk\.4\.attn_norm\.weight .* no part"),
+        ("qwen3.5", {"metadata": {"qwen35.ssm.group_count": 3}}, "time_step_rank is 16 for 3 groups"),
+        ("lfm2", {"metadata": {"lfm2.attention.head_count_kv": [0, 2]}}, "head_count_kv lists 2 layers"),
+        ("lfm2", {"metadata": {"lfm2.attention.head_count_kv": [1, 0, 2, 0]}}, "head_count_kv differs by layer"),
+        ("granite-hybrid", {"metadata": {"granitehybrid.ssm.group_count": 2}}, "group_count is 2"),
+        ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 65}}, "inner_size is 65 for 16 heads"),
+        (
+            "granite-hybrid",
+            {"kinds": {"blk.1.ffn_up.weight": Type.Q4_0}},
+            r"ffn_gate.* and blk\.1\.ffn_up.* one kernel",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_hybrids_that_are_not_known_here_are_refused(
+    variant: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    path = tmp_path / "model.gguf"
+    save_gguf(path, tiny_model(variant, **SIZES, **HYBRID_SIZES[variant]), Type.Q8_0, **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        packed_model(GgufIndex.read(path), gguf_config(GgufIndex.read(path)))
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
@@ -27,6 +29,7 @@ from ssd_runtime.planning.plan import BasePlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sequence.session import Session
 from tests.card import stand_in
+from tests.gguf_files import quantised_pair
 from tests.models import HYBRIDS, VOCABULARY, tiny_model
 from tests.small_memory import small_memory
 
@@ -150,21 +153,27 @@ class Anything(BasePlanner):
 
     def __init__(self, decoder: Decoder, seed: int) -> None:
         self.random, self.heads = random.Random(seed), ExitHeads(decoder)
+        self.nested = decoder.light.mask if decoder.light.bits else None
 
     def plan(self, context: int) -> Plan:
         kind, length = self.random.choice(["plain", "chain", "tree", "exit"]), self.random.randint(1, 7)
-        skipped = {i for i in range(8) if self.random.random() < 0.3}
+        some = SubLayerPlan.of(4, {i for i in range(8) if self.random.random() < 0.3})
+        mask = self.nested if self.nested and self.random.random() < 0.5 else some
         if kind == "exit":
             return Plan("exit", EarlyExit(self.heads, (1, 2, 3), self.random.choice([0.0, 0.15])), length)
         if kind == "plain":
             return Plan("plain")
         branching = ((0.5, 3), (1.0, 2)) if kind == "tree" else ()
-        return Plan.masked(kind, SubLayerPlan.of(4, skipped), length, branching=branching)
+        return Plan.masked(kind, mask, length, branching=branching)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("variant", HYBRIDS)
-def test_any_plans_give_plain_decoding(variant: str) -> None:
-    decoder, limits = Decoder(tiny_model(variant, seed=2)), Limits(80)
+def test_any_plans_give_plain_decoding(variant: str, packed: bool, tmp_path: Path) -> None:
+    model = quantised_pair(tmp_path, variant, Type.Q8_0)[0] if packed else tiny_model(variant, seed=2)
+    decoder, limits = Decoder(model), Limits(80)
+    decoder.lighten("4" if packed else "none")
+    assert decoder.light.are_nested == packed
     plain = generate(Session(decoder), [3, 1, 4], PlainPlanner(), limits).token_ids
     got = generate(Session(decoder), [3, 1, 4], Anything(decoder, 0), limits)
     assert got.token_ids == plain
@@ -254,7 +263,6 @@ def test_mixers_that_cannot_be_taken_apart_are_refused(change: Any, what: str) -
 @pytest.mark.parametrize(
     ("variant", "changes", "what"),
     [
-        ("granite-hybrid", {"num_local_experts": 4}, "num_local_experts of a Granite-4 hybrid .* is not supported"),
         ("lfm2", {"layer_types": ["conv"] * 4}, "a model without attention is not supported"),
     ],
 )

@@ -19,7 +19,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.profiling.latency import QUERIES, _Bench
 from ssd_runtime.sequence.session import Session
 from tests.gguf_files import quantised_pair
-from tests.models import tiny_model
+from tests.models import VARIANTS, tiny_model
 
 WIDE = {"hidden_size": 192, "moe_intermediate_size": 672, "head_dim": 48, "num_experts": 8}
 """Sizes at which kernels sum in several blocks."""
@@ -83,6 +83,23 @@ def test_changes_of_experts_and_router_are_followed() -> None:
         torch.testing.assert_close(after, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
         assert not torch.allclose(logits(draft), drafted, atol=1e-3)
         before, drafted = after, logits(draft)
+
+
+@pytest.mark.skipif("qwen3.5-moe" not in VARIANTS, reason="this transformers lacks the family")
+@torch.no_grad()
+def test_changes_of_the_expert_of_all_rows_are_followed() -> None:
+    model = tiny_model("qwen3.5-moe")
+    decoder, ids = Decoder(model), list(range(2, 20))
+    decoder.lighten("8")
+    block = model.model.layers[1].mlp
+    for number, part in enumerate((block.shared_expert.down_proj, block.shared_expert_gate), 1):
+        part.weight.mul_(-0.5)
+        got = decoder.logits(Session(decoder).forward(ids))
+        assert decoder.version == number
+        torch.testing.assert_close(got, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
+    block.shared_expert.register_forward_hook(lambda *_: None)
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.shared_expert has a hook"):
+        Decoder(model)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,18 @@ from typing import Any
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.metadata import Metadata
-from ssd_runtime.weights.gguf.file import TRANSFORMERS, Layout
 from ssd_runtime.weights.gguf.index import GgufIndex
+from ssd_runtime.weights.gguf.layout import TRANSFORMERS, Layout
 
 Entries = dict[str, Any]
 """Entries of a transformers configuration by name."""
 SOFTMAX = 1
 """The number of llama.cpp for a router whose weights are a softmax."""
 BLOCK_BIASES = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")}
+KV_HEADS = "attention.head_count_kv"
+"""Number of key-value heads; in a list by layer, 0 for layers that mix tokens otherwise than by attention."""
+PREDICTING = "nextn_predict_layers"
+"""Number of layers after the model's own that predict further tokens."""
 MLP_BIASES = {"mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
 
 
@@ -83,6 +87,10 @@ def _windows(metadata: Metadata, common: Entries, period: int, default: int) -> 
 
 def _granite(metadata: Metadata, common: Entries) -> Entries:
     metadata.expect("rope.scaling.finetuned", True)  # without it the architecture has no rotation
+    return _granite_factors(metadata)
+
+
+def _granite_factors(metadata: Metadata) -> Entries:
     names = {
         "attention.scale": "attention_multiplier",
         "embedding_scale": "embedding_multiplier",
@@ -94,8 +102,9 @@ def _granite(metadata: Metadata, common: Entries) -> Entries:
 
 
 def _granitemoe(metadata: Metadata, common: Entries) -> Entries:
-    metadata.expect("expert_shared_feed_forward_length", 0)
-    return {**_granite(metadata, common), **_experts(metadata, common)}
+    entries = {**_granite(metadata, common), **_experts(metadata, common)}
+    shared = metadata.optional(int, "expert_shared_feed_forward_length")
+    return {**entries, "model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else entries
 
 
 def _experts(metadata: Metadata, common: Entries, count: str = "num_local_experts") -> Entries:
@@ -115,6 +124,86 @@ def _qwen3moe(metadata: Metadata, common: Entries) -> Entries:
     return {**_experts(metadata, common, "num_experts"), **own}
 
 
+def _lfm2(metadata: Metadata, common: Entries) -> Entries:
+    return {
+        "layer_types": _without_keys(metadata, common, "conv"),
+        "norm_eps": common["rms_norm_eps"],
+        "conv_L_cache": metadata.count("shortconv.l_cache"),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _qwen35(metadata: Metadata, common: Entries) -> Entries:
+    layers = common["num_hidden_layers"] - (metadata.optional(int, PREDICTING) or 0)
+    interval = metadata.optional(int, "full_attention_interval") or 4
+    key = "attention.recurrent_layers"
+    states = metadata.listed(key) or [(layer + 1) % interval != 0 for layer in range(layers)]
+    if len(states) < layers:
+        raise metadata.refusal(key, f"lists {len(states)} layers, which")
+    keys, values, width = metadata.count("ssm.group_count"), *_heads(metadata)
+    if values % keys:
+        raise metadata.refusal("ssm.time_step_rank", f"is {values} for {keys} groups, which")
+    metadata.ignore(("rope.dimension_sections",))  # those of a text are all at one position
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if state else "full_attention" for state in states[:layers]],
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": metadata.count("ssm.state_size"),
+        "linear_value_head_dim": width,
+        "linear_conv_kernel_dim": metadata.count("ssm.conv_kernel"),
+    }
+
+
+def _qwen35moe(metadata: Metadata, common: Entries) -> Entries:
+    metadata.expect("expert_weights_norm", True)
+    return {
+        **_qwen35(metadata, common),
+        **_experts(metadata, common, "num_experts"),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.count("expert_shared_feed_forward_length"),
+    }
+
+
+def _granitehybrid(metadata: Metadata, common: Entries) -> Entries:
+    shared = metadata.optional(int, "expert_shared_feed_forward_length") or common["intermediate_size"]
+    experts = _experts(metadata, common) if metadata.optional(int, "expert_count") else {"num_local_experts": 0}
+    metadata.expect("ssm.group_count", 1)  # llama.cpp norms the groups apart, transformers all as one
+    rotated = metadata.optional(bool, "rope.scaling.finetuned")
+    heads, width = _heads(metadata)
+    return {
+        **_granite_factors(metadata),
+        "position_embedding_type": "nope" if rotated is False else "rope",
+        "layer_types": _without_keys(metadata, common, "linear_attention"),
+        **experts,
+        "shared_intermediate_size": shared,
+        "mamba_n_heads": heads,
+        "mamba_d_head": width,
+        "mamba_n_groups": 1,
+        "mamba_d_state": metadata.count("ssm.state_size"),
+        "mamba_d_conv": metadata.count("ssm.conv_kernel"),
+        "mamba_expand": heads * width // common["hidden_size"],
+    }
+
+
+def _heads(metadata: Metadata) -> tuple[int, int]:
+    """The number and the width of the heads of a recurrence."""
+    heads, inner = metadata.count("ssm.time_step_rank"), metadata.count("ssm.inner_size")
+    if inner % heads:
+        raise metadata.refusal("ssm.inner_size", f"is {inner} for {heads} heads, which")
+    return heads, inner // heads
+
+
+def _without_keys(metadata: Metadata, common: Entries, mixer: str) -> list[str]:
+    """The types of layers, of which those without keys have this one."""
+    layers = common["num_hidden_layers"]
+    heads = metadata.listed(KV_HEADS) or [1] * layers
+    if len(heads) != layers:
+        raise metadata.refusal(KV_HEADS, f"lists {len(heads)} layers, which")
+    return ["full_attention" if count else mixer for count in heads]
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """An architecture of files: the family that serves it, and what its files do differently."""
@@ -128,6 +217,7 @@ class Architecture:
     """Takes the metadata that only this architecture has; returns further entries of the configuration."""
 
 
+QWEN35 = Layout(norm_offset=1.0, values_alternate=True)
 ARCHITECTURES = {
     "llama": Architecture("llama", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, _llama),
     "qwen2": Architecture("qwen2"),
@@ -140,6 +230,15 @@ ARCHITECTURES = {
     "granitemoe": Architecture("granitemoe", Layout(pairs_alternate=True), BLOCK_BIASES, _granitemoe),
     "olmoe": Architecture("olmoe", biases=BLOCK_BIASES, entries=_olmoe),
     "qwen3moe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=_qwen3moe),
+    "lfm2": Architecture("lfm2", entries=_lfm2),
+    "qwen35": Architecture("qwen3_5_text", QWEN35, BLOCK_BIASES, _qwen35),
+    "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, BLOCK_BIASES, _qwen35moe),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        Layout(pairs_alternate=True),
+        {**BLOCK_BIASES, "mamba_conv_bias": ("ssm_conv1d",), "mamba_proj_bias": ("ssm_in",)},
+        _granitehybrid,
+    ),
     "smollm3": Architecture("smollm3", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}),
 }
 """Architectures by the name that llama.cpp gives them."""
@@ -152,3 +251,13 @@ def architecture_of(index: GgufIndex) -> Architecture:
         served = ", ".join(ARCHITECTURES)
         raise UserError(f"{index.path}: files of architecture {index.architecture} are not supported, only {served}")
     return found
+
+
+def predicting_tensors(index: GgufIndex) -> list[str]:
+    """The tensors of a file's last layers that predict further tokens, which decoding does not use."""
+    count = index.metadata.get(f"{index.architecture}.{PREDICTING}")
+    blocks = index.metadata.get(f"{index.architecture}.block_count")
+    if not isinstance(count, int) or not isinstance(blocks, int):
+        return []
+    ends = tuple(f"blk.{number}." for number in range(max(blocks - count, 0), blocks))
+    return [name for name in index.tensors if name.startswith(ends)]

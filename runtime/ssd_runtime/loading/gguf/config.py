@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.gguf.architectures import Entries, architecture_of
+from ssd_runtime.loading.gguf.architectures import KV_HEADS, Entries, architecture_of
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.rope import BASE, rope_parameters
 from ssd_runtime.weights.gguf.file import EMBEDDING, HEAD
@@ -17,6 +17,8 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 HARMLESS = ("vocab_size", "pooling_type")
 """Keys that say again what tensors say, or that matter to embedding models alone."""
 NO_EXPERTS = ("expert_count", "expert_used_count")
+PARTLY_ROTATED = ("phi3", "qwen3_5_text", "qwen3_5_moe_text")
+"""Types of configurations that can rotate a part of each head."""
 WIDEST_HEAD = 4096
 
 
@@ -31,9 +33,9 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
         raise UserError(f"{index.path}: holds a {kind}, not a model")
     metadata = Metadata(index, index.architecture)
     entries = _common(index, metadata)
+    biases = {name.split(".", 2)[-1] for name in index.tensors if name.endswith(".bias")}
     entries |= {
-        entry: any(f"blk.0.{name}.bias" in index.tensors for name in names)
-        for entry, names in (architecture.biases or {}).items()
+        entry: any(f"{name}.bias" in biases for name in names) for entry, names in (architecture.biases or {}).items()
     }
     entries = {"model_type": architecture.model_type, **entries, **architecture.entries(metadata, entries)}
     entries["rope_parameters"] = _rope(index, metadata, entries)
@@ -63,9 +65,9 @@ def _common(index: GgufIndex, metadata: Metadata) -> Entries:
     layers = metadata.count("block_count")
     if not any(name.startswith(f"blk.{layers - 1}.") for name in index.tensors):
         raise UserError(f"{index.path}: has no tensors of block {layers - 1}, the last that it says; download it again")
-    kv_heads = metadata.optional(int, "attention.head_count_kv") or heads
+    kv_heads = metadata.optional(int, KV_HEADS, beside=0) or heads
     if kv_heads < 1 or heads % kv_heads:
-        raise metadata.refusal("attention.head_count_kv", f"is {kv_heads} for {heads} heads, which")
+        raise metadata.refusal(KV_HEADS, f"is {kv_heads} for {heads} heads, which")
     width = metadata.optional(int, "attention.key_length")
     values = metadata.optional(int, "attention.value_length")
     width = hidden // heads if width is None else width
@@ -77,7 +79,7 @@ def _common(index: GgufIndex, metadata: Metadata) -> Entries:
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "num_hidden_layers": layers,
-        "intermediate_size": metadata.count("feed_forward_length"),
+        "intermediate_size": _inner(metadata),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": width,
@@ -90,10 +92,16 @@ def _common(index: GgufIndex, metadata: Metadata) -> Entries:
     }
 
 
+def _inner(metadata: Metadata) -> int:
+    """The inner size of an MLP block, or of an expert where no block is without experts."""
+    of_expert = metadata.optional(int, "expert_feed_forward_length")
+    return metadata.optional(int, "feed_forward_length") or of_expert or metadata.count("feed_forward_length")
+
+
 def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, Any]:
     width, context = entries["head_dim"], entries["max_position_embeddings"]
     rotated = metadata.optional(int, "rope.dimension_count") or width
-    if rotated % 2 or rotated > width or (rotated != width and entries["model_type"] != "phi3"):
+    if rotated % 2 or rotated > width or (rotated != width and entries["model_type"] not in PARTLY_ROTATED):
         raise metadata.refusal("rope.dimension_count", f"is {rotated} for heads of {width}, which")
     metadata.expect("rope.dimension_count_swa", rotated)
     parameters = rope_parameters(index, metadata, rotated // 2, context)

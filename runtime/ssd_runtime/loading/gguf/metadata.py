@@ -21,19 +21,20 @@ class Metadata:
         self._values = {key: value for key, value in index.metadata.items() if key.startswith(self._prefix)}
         self._taken = set[str]()
 
-    def optional(self, kind: type[T], key: str) -> T | None:
+    def optional(self, kind: type[T], key: str, beside: T | None = None) -> T | None:
         """The value of a key; None without it. A list of equal values, one for each layer, counts as one value.
 
-        Raises UserError if it is of another type.
+        Values `beside` stand in such a list for layers that have none. Raises UserError if it is of another type.
         """
         self._taken.add(key)
         value = self._values.get(self._prefix + key)
         if value is None:
             return None
         if isinstance(value, list):
-            if len(set(value)) != 1:
+            distinct = {each for each in value if each != beside}
+            if len(distinct) != 1:
                 raise self.refusal(key, "differs by layer, which")
-            value = value[0]
+            value = distinct.pop()
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if type(value) is not kind:

@@ -12,14 +12,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ssd_runtime.devices.memory import return_freed
-from ssd_runtime.loading.gguf.architectures import architecture_of
+from ssd_runtime.loading.gguf.architectures import architecture_of, predicting_tensors
 from ssd_runtime.loading.gguf.rope import TENSORS
-from ssd_runtime.model.families import family_of
+from ssd_runtime.model.families import family_of, layer_kinds
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts, PackedLinear
 
 EMBEDDING = "model.embed_tokens"
+EXPERT: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj"), ("down_proj",))
+"""Projections of each of `PackedExperts`; those side by side share an input."""
 
 
 def dense_model(index: GgufIndex, config: PreTrainedConfig) -> PreTrainedModel:
@@ -42,15 +44,21 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
     family = family_of(config)
     model, file = _empty(index, config)
     with torch.inference_mode():
-        for number in range(config.num_hidden_layers):
-            layer = f"model.layers.{number}"
-            for shared in (family.qkv, ("o_proj",)):
-                _place(model, file, [f"{layer}.self_attn.{name}" for name in shared])
-            mlp = f"{layer}.{family.mlp}"
-            blocks = [mlp] if family.router is None else _place_experts(model, mlp)
-            for block in blocks:
-                for shared in (family.gate_up, ("down_proj",)):
-                    _place(model, file, [f"{block}.{name}" for name in shared])
+        for number, kind in enumerate(layer_kinds(config, family)):
+            layer, mixer = f"model.layers.{number}", kind.mixer
+            mixing, shared, output = (
+                ("self_attn", family.qkv, family.output)
+                if mixer is None
+                else (mixer.module, mixer.projections, mixer.output)
+            )
+            for names in (shared, (output,)):
+                _place(model, file, [f"{layer}.{mixing}.{name}" for name in names])
+            blocks = dict.fromkeys(_place_experts(model, f"{layer}.{family.mlp}") if family.router else (), EXPERT)
+            alone = family.shared if family.router else family.mlp
+            blocks |= {f"{layer}.{alone}": (family.gate_up, (family.down,))} if alone else {}
+            for block, projections in blocks.items():
+                for names in projections:
+                    _place(model, file, [f"{block}.{name}" for name in names])
         _place(model, file, ["lm_head"])
         _place_embedding(model, file)
     _fill(model, file)
@@ -63,7 +71,8 @@ def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel,
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     file = GgufFile(index, architecture_of(index).layout, config)
-    file.require({name: parameter.shape for name, parameter in model.named_parameters()}, TENSORS)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    file.require(shapes, [*TENSORS, *predicting_tensors(index)])
     return model.eval(), file
 
 
@@ -83,7 +92,8 @@ def _place(model: nn.Module, file: GgufFile, names: list[str]) -> None:
         for name in run:
             linear = model.get_submodule(name)
             if kernel is not None and isinstance(linear, nn.Linear):
-                _set(model, name, PackedLinear(kernel, begin, begin + linear.out_features))
+                columns = file.columns(name, linear.in_features)
+                _set(model, name, PackedLinear(kernel, begin, begin + linear.out_features, columns))
                 begin += linear.out_features
 
 

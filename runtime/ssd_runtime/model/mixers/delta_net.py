@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from ssd_runtime.model.exact import exact
 from ssd_runtime.model.mixers.mixer import Mixer, State
 from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
 
@@ -30,6 +31,8 @@ class GatedDeltaNet(Mixer):
         self._channels = self._taps.shape[1]
         self._decay = -module.A_log.detach().float().exp()
         self._step = module.dt_bias.detach().float()
+        # A quantised file may hold the columns of the output projection in another order (`PackedLinear`).
+        self._order = getattr(module.out_proj, "columns", None)
         return self._channels + 2 * self._heads
 
     def empty(self) -> State:
@@ -54,7 +57,8 @@ class GatedDeltaNet(Mixer):
         """The heads' outputs, normed and gated by z."""
         gate = projected[:, self._channels : -2 * self._heads].unflatten(-1, mixed.shape[1:])
         normed: Tensor = self._module.norm(mixed.flatten(0, 1), gate.flatten(0, 1))
-        return normed.view(len(mixed), -1)
+        rows = normed.view(len(mixed), -1)
+        return rows if self._order is None else rows[:, self._order]
 
     def _rows(self, mixed: Tensor, inputs: Tensor) -> Rows:
         """The rows of the recurrence from the convolution's result [n, channels] in fp32 and the rows' inputs."""
@@ -71,8 +75,8 @@ class GatedDeltaNet(Mixer):
             queries=queries * self._key**-0.5,
             keys=keys,
             values=mixed[:, 2 * both :].unflatten(-1, (self._heads, self._value)),
-            decays=self._decay * softplus(step.float() + self._step),
-            betas=rate.sigmoid().float(),
+            decays=self._decay * exact(softplus, step.float() + self._step),
+            betas=exact(torch.sigmoid, rate).float(),
         )
 
 

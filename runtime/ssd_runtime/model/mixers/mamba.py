@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from ssd_runtime.model.exact import exact
 from ssd_runtime.model.mixers.mixer import Mixer, State
 from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
 
@@ -65,5 +66,5 @@ class Mamba2(Mixer):
             each.unflatten(-1, (self._groups, self._size)).repeat_interleave(self._heads // self._groups, 1)
             for each in (mixed[:, inner : inner + both], mixed[:, inner + both :])
         )
-        step = softplus(inputs[:, self._channels :] + self._step).clamp(*self._module.time_step_limit).float()
+        step = exact(softplus, inputs[:, self._channels :] + self._step).clamp(*self._module.time_step_limit).float()
         return x, Rows(queries=queries, keys=keys, values=step[..., None] * x, decays=self._decay * step)

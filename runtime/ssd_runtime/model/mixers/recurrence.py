@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ssd_runtime.model.exact import exact
 from ssd_runtime.model.mixers.mixer import FEW
 
 CHUNK = 64
@@ -59,7 +60,7 @@ def _read(state: Tensor, keys: Tensor) -> Tensor:
 
 
 def _by_row(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    factors = rows.decays.exp()[..., None, None]
+    factors = exact(torch.exp, rows.decays)[..., None, None]
     outputs = list[Tensor]()
     for row in range(len(rows.keys)):
         state = state * factors[row] if row == 0 else state.mul_(factors[row])

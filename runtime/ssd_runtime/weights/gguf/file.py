@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -20,12 +19,11 @@ from ssd_runtime.weights.gguf.blocks import DENSE, dense
 from ssd_runtime.weights.gguf.header import ADVICE
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
+from ssd_runtime.weights.gguf.layout import RENAMED, SHARED, Layout, Order, parts_of, shape_of_parts
 from ssd_runtime.weights.kernels.kernel import Kernel
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 """The part of a parameter's name that says the expert; files hold all experts in one tensor."""
-BLOCKS = {".block_sparse_moe.router.": ".mlp.gate.", ".block_sparse_moe.": ".mlp."}
-"""Parts of names that `gguf` does not know, and those that it knows instead."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the embedding, and of the head where it is not the embedding."""
 UNREADABLE = (Type.Q8_1, Type.Q8_K, Type.I8, Type.I16, Type.I32, Type.I64, Type.F64)
@@ -37,20 +35,6 @@ PROBED = 64
 """Outputs of each projection that are compared with the dequantised weight at every load."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How an architecture's files hold weights otherwise than transformers does."""
-
-    pairs_alternate: bool = False
-    """Whether the two columns that a rotation pairs are neighbours in queries and keys, not half a head apart."""
-    norm_offset: float = 0.0
-    """Number that files add to the weights of norms."""
-
-
-TRANSFORMERS = Layout()
-"""The layout of architectures whose files hold weights as transformers does."""
-
-
 class GgufFile:
     """The tensors of a `.gguf` file for a model of `config`, whose weights it holds in `layout`."""
 
@@ -59,10 +43,15 @@ class GgufFile:
         self.requantised = dict[str, str]()
         """Types of the tensors that are held with other levels than the file's, by their names there."""
         self._index = index
-        self._layout = layout
+        self._order = Order(layout, config)
+        self._shared = ".mlp.shared_expert." if getattr(config, "num_local_experts", None) else ".mlp."
         self._mapped = MappedTensors(index)
-        self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == index.architecture)
+        kind = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == index.architecture), None)
+        if kind is None:
+            raise UserError(
+                f"{self.path}: the installed gguf library does not know {index.architecture}; upgrade it "
+                "(pip install -U gguf)"
+            )
         self._names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
 
     @property
@@ -78,7 +67,10 @@ class GgufFile:
         """
         places = self._index.tensors
         expected = {
-            self._name_of(part): of for name, shape in shapes.items() for part, of in _parts(name, tuple(shape))
+            self._name_of(part): shape_of_parts(shape, len(parts))
+            for name, shape in shapes.items()
+            for parts in [parts_of(name)]
+            for part in parts
         }
         kinds = {_of_all_layers(name) for name in places}
         missing = [
@@ -96,7 +88,7 @@ class GgufFile:
             )
         for name, place in places.items():
             shape = expected.get(name, place.shape)
-            if place.shape != shape:
+            if _without_ones(place.shape) != _without_ones(shape):
                 raise UserError(f"{self.path}: tensor {name} is {list(place.shape)}, expected {list(shape)}; {ADVICE}")
             if place.type in UNREADABLE:
                 raise UserError(f"{self.path}: tensor {name} is of type {place.type.name}, which is not served")
@@ -111,21 +103,22 @@ class GgufFile:
         data = self._mapped.array(found)
         if expert := EXPERT.search(name):
             data = data[int(expert[1])]
-        heads = self._heads.get(name.split(".")[-2])
-        if self._layout.pairs_alternate and heads is not None:
-            pairs = data.reshape(heads, -1, 2, *data.shape[1:])
-            data = pairs.swapaxes(1, 2).reshape(data.shape)
+        data = self._order.rows(name, data)
         return data, self._index.tensors[found].type
 
     def dense(self, name: str, shape: Sequence[int]) -> Tensor:
         """A parameter of this shape in fp32."""
-        (first, _), *others = _parts(name, shape)
+        first, *others = parts_of(name)
         if others:
-            return torch.cat([self.dense(part, of) for part, of in _parts(name, shape)], 1)
+            of = shape_of_parts(shape, 1 + len(others))
+            return torch.cat([self.dense(part, of) for part in (first, *others)], -2)
         if not self.has(first):
             return torch.zeros(*shape)
-        tensor = dense(*self.stored(first)).view(*shape)
-        return tensor - self._layout.norm_offset if self._layout.norm_offset and "norm" in name else tensor
+        return self._order.values(name, dense(*self.stored(first)).view(*shape))
+
+    def columns(self, module: str, count: int) -> Tensor | None:
+        """The place in transformers' order of each of a kernel's `count` columns; None if it is their own."""
+        return self._order.columns(f"{module}.weight", count)
 
     def kernels(self, modules: Sequence[str]) -> list[tuple[list[str], Kernel | None]]:
         """Kernels of projections that share an input, one per run of equal formats; None for dense weights."""
@@ -137,37 +130,46 @@ class GgufFile:
         self._mapped.forget()
 
     def _name_of(self, name: str) -> str:
-        for own, usual in BLOCKS.items():
+        for own, usual in RENAMED.items():
             name = name.replace(own, usual)
+        name = name.replace(SHARED, self._shared)
         module, _, part = EXPERT.sub(".experts.", name).rpartition(".")
         if module == "lm_head":  # not every architecture's table of names has it
             return f"{(HEAD if HEAD in self._index.tensors else EMBEDDING).removesuffix('.weight')}.{part}"
-        return f"{self._names.get_name(module)}.{part}"
+        return self._names.get_name(name) or f"{self._names.get_name(module)}.{part}"
+
+    def _stored(self, module: str) -> list[tuple[Any, Type]]:
+        """The blocks of a projection's weight and their type, in the parts that the file has."""
+        return [self.stored(part) for part in parts_of(f"{module}.weight")]
 
     def _form(self, module: str) -> str:
-        data, kind = self.stored(f"{module}.weight")
-        return module if kind in DENSE else form_of(data, kind)  # a dense one is a run of its own
+        forms = {module if kind in DENSE else form_of(data, kind) for data, kind in self._stored(module)}
+        if len(forms) > 1:
+            names = " and ".join(self._name_of(part) for part in parts_of(f"{module}.weight"))
+            raise UserError(f"{self.path}: {names} are of types that one kernel cannot serve; use --weights dense")
+        return forms.pop()  # a dense one is a run of its own
 
     def _kernel(self, form: str, modules: list[str]) -> Kernel | None:
         if form == modules[0]:
             return None
-        stored = [self.stored(f"{module}.weight") for module in modules]
         bias = self._bias(modules)
+        parts = [part for module in modules for part in parts_of(f"{module}.weight")]
+        stored = [self.stored(part) for part in parts]
         kernel = kernel_of(stored, form, bias)
         self.requantised |= {
-            self._name_of(f"{module}.weight"): kind.name
-            for module, (_, kind) in zip(modules, stored, strict=True)
+            self._name_of(part): kind.name
+            for part, (_, kind) in zip(parts, stored, strict=True)
             if not is_kept(kind, form)
         }
-        self._check(kernel, modules, bias)
+        self._check(kernel, parts, bias)
         return kernel
 
-    def _check(self, kernel: Kernel, modules: Sequence[str], bias: Tensor | None) -> None:
-        """Raise UserError unless the kernel's product is that of the dequantised weight, on rows of each module."""
+    def _check(self, kernel: Kernel, weights: Sequence[str], bias: Tensor | None) -> None:
+        """Raise UserError unless the kernel's product is that of the dequantised weights, on rows of each."""
         begin = 0
-        for module in modules:
-            data, kind = self.stored(f"{module}.weight")
-            expert = EXPERT.search(module)
+        for name in weights:
+            data, kind = self.stored(name)
+            expert = EXPERT.search(name)
             if expert is not None and expert[1] != "0":  # the first one's has the same form
                 return
             rows = min(len(data), PROBED)
@@ -179,8 +181,8 @@ class GgufFile:
             got = kernel(probe)[:, begin : begin + rows]
             if not (got - expected).norm() <= TOLERANCE * expected.norm():
                 raise UserError(
-                    f"{self.path}: the {kernel.name} kernel computes {module} wrongly on this processor; "
-                    "use --weights dense"
+                    f"{self.path}: the {kernel.name} kernel computes {name.removesuffix('.weight')} wrongly on this "
+                    "processor; use --weights dense"
                 )
             begin += len(data)
 
@@ -191,18 +193,9 @@ class GgufFile:
         return torch.cat([self.dense(f"{module}.bias", out) for module, out in zip(modules, rows, strict=True)])
 
 
-def _parts(name: str, shape: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
-    """The parameters that files hold in the place of one of transformers', with their shapes.
-
-    transformers joins gate and up of all experts [experts, out, in].
-    """
-    block, _, last = name.rpartition(".")
-    if not block.endswith(".experts"):
-        return [(name, shape)]
-    if last != "gate_up_proj":
-        return [(f"{name}.weight", shape)]
-    experts, both, columns = shape
-    return [(f"{block}.{part}.weight", (experts, both // 2, columns)) for part in ("gate_proj", "up_proj")]
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape without dimensions of size 1, which files drop from convolutions and add to numbers per head."""
+    return tuple(size for size in shape if size != 1)
 
 
 def _of_all_layers(name: str) -> str:

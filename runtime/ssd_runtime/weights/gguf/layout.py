@@ -1,0 +1,104 @@
+"""How files hold weights otherwise than transformers' models: their names, their order and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+JOINED = {
+    ".experts.gate_up_proj": (".experts.gate_proj.weight", ".experts.up_proj.weight"),
+    ".experts.down_proj": (".experts.down_proj.weight",),
+    ".shared_mlp.input_linear.weight": (".shared_mlp.gate_proj.weight", ".shared_mlp.up_proj.weight"),
+}
+"""Ends of the names of transformers' parameters, and of those that files hold in their place."""
+RENAMED = {
+    ".block_sparse_moe.router.": ".mlp.gate.",
+    ".block_sparse_moe.": ".mlp.",
+    ".shared_mlp.output_linear.": ".shared_mlp.down_proj.",
+    ".dt_bias": ".dt_proj.bias",
+}
+"""Parts of names that `gguf` does not know, and those that it knows instead."""
+SHARED = ".shared_mlp."
+"""The part that says that it belongs to the expert that all rows go to, which is the MLP block where it is alone."""
+DELTA = ".linear_attn."
+"""The part of a parameter's name that says that it belongs to a gated delta net."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an architecture's files hold weights otherwise than transformers does."""
+
+    pairs_alternate: bool = False
+    """Whether the two columns that a rotation pairs are neighbours in queries and keys, not half a head apart."""
+    norm_offset: float = 0.0
+    """Number that files add to the weights of norms, but to those within gated delta nets."""
+    values_alternate: bool = False
+    """Whether neighbouring value heads of a gated delta net have different key heads, not the same one."""
+
+
+TRANSFORMERS = Layout()
+"""The layout of architectures whose files hold weights as transformers does."""
+
+
+class Order:
+    """Brings the weights of a model of `config` from a file's order into transformers'."""
+
+    def __init__(self, layout: Layout, config: PreTrainedConfig) -> None:
+        self._layout = layout
+        self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        self._key_heads = config.linear_num_key_heads if layout.values_alternate else 1
+        self._value_heads = config.linear_num_value_heads if layout.values_alternate else 1
+        self._both = 2 * self._key_heads * config.linear_key_head_dim if layout.values_alternate else 0
+
+    def rows(self, name: str, data: NDArray[Any]) -> NDArray[Any]:
+        """The rows [out, …] of a parameter in transformers' order."""
+        heads = self._heads.get(name.split(".")[-2])
+        if self._layout.pairs_alternate and heads is not None:
+            return data.reshape(heads, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        if not self._reordered(name) or name.endswith((".norm.weight", ".out_proj.weight")):
+            return data
+        begin = self._both if name.endswith((".in_proj_qkv.weight", ".conv1d.weight")) else 0
+        values = data[begin:]
+        apart = values.reshape(-1, self._key_heads, len(values) // self._value_heads, *values.shape[1:])
+        return np.concatenate([data[:begin], apart.swapaxes(0, 1).reshape(values.shape)])
+
+    def columns(self, name: str, count: int) -> Tensor | None:
+        """The place in transformers' order of each of the `count` columns of a weight; None if it is their own.
+
+        Blocks of a quantised weight have columns of several heads, so its columns stay as they are.
+        """
+        if not self._reordered(name) or not name.endswith(".out_proj.weight"):
+            return None
+        return torch.arange(count).view(self._key_heads, -1, count // self._value_heads).transpose(0, 1).flatten()
+
+    def values(self, name: str, tensor: Tensor) -> Tensor:
+        """The numbers of a parameter whose rows are in transformers' order."""
+        columns = self.columns(name, tensor.shape[-1])
+        if columns is not None:
+            return tensor[:, columns.argsort()]
+        if name.endswith(".A_log"):
+            return (-tensor).log()
+        return tensor - self._layout.norm_offset if "norm" in name and DELTA not in name else tensor
+
+    def _reordered(self, name: str) -> bool:
+        return self._value_heads != self._key_heads and DELTA in name
+
+
+def parts_of(name: str) -> list[str]:
+    """The parameters that files hold in the place of one of transformers'."""
+    for end, parts in JOINED.items():
+        if name.endswith(end):
+            return [name.removesuffix(end) + part for part in parts]
+    return [name]
+
+
+def shape_of_parts(shape: Sequence[int], count: int) -> tuple[int, ...]:
+    """The shape of each of `count` parameters that transformers joins to one [..., out, in] of this shape."""
+    return tuple(shape) if count == 1 else (*shape[:-2], shape[-2] // count, shape[-1])

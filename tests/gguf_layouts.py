@@ -1,0 +1,88 @@
+"""How `.gguf` files hold weights otherwise than transformers does, and what they say about hybrids' layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+ARCHITECTURES = {
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "granitemoehybrid": "granitehybrid",
+    "granitemoeshared": "granitemoe",
+}
+"""Names of architectures that differ from transformers' type."""
+HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+ALTERNATING = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
+"""Architectures whose rotations pair neighbouring columns."""
+
+
+def shaped(architecture: str, stored: str, values: torch.Tensor) -> torch.Tensor:
+    """Numbers in the shape of files: convolutions without a dimension, Mamba-2's numbers per head with one more."""
+    if architecture == "granitehybrid" and stored.endswith(("ssm_a", "ssm_d")):
+        return values[:, None]
+    if architecture == "granitehybrid" and "ssm_norm" in stored:
+        return values[None]
+    return values.squeeze(1) if "conv" in stored and values.ndim == 3 else values
+
+
+def ordered(model: PreTrainedModel, architecture: str, name: str, rows: torch.Tensor, undo: bool) -> torch.Tensor:
+    """A parameter in the order of files, or back.
+
+    Rotations may pair neighbouring columns of queries and keys. Value heads of a gated delta net take turns among key
+    heads.
+    """
+    config, last = model.config, name.split(".")[-2]
+    if architecture in ALTERNATING and last in HEADS:
+        heads = getattr(config, HEADS[last])
+        parts = rows.unflatten(0, (heads, -1, 2) if undo else (heads, 2, -1))
+        return parts.transpose(1, 2).reshape(rows.shape).contiguous()
+    if "linear_attn" not in name or last == "norm":
+        return rows
+    if last == "out_proj":
+        return _taking_turns(config, rows.T, undo).T.contiguous()
+    both = 2 * config.linear_num_key_heads * config.linear_key_head_dim if last in ("in_proj_qkv", "conv1d") else 0
+    return torch.cat([rows[:both], _taking_turns(config, rows[both:], undo)])
+
+
+def _taking_turns(config: Any, rows: torch.Tensor, undo: bool) -> torch.Tensor:
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    sizes = (values // keys, keys) if undo else (keys, values // keys)
+    return rows.unflatten(0, (*sizes, -1)).transpose(0, 1).reshape(rows.shape)
+
+
+def mixers(config: Any, architecture: str) -> dict[str, Any]:
+    """What hybrids say about layers that mix tokens otherwise than by attention."""
+    attends = [kind == "full_attention" for kind in getattr(config, "layer_types", None) or ()]
+    by_layer = {"attention.head_count_kv": [config.num_key_value_heads if each else 0 for each in attends]}
+    if architecture == "lfm2":
+        return {**by_layer, "shortconv.l_cache": config.conv_L_cache, "vocab_size": config.vocab_size}
+    if architecture == "granitehybrid":
+        return {
+            **by_layer,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.group_count": config.mamba_n_groups,
+            "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+            "ssm.time_step_rank": config.mamba_n_heads,
+            "expert_used_count": config.num_experts_per_tok if config.num_local_experts else 0,
+            "rope.scaling.finetuned": config.position_embedding_type == "rope",
+        }
+    if not architecture.startswith("qwen35"):
+        return {}
+    return {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "attention.recurrent_layers": [not each for each in attends],
+        "full_attention_interval": 4,
+        "rope.dimension_sections": [11, 11, 10, 0],
+    }
