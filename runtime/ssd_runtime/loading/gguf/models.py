@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from ssd_runtime.loading.gguf.rope import TENSORS
 from ssd_runtime.model.families import family_of
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
+from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts, PackedLinear
 
 EMBEDDING = "model.embed_tokens"
@@ -41,7 +43,9 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
     """
     family = family_of(config)
     model, file = _empty(index, config)
-    with torch.inference_mode():
+    found = library()
+    # Threads of torch's that wait for each other beside busy processes made this ten times longer.
+    with torch.inference_mode(), nullcontext() if found is None else found.torch_alone():
         for number in range(config.num_hidden_layers):
             layer = f"model.layers.{number}"
             for shared in (family.qkv, ("o_proj",)):
