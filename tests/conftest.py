@@ -37,7 +37,7 @@ def made_up_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(
         "ssd_runtime.engine.latency_tables.measure_latency",
-        lambda decoder, *_: replace(latency_table(decoder.shape.num_layers), device=device_key(decoder)),
+        lambda decoder, **_: replace(latency_table(decoder.shape.num_layers), device=device_key(decoder)),
     )
 
 

@@ -113,9 +113,9 @@ def _sixes(packed: Tensor) -> Tensor:
     """Scales and minima of 6 bits, 12 bytes for eight of each [out, n, 12], as two planes."""
     first, second, rest = words_of(packed).unbind(-1)
     four, two = in_bytes(15), in_bytes(3)
-    low = [first & four | (second & four) << 4, rest]
-    high = [first >> 4 & two | (second >> 4 & two) << 2, first >> 6 & two | (second >> 6 & two) << 2]
-    low, high = (by_tile(_levels(torch.stack(each, -1))) for each in (low, high))
+    lows = [first & four | (second & four) << 4, rest]
+    highs = [first >> 4 & two | (second >> 4 & two) << 2, first >> 6 & two | (second >> 6 & two) << 2]
+    low, high = (by_tile(_levels(torch.stack(each, -1))) for each in (lows, highs))
     return torch.cat([low, high[..., :8] | high[..., 8:] << 4], -1)
 
 
