@@ -210,10 +210,13 @@ def _chat(runner: Runner, answers: _Answers, engine: Engine) -> None:
 
 def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine) -> None:
     """Answer all prompts, then print the summary."""
+    from ssd_runtime.commands.llama_cpp import LlamaCpp
     from ssd_runtime.commands.waiting import counting
     from ssd_runtime.engine.offline.together import Together
 
     given, output, summary = answers.prompts, answers.output, answers.summary
+    alone = output.compare and concurrency == 1
+    llama = LlamaCpp.find(engine, runner.settings.max_new_tokens, _note) if alone else None
     # On a terminal, the answers themselves show how far the run has come.
     counted = len(given.prompts) > 1 and not output.quiet and (given.samples or not sys.stdout.isatty())
     with counting("prompts", len(given.prompts), counted) as tick:
@@ -236,6 +239,8 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
             for number, prompt in enumerate(given.prompts):
                 if number and engine.must_be_measured:
                     engine.measure()
+                if llama is not None:
+                    llama.before(number, len(given.prompts))
                 outcomes: list[Outcome] = []
                 try:
                     for outcome in runner.run(prompt):
@@ -245,9 +250,11 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
                     answers.fail(prompt, error)
                 answers.record(outcomes)
                 tick()
+            if llama is not None:
+                llama.before(len(given.prompts), len(given.prompts))
     if answers.samples:
-        compared_table(answers.samples)
-    finish(summary, output.as_json, output.quiet)
+        compared_table(answers.samples, llama)
+    finish(summary, output.as_json, output.quiet, llama)
 
 
 def _note(line: str) -> None:
