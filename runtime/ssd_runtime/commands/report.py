@@ -42,26 +42,30 @@ def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
 
 
 def compared_table(outcomes: Sequence[Outcome], llama: LlamaCpp | None) -> None:
-    """Print a table of speeds by prompt on standard output, and llama.cpp's if it was timed."""
+    """Print a table of speeds by prompt on standard output, with totals, and llama.cpp's if it was timed."""
     from rich.console import Console
     from rich.table import Table
+
+    from ssd_runtime.engine.output.result import Tally
 
     table = Table(title="Tokens per second", title_justify="left")
     strategy = outcomes[0].strategy
     for name in ("prompt", "tokens", "plain", strategy, f"{strategy} ÷ plain"):
         table.add_column(name, justify="left" if name == "prompt" else "right")
-    for outcome in outcomes:
-        result = outcome.to_json()
-        rates = [result[name] for name in ("plain_tokens_per_second", "tokens_per_second")]
-        speedup = result["speedup"]
-        table.add_row(
-            result["id"],
-            str(result["new_tokens"]),
-            *(f"{rate:.1f}" if rate else "–" for rate in rates),
-            f"{speedup:.2f}" if speedup else "–",
-        )
+
+    def add(name: str, tally: Tally) -> None:
+        figures = tally.figures(compare=True)
+        rates = (figures["plain_tokens_per_second"], figures["tokens_per_second"])
+        shown = [f"{rate:.1f}" if rate else "–" for rate in rates]
+        speedup = figures["speedup"]
+        table.add_row(name, str(tally.tokens), *shown, f"{speedup:.2f}" if speedup else "–")
+
+    tallies = [Tally.of(outcome) for outcome in outcomes]
+    for outcome, tally in zip(outcomes, tallies, strict=True):
+        add(outcome.prompt.id, tally)
+    table.add_section()
+    add("all", sum(tallies, Tally()))
     if llama is not None and (rate := llama.tokens_per_second) is not None:
-        table.add_section()
         table.add_row("llama.cpp", str(llama.new), f"{rate:.1f}", "", "")
     Console(highlight=False).print(table)
 
