@@ -96,6 +96,7 @@ def run(
 
     with waiting(f"getting {source.model} ready", shown=not output.quiet):
         # These imports take seconds and come last, so that bad input is answered at once.
+        source.read_ahead()
         from ssd_runtime.engine.output.result import Summary
         from ssd_runtime.engine.turn import RunSettings
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from ssd_artifacts.fingerprint import file_digest
 from ssd_runtime.commands.run import main
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.source import ModelSource
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.auto import auto
 from ssd_runtime.profiling.latency import latency_path, measure_latency
@@ -188,3 +190,15 @@ def test_a_server_that_measures_can_be_closed(folder: Path, monkeypatch: pytest.
         closer.start()
         closer.join(60)
         assert not closer.is_alive()
+
+
+def test_a_file_is_hashed_while_the_rest_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+    for model in (file, tmp_path / "none.gguf"):
+        thread = ModelSource(str(model), None).read_ahead()
+        assert thread is not None
+        thread.join()
+    assert ModelSource("demo", None).read_ahead() is None
+    monkeypatch.setattr("ssd_artifacts.fingerprint.sha256_file", lambda _: pytest.fail("it is hashed again"))
+    assert len(file_digest(file)) == 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -44,19 +45,31 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
     family = family_of(config)
     model, file = _empty(index, config)
     found = library()
-    # Threads of torch's that wait for each other beside busy processes made this ten times longer.
-    with torch.inference_mode(), nullcontext() if found is None else found.torch_alone():
-        for number in range(config.num_hidden_layers):
-            layer = f"model.layers.{number}"
-            for shared in (family.qkv, ("o_proj",)):
-                _place(model, file, [f"{layer}.self_attn.{name}" for name in shared])
-            mlp = f"{layer}.{family.mlp}"
-            blocks = [mlp] if family.router is None else _place_experts(model, mlp)
-            for block in blocks:
-                for shared in (family.gate_up, ("down_proj",)):
-                    _place(model, file, [f"{block}.{name}" for name in shared])
-        _place(model, file, ["lm_head"])
-        _place_embedding(model, file)
+
+    def place_layer(number: int) -> None:
+        layer = f"model.layers.{number}"
+        for shared in (family.qkv, ("o_proj",)):
+            place([f"{layer}.self_attn.{name}" for name in shared])
+        mlp = f"{layer}.{family.mlp}"
+        blocks = [mlp] if family.router is None else _place_experts(model, mlp)
+        for block in blocks:
+            for shared in (family.gate_up, ("down_proj",)):
+                place([f"{block}.{name}" for name in shared])
+
+    def place(names: list[str]) -> None:
+        # A thread per layer: threads of torch's that share one of its small operations wait for each other, beside busy
+        # processes ten times as long.
+        with torch.inference_mode(), nullcontext() if found is None else found.torch_alone():
+            _place(model, file, names)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        placed = [
+            pool.submit(place, ["lm_head"]),
+            *(pool.submit(place_layer, n) for n in range(config.num_hidden_layers)),
+        ]
+        for each in placed:
+            each.result()
+    _place_embedding(model, file)
     _fill(model, file)
     return model, file
 
