@@ -9,8 +9,9 @@ OLDEST_TRANSFORMERS = 5.0.0
 .PHONY: demo reference package test test-oldest check format clean
 
 ## What drafting gains: a real model without preparation, then one with known spare layers and its bundle.
+## `make demo MODEL=qwen@wheel` shows that model alone, beside llama.cpp if llama-bench is on the PATH.
 demo: $(READY)
-	$(BIN)/python -m bench.demo
+	$(BIN)/python -m bench.demo $(if $(MODEL),--model $(MODEL))
 
 ## The bundle that comes with the package: the demo model over all domains.
 reference: $(READY)

@@ -11,8 +11,6 @@ steps choose tokens. llama-bench's 32 plain steps have 16 tokens before them on 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +23,14 @@ from torch import Tensor, nn
 from bench.harness.provenance import Watch, disturbance, processor
 from bench.harness.standings import FEWEST
 from bench.harness.tables import with_interval
-from ssd_profiles.errors import UserError, first_line
+from ssd_profiles.errors import UserError
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.devices.clock import seconds
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.kernel_choice import fitted_decoder
+from ssd_runtime.profiling.llama_bench import llama_bench
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
@@ -95,7 +94,7 @@ def main() -> None:
         loops.append(loop_seconds(buffer) / LOOP_BYTES)
         own.append(measured(decoder))
         if arguments.llama_bench is not None and file is not None:
-            theirs.append(llama_bench(arguments.llama_bench, file.path, arguments.threads))
+            theirs.append(of_llama_cpp(arguments.llama_bench, file.path, arguments.threads))
     ours = Side(held_bytes(decoder.model), own)
     peer = Side(file_bytes(file) if file is not None else {}, theirs)
     about = f"{processor()}, {arguments.threads} threads; {decoder.kernels}; {arguments.rounds} rounds in turn."
@@ -211,30 +210,12 @@ def measured(decoder: Decoder) -> Times:
     )
 
 
-def llama_bench(program: Path, file: Path, threads: int) -> Times:
+def of_llama_cpp(program: Path, file: Path, threads: int) -> Times:
     """Times of llama.cpp in one round. Raises UserError if its program fails."""
-    prompts = ",".join(map(str, (*ROWS, *PREFILLS)))
-    command = [str(program), "-m", str(file), "-t", str(threads), "-p", prompts, "-n", str(PLAIN_STEPS)]
-    try:
-        done = subprocess.run([*command, "-r", str(REPEATS), "-o", "json"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise UserError(f"--llama-bench {program}: cannot be run ({first_line(error)}); build it") from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise UserError(f"--llama-bench {program}: failed with {done.returncode} ({said}); try {' '.join(command)}")
-    return read_llama_bench(done.stdout)
-
-
-def read_llama_bench(text: str) -> Times:
-    """The times in llama-bench's JSON: each test has the nanoseconds of its samples."""
-    steps, prefills = dict[int, float](), dict[int, float]()
-    for test in json.loads(text):
-        taken = median(test["samples_ns"]) / 1e9
-        if test["n_gen"]:
-            steps[1] = taken / test["n_gen"]
-        else:
-            (prefills if test["n_prompt"] in PREFILLS else steps)[test["n_prompt"]] = taken
-    return Times(steps, prefills)
+    prompts = (*ROWS, *PREFILLS)
+    tests = llama_bench(program, file, threads=threads, prompts=prompts, new=PLAIN_STEPS, repeats=REPEATS)
+    taken = {test.prompt: test.seconds for test in tests}
+    return Times({1: taken[0] / PLAIN_STEPS} | {n: taken[n] for n in ROWS}, {n: taken[n] for n in PREFILLS})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def take_any_machine(patch: pytest.MonkeyPatch) -> None:
 
 
 class StandInClock:
-    """Stands in for `seconds` and `perf_counter` of the profiling: any work takes `pace` seconds."""
+    """Stands in for `seconds` of the profiling: any work takes `pace` seconds."""
 
     def __init__(self, pace: float) -> None:
         self.pace = pace
@@ -66,19 +66,13 @@ class StandInMachine:
         )
         embed = Decoder.embed
         monkeypatch.setattr(Decoder, "embed", lambda decoder, *ids: self._spend(self.EMBEDDING, embed(decoder, *ids)))
-        for module in ("latency", "shared_steps", "light"):
-            monkeypatch.setattr(f"ssd_runtime.profiling.{module}.seconds", self.seconds)
-            monkeypatch.setattr(f"ssd_runtime.profiling.{module}.perf_counter", self.now)
+        monkeypatch.setattr("ssd_runtime.profiling.timer.seconds", self.seconds)
 
     def seconds(self, work: Callable[[], object], device: torch.device) -> float:
         """The seconds of a work."""
         began = self.time
         work()
         return self.time - began
-
-    def now(self) -> float:
-        """The seconds so far."""
-        return self.time
 
     def step_seconds(self, rows: int, layers: int) -> float:
         """Seconds of a whole step on the quiet machine."""

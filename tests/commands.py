@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.clocks import take_any_machine
+from tests.compiled import seeded
 
 RUN = "ssd_runtime.commands.run"
 COMPILE = "ssd_compiler.cli"
@@ -30,7 +31,7 @@ def command(folder: Path, module: str, *options: str, given: bytes | Path = b"",
     """Run the command of a module in `folder` with a cache there; `given` is its standard input, or where that is."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(list(IMPORTED))
-    env = {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **environment}
+    env = {**os.environ, "SSD_CACHE": seeded(folder / "cache"), "HF_HUB_OFFLINE": "1", **environment}
     with tempfile.TemporaryDirectory() as held:
         streams = [Path(held) / name for name in STREAMS]
         if isinstance(given, bytes):

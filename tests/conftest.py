@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests.clocks import take_any_machine
+from tests.compiled import seeded
 
 # Models run in these tests on machines that others use too: no example has a deadline. CI draws the same examples in
 # every run, so that it fails by what has changed and not by luck; developers' runs draw new ones.
@@ -23,10 +24,18 @@ def any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     take_any_machine(monkeypatch)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """The C code is compiled once per machine, into the user's cache, and not by every process of the tests."""
+    from ssd_runtime.weights.native.library import library
+
+    library()
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Latency tables and hashes of tests stay out of the user's cache."""
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("SSD_CACHE", seeded(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -37,7 +46,7 @@ def made_up_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(
         "ssd_runtime.engine.latency_tables.measure_latency",
-        lambda decoder, *_: replace(latency_table(decoder.shape.num_layers), device=device_key(decoder)),
+        lambda decoder, **_: replace(latency_table(decoder.shape.num_layers), device=device_key(decoder)),
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_runtime.serving.http.server import Binding, listen, serve
+from tests.compiled import seeded
 from tests.folders import TEXTS
 from tests.serving import tiny_engine, tiny_service
 
@@ -58,7 +59,7 @@ def server(folder: Path, *options: str, strategy: str = "plain", **variables: st
 
 def environment(folder: Path, **changes: str) -> dict[str, str]:
     """The environment of commands in a folder, where their cache is."""
-    return {**os.environ, "SSD_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **changes}
+    return {**os.environ, "SSD_CACHE": seeded(folder / "cache"), "HF_HUB_OFFLINE": "1", **changes}
 
 
 @contextmanager

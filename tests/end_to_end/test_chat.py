@@ -20,6 +20,7 @@ import pytest
 from ssd_profiles.prompts import read_prompts
 from tests.clocks import ANY_MACHINE
 from tests.commands import COMPILE, RUN, Done, command
+from tests.compiled import seeded
 from tests.folders import TEXTS, save_tiny_model
 
 LONG = 400
@@ -50,7 +51,7 @@ class Terminal:
         self.process = subprocess.Popen(
             program,
             cwd=room,
-            env={**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1", "TERM": "dumb"},
+            env={**os.environ, "SSD_CACHE": seeded(room / "cache"), "HF_HUB_OFFLINE": "1", "TERM": "dumb"},
             stdin=inner,
             stdout=inner,
             stderr=self._errors,

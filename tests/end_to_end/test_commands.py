@@ -22,6 +22,7 @@ from ssd_profiles.prompts import sample_prompts
 from ssd_runtime.commands.run import main as run_main
 from tests.clocks import ANY_MACHINE
 from tests.commands import COMPILE, RUN, Within, assert_refused, command, compile_options, records
+from tests.compiled import seeded
 
 
 def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
@@ -212,7 +213,7 @@ def test_several_at_once_are_compared_with_plain_decoding_of_as_many(room: Path,
 
 def test_interrupted_and_resumed(room: Path) -> None:
     """Ctrl-C ends with 130, leaves no bundle, and `--resume` keeps what was finished."""
-    env = {**os.environ, "SSD_CACHE": str(room / "cache"), "HF_HUB_OFFLINE": "1"}
+    env = {**os.environ, "SSD_CACHE": seeded(room / "cache"), "HF_HUB_OFFLINE": "1"}
     options = compile_options("resumed", evaluations=8, exits=0, loads="1")
     process = subprocess.Popen(
         [sys.executable, "-c", f"{ANY_MACHINE}from {COMPILE} import main; main()", *options],

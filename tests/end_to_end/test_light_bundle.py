@@ -48,7 +48,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # the search finds would be chance.
         patch.setattr("ssd_compiler.stages.measure_latency", latencies)
         patch.setattr("ssd_compiler.patience.others_during", lambda _: 0.0)
-        patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder: (costs(decoder), True))
+        patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder, *_: (costs(decoder), True))
         yield folder
 
 

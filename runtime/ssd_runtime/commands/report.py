@@ -15,6 +15,7 @@ from ssd_profiles.prompts import Prompt
 from ssd_runtime.commands.command import BAD_INPUT, complain
 
 if TYPE_CHECKING:
+    from ssd_runtime.commands.llama_cpp import LlamaCpp
     from ssd_runtime.engine.output.result import Outcome, Summary
 
 
@@ -40,25 +41,32 @@ def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
         )
 
 
-def compared_table(outcomes: Sequence[Outcome]) -> None:
-    """Print a table of speeds by prompt on standard output."""
+def compared_table(outcomes: Sequence[Outcome], llama: LlamaCpp | None) -> None:
+    """Print a table of speeds by prompt on standard output, with totals, and llama.cpp's if it was timed."""
     from rich.console import Console
     from rich.table import Table
+
+    from ssd_runtime.engine.output.result import Tally
 
     table = Table(title="Tokens per second", title_justify="left")
     strategy = outcomes[0].strategy
     for name in ("prompt", "tokens", "plain", strategy, f"{strategy} ÷ plain"):
         table.add_column(name, justify="left" if name == "prompt" else "right")
-    for outcome in outcomes:
-        result = outcome.to_json()
-        rates = [result[name] for name in ("plain_tokens_per_second", "tokens_per_second")]
-        speedup = result["speedup"]
-        table.add_row(
-            result["id"],
-            str(result["new_tokens"]),
-            *(f"{rate:.1f}" if rate else "–" for rate in rates),
-            f"{speedup:.2f}" if speedup else "–",
-        )
+
+    def add(name: str, tally: Tally) -> None:
+        figures = tally.figures(compare=True)
+        rates = (figures["plain_tokens_per_second"], figures["tokens_per_second"])
+        shown = [f"{rate:.1f}" if rate else "–" for rate in rates]
+        speedup = figures["speedup"]
+        table.add_row(name, str(tally.tokens), *shown, f"{speedup:.2f}" if speedup else "–")
+
+    tallies = [Tally.of(outcome) for outcome in outcomes]
+    for outcome, tally in zip(outcomes, tallies, strict=True):
+        add(outcome.prompt.id, tally)
+    table.add_section()
+    add("all", sum(tallies, Tally()))
+    if llama is not None and (rate := llama.tokens_per_second) is not None:
+        table.add_row("llama.cpp", str(llama.new), f"{rate:.1f}", "", "")
     Console(highlight=False).print(table)
 
 
@@ -87,13 +95,18 @@ def explain(outcome: Outcome) -> None:
         )
 
 
-def finish(summary: Summary, as_json: bool, quiet: bool) -> None:
+def finish(summary: Summary, as_json: bool, quiet: bool, llama: LlamaCpp | None = None) -> None:
     """Print the summary and choose the exit code: a wrong output takes precedence over failed prompts."""
     total = summary.to_json()
+    if llama is not None:
+        total["llama_cpp_tokens_per_second"] = llama.tokens_per_second
     if as_json:
         print(json.dumps({"summary": total}), flush=True)
     elif summary.compare and summary.total.prompts:
         print(summary.comparison, file=sys.stderr)
+        rates = total["tokens_per_second"], total["plain_tokens_per_second"]
+        if llama is not None and all(rates) and (line := llama.comparison(summary.strategy, *rates)) is not None:
+            print(line, file=sys.stderr)
     if summary.compare and summary.disturbance:
         print(f"warning: {summary.disturbance}", file=sys.stderr)
     if not quiet and summary.total.prompts:

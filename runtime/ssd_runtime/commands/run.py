@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,7 @@ from ssd_runtime.engine.opening import open_engine
 from ssd_runtime.serving.record import Recorder
 
 if TYPE_CHECKING:
+    from ssd_runtime.engine.engine import Engine
     from ssd_runtime.engine.offline.runner import Runner
     from ssd_runtime.engine.output.result import Outcome, Summary
 
@@ -94,6 +96,7 @@ def run(
 
     with waiting(f"getting {source.model} ready", shown=not output.quiet):
         # These imports take seconds and come last, so that bad input is answered at once.
+        source.read_ahead()
         from ssd_runtime.engine.output.result import Summary
         from ssd_runtime.engine.turn import RunSettings
 
@@ -107,8 +110,9 @@ def run(
             sampling=params,
             structure=structure,
         )
-        engine = open_engine(source, load_settings, _note)
-        # The first runner measures the device and copies weights, for which the user waits too.
+        # A comparison is of what later runs do, so it waits for the device's measurement. Others answer first.
+        engine = open_engine(source, load_settings, _note, measure_later=not output.compare)
+        # The first runner takes a look at the device, or copies weights, for which the user waits too.
         runner = engine.runner(settings, None if output.as_json or given.samples else write)
     if output.explain:
         print(engine.decoder.memory, file=sys.stderr)
@@ -119,9 +123,11 @@ def run(
         summary=Summary(output.compare, concurrency=prompts.concurrency, strategy=strategy.strategy),
     )
     if given.chat:
-        _chat(runner, answers)
+        _chat(runner, answers, engine)
     else:
-        _decode(runner, answers, prompts.concurrency)
+        _decode(runner, answers, prompts.concurrency, engine)
+    with suppress(KeyboardInterrupt):  # all is answered
+        _measure(engine, output)
 
 
 def main() -> None:
@@ -178,7 +184,16 @@ class _Answers:
             messages += next_messages(prompt, outcome.turn, outcome)
 
 
-def _chat(runner: Runner, answers: _Answers) -> None:
+def _measure(engine: Engine, output: OutputOptions) -> None:
+    """Measure the device if the answers so far did not wait for that."""
+    from ssd_runtime.commands.waiting import waiting
+
+    if engine.must_be_measured:
+        with waiting("measuring this device; Ctrl-C leaves it to a later run", shown=not output.quiet):
+            engine.measure()
+
+
+def _chat(runner: Runner, answers: _Answers, engine: Engine) -> None:
     """Answer the messages that a user types."""
     from ssd_runtime.commands.chat import Chat, run_chat
     from ssd_runtime.engine.output.result import Tally
@@ -188,22 +203,27 @@ def _chat(runner: Runner, answers: _Answers) -> None:
         answers.record([outcome])
         if not answers.output.quiet:
             print(Tally.of(outcome).closing_line, file=sys.stderr)
+        with suppress(KeyboardInterrupt):
+            _measure(engine, answers.output)
 
     run_chat(Chat(runner), answered)
 
 
-def _decode(runner: Runner, answers: _Answers, concurrency: int) -> None:
+def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine) -> None:
     """Answer all prompts, then print the summary."""
+    from ssd_runtime.commands.llama_cpp import LlamaCpp
     from ssd_runtime.commands.waiting import counting
     from ssd_runtime.engine.offline.together import Together
 
     given, output, summary = answers.prompts, answers.output, answers.summary
+    alone = output.compare and concurrency == 1
+    llama = LlamaCpp.find(engine, runner.settings.max_new_tokens, _note) if alone else None
     # On a terminal, the answers themselves show how far the run has come.
     counted = len(given.prompts) > 1 and not output.quiet and (given.samples or not sys.stdout.isatty())
     with counting("prompts", len(given.prompts), counted) as tick:
         if concurrency > 1:
             together = Together(runner, concurrency)
-            for one in together.run(given.prompts):
+            for number, one in enumerate(together.run(given.prompts)):
                 for outcome in one.outcomes:
                     if not output.as_json and not given.samples:
                         write(outcome.text)
@@ -212,10 +232,16 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int) -> None:
                 if one.error is not None:
                     answers.fail(one.prompt, one.error)
                 tick()
+                if number + 1 < len(given.prompts) and engine.must_be_measured:
+                    engine.measure()
             summary.seconds = together.seconds
             summary.plain_seconds = together.plain_seconds
         else:
-            for prompt in given.prompts:
+            for number, prompt in enumerate(given.prompts):
+                if number and engine.must_be_measured:
+                    engine.measure()
+                if llama is not None:
+                    llama.before(number, len(given.prompts))
                 outcomes: list[Outcome] = []
                 try:
                     for outcome in runner.run(prompt):
@@ -225,9 +251,11 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int) -> None:
                     answers.fail(prompt, error)
                 answers.record(outcomes)
                 tick()
+            if llama is not None:
+                llama.before(len(given.prompts), len(given.prompts))
     if answers.samples:
-        compared_table(answers.samples)
-    finish(summary, output.as_json, output.quiet)
+        compared_table(answers.samples, llama)
+    finish(summary, output.as_json, output.quiet, llama)
 
 
 def _note(line: str) -> None:

@@ -67,6 +67,7 @@ class Engine:
         bitwise: bool = False,
         when_busy: Callable[[str], object] | None = None,
         kv_bits: int | None = None,
+        measure_later: bool = False,
     ) -> None:
         """View the model, check the bundle against it, and choose kernels for its projections.
 
@@ -77,7 +78,8 @@ class Engine:
         `before_copying` before weights are copied for drafts, with a sentence that states the memory. `when_busy` is
         called with a sentence where this device is too busy to be measured, so that plans have coarse latencies.
         `kv_bits` of 8 holds keys and values in 8 bits, which changes the model's output a little, and drafts and plain
-        decoding alike; raises UserError where our own attention does not serve all layers.
+        decoding alike; raises UserError where our own attention does not serve all layers. With `measure_later`, a
+        device that is not known is measured by `measure`; until then `auto` drafts by guesses alone.
         """
         self.loaded = loaded
         if bundle is not None:
@@ -104,6 +106,7 @@ class Engine:
             before_measuring=before_measuring,
             before_copying=before_copying,
             when_busy=when_busy,
+            later=measure_later,
         )
         self._planners = StreamPlanners(self.decoder, bundle, self._tables)
         self._max_sequences = 1 if bitwise else 8
@@ -147,6 +150,19 @@ class Engine:
     @latency.setter
     def latency(self, table: LatencyTable) -> None:
         self._tables.use(table)
+
+    @property
+    def must_be_measured(self) -> bool:
+        """Whether a strategy drafts by guesses alone until `measure` has been called."""
+        return self._tables.must_be_measured
+
+    def measure(self, between: Callable[[], object] | None = None) -> None:
+        """Measure this device, which takes about half a minute, and plan new requests with the result.
+
+        `between` is called between two parts of it, about ten times per second. It may step this engine. An error that
+        it raises ends measuring; what was complete is kept.
+        """
+        self._tables.measure(between)
 
     @property
     def light_latency(self) -> LatencyTable | None:

@@ -15,9 +15,11 @@ from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.kernel_choice import SMALL_BYTES
 from ssd_runtime.profiling.latency import (
+    FIRST_QUERIES,
     BusyMachineError,
     bundled_latency,
     coarse_latency,
+    keep_latency,
     known_latency,
     measure_latency,
 )
@@ -35,7 +37,8 @@ class LatencyTables:
     `model_key` names the model in the cache of measurements. `before_measuring` is called before this device is
     measured, and `before_copying` before weights are copied for drafts, with a sentence that states the memory.
     `when_busy` is called with a sentence where this device is too busy to be measured; this run then plans with a
-    coarse table, which is not kept.
+    coarse table, which is not kept. With `later` this device is measured when `measure` is called, for strategies that
+    can begin with the `provisional` table.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class LatencyTables:
         before_measuring: Callable[[], object] | None = None,
         before_copying: Callable[[str], object] | None = None,
         when_busy: Callable[[str], object] | None = None,
+        later: bool = False,
     ) -> None:
         self._decoder = decoder
         self._bundle = bundle
@@ -55,25 +59,72 @@ class LatencyTables:
         self._before_measuring = before_measuring
         self._before_copying = before_copying
         self._when_busy = when_busy
+        self._later = later
+        self._light_later = False
+        """Whether a strategy that began with the provisional table will use light copies."""
+        self._between: Callable[[], object] | None = None
         self._copied_for: list[SubLayerPlan] | None = None
         """The masks that light copies were made for; None before there are any."""
 
     @cached_property
     def table(self) -> LatencyTable:
-        """This device's table. A bundle's is used only if its layer kinds are the model's."""
+        """This device's table: known, or measured now. A bundle's is used only if its layer kinds are the model's."""
+        if (known := self._known()) is not None:
+            return known
+        others, processors = others_during(LOOK_SECONDS), os.cpu_count() or 1
+        with guard_memory("measuring this device", self._decoder.device):
+            if is_swamped(others, working_threads(self._decoder.device), processors):
+                self._say_busy(others_text(others, processors))
+                return self.__dict__.get("provisional") or coarse_latency(self._decoder)
+            if self._before_measuring is not None:
+                self._before_measuring()
+            table = self._sound_or_coarse(lambda: measure_latency(self._decoder, between=self._between))
+        keep_latency(self._decoder, self._model_key, table)
+        return table
 
-        def measure() -> LatencyTable:
-            others, processors = others_during(LOOK_SECONDS), os.cpu_count() or 1
-            with guard_memory("measuring this device", self._decoder.device):
-                if is_swamped(others, working_threads(self._decoder.device), processors):
-                    self._say_busy(others_text(others, processors))
-                    return coarse_latency(self._decoder)
-                if self._before_measuring is not None:
-                    self._before_measuring()
-                return self._sound_or_coarse(lambda: measure_latency(self._decoder))
+    @cached_property
+    def _is_unknown(self) -> bool:
+        return self._known() is None
 
+    def _known(self) -> LatencyTable | None:
         tables = self._bundle.latency if self._bundle is not None else {}
-        return known_latency(self._decoder, tables=tables, model_key=self._model_key, measure=measure)
+        return known_latency(self._decoder, tables=tables, model_key=self._model_key)
+
+    @cached_property
+    def provisional(self) -> LatencyTable:
+        """A coarse table of few rows, from a second or so. It prices guesses well enough, and is never kept."""
+        with guard_memory("measuring this device", self._decoder.device):
+            return coarse_latency(self._decoder, FIRST_QUERIES, budget_seconds=0.0)
+
+    @property
+    def is_later(self) -> bool:
+        """Whether strategies begin with the provisional table, because this device is to be measured later."""
+        return self._later and self._is_unknown
+
+    @property
+    def must_be_measured(self) -> bool:
+        """Whether a strategy has begun with the provisional table and waits for `measure`."""
+        return self._later and "provisional" in self.__dict__
+
+    def provisional_for(self, light: bool | None) -> LatencyTable:
+        """The table that a strategy begins with; `light` is as in `table_for_masks`."""
+        self._light_later |= bool(self._light_masks) if light is None else light
+        return self.provisional
+
+    def measure(self, between: Callable[[], object] | None = None) -> None:
+        """Measure this device, and light copies if a strategy wants them; both are kept once they are complete.
+
+        `between` is called between two works, about ten times per second. It may decode, and raise an error that ends
+        measuring with nothing kept of what was begun.
+        """
+        self._between = between
+        try:
+            _ = self.table
+            if self._light_later:
+                _ = self.light_table
+            self._later = False
+        finally:
+            self._between = None
 
     @cached_property
     def light_table(self) -> LatencyTable | None:
@@ -86,7 +137,7 @@ class LatencyTables:
             return None
         if not self.lighten():
             return None
-        return self._sound_or_coarse(lambda: with_light(self.table, self._decoder, self._model_key))
+        return self._sound_or_coarse(lambda: with_light(self.table, self._decoder, self._model_key, self._between))
 
     def _sound_or_coarse(self, measure: Callable[[], LatencyTable]) -> LatencyTable:
         """The measured table, or the coarse one of a machine that is too busy."""
@@ -136,6 +187,7 @@ class LatencyTables:
     def use(self, table: LatencyTable) -> None:
         """Use a table in place of this device's; the costs of light copies follow from it anew."""
         self.table = table
+        self._later = False
         self.__dict__.pop("light_table", None)
 
     @property

@@ -34,13 +34,15 @@ class LoadSettings:
     """Whether control tokens that prompts spell take effect."""
 
 
-def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str], object]) -> Engine:
+def open_engine(
+    source: ModelSource, settings: LoadSettings, note: Callable[[str], object], measure_later: bool = False
+) -> Engine:
     """Load the model and check that the bundle fits it.
 
     `note` receives one line per message for the user: tensors that were requantised, the dtype that `auto` chose,
     settings that decoding ignores, memory for copies of weights, the start of a measurement of this device and one that
-    failed, other processes that keep the processors busy, and a missing C compiler. Raises UserError if the model
-    cannot be loaded or the bundle belongs to another one.
+    failed, other processes that keep the processors busy, and a missing C compiler. `measure_later` is the engine's.
+    Raises UserError if the model cannot be loaded or the bundle belongs to another one.
     """
     # These imports take seconds.
     import torch
@@ -77,6 +79,7 @@ def open_engine(source: ModelSource, settings: LoadSettings, note: Callable[[str
             bitwise=settings.bitwise,
             kv_bits=settings.kv_bits,
             when_busy=note,
+            measure_later=measure_later,
         )
     for warning in ignored:
         note(str(warning.message))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from ssd_artifacts.bundle import Bundle
+from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
@@ -44,12 +45,27 @@ class StreamPlanners:
     def new(self, strategy: str, parameters: Any) -> MakePlanner:
         """A maker for a stream of its own; `parameters` are by default the strategy's defaults.
 
-        Makes light copies of the weights and measures this device, where the strategy needs that. Raises UserError if
-        the strategy is unknown or needs a bundle.
+        Makes light copies of the weights and measures this device, where the strategy needs that. If this device is to
+        be measured later, the maker begins with guesses alone and changes once it has been. Raises UserError if the
+        strategy is unknown or needs a bundle.
         """
         check_strategy(strategy, self._bundle is not None)
         needs = find_strategy(strategy)
         parameters = read_settings(strategy, []) if parameters is None else parameters
+        if not (needs.begins_with_guesses and self._tables.is_later):
+            return self._measured(strategy, parameters)
+        light = getattr(parameters, "light", None) if needs.uses_masks else False
+        begin = self._made(strategy, parameters, self._tables.provisional_for(light), guesses_alone=True)
+
+        @cache
+        def later() -> MakePlanner:
+            return self._measured(strategy, parameters)
+
+        return lambda: (begin if self._tables.is_later else later())()
+
+    def _measured(self, strategy: str, parameters: Any) -> MakePlanner:
+        """A maker that plans with this device's own table."""
+        needs = find_strategy(strategy)
         light = getattr(parameters, "light", None)
         if needs.needs_light or (light and not needs.uses_masks):
             self._tables.lighten()
@@ -58,6 +74,11 @@ class StreamPlanners:
             latency = self._tables.table_for_masks(light)
         elif needs.needs_latency:
             latency = self._tables.dense_table()
+        return self._made(strategy, parameters, latency)
+
+    def _made(
+        self, strategy: str, parameters: Any, latency: LatencyTable | None, guesses_alone: bool = False
+    ) -> MakePlanner:
         return make_strategy(
             name=strategy,
             settings=parameters,
@@ -66,6 +87,7 @@ class StreamPlanners:
             latency=latency,
             heads=self._exit_heads,
             light=self._decoder.light.mask if latency is not None and latency.light else None,
+            guesses_alone=guesses_alone,
         )
 
     def use_bundle(self, bundle: Bundle) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.fingerprint import file_digest
 from ssd_artifacts.sharing.opening import OpenedBundle, open_given, trusted_bundle
 from ssd_profiles.errors import UserError
 
@@ -27,6 +30,19 @@ class ModelSource:
     def where(self) -> str:
         """Name of the bundle in error messages."""
         return self.opened.where if self.opened is not None else "bundle"
+
+    def read_ahead(self) -> Thread | None:
+        """Read and hash a `.gguf` file in a thread of its own, while imports take their seconds; None for others."""
+
+        def read() -> None:
+            with suppress(OSError):  # told where the file is loaded
+                file_digest(Path(self.model))
+
+        if not self.model.endswith(".gguf"):
+            return None
+        thread = Thread(target=read, name="ssd-read", daemon=True)
+        thread.start()
+        return thread
 
     def weights(self, given: str | None, device: str | None, dtype: str | None) -> str:
         """The `weights` of `load_model`: `given`, else those of a trusted bundle's compile, else the file's own."""

@@ -47,12 +47,14 @@ def make_strategy(
     latency: LatencyTable | None,
     heads: ExitHeads | None = None,
     light: SubLayerPlan | None = None,
+    guesses_alone: bool = False,
 ) -> MakePlanner:
     """Return a maker of planners for the requests of one stream.
 
     `heads` are the bundle's on the decoder's device, for several streams to share; they are made here by default.
     `light` drafts with everything on light copies of the weights, if the decoder has these and `latency` prices them.
-    Raises UserError if the bundle lacks a domain or mixture that the strategy needs.
+    With `guesses_alone`, `auto` drafts by guesses alone. Raises UserError if the bundle lacks a domain or mixture that
+    the strategy needs.
     """
     inputs = StrategyInputs(
         name=name,
@@ -62,5 +64,6 @@ def make_strategy(
         latency=latency,
         heads=heads,
         light=light,
+        guesses_alone=guesses_alone,
     )
     return MAKERS[find_strategy(name).name](inputs)

@@ -37,6 +37,8 @@ class Strategy:
     """Whether a server offers it to requests without `--allow-strategies`."""
     uses_masks: bool = False
     """Whether it drafts with a bundle's masks, which may run on light copies too."""
+    begins_with_guesses: bool = False
+    """Whether it can draft by guesses alone until this device is measured."""
 
 
 FIXED = "fixed:"
@@ -48,6 +50,7 @@ STRATEGIES = (
         needs_latency=True,
         offered=True,
         uses_masks=True,
+        begins_with_guesses=True,
     ),
     Strategy(name="plain", offered=True),
     Strategy(
@@ -67,7 +70,7 @@ STRATEGIES = (
     Strategy(name="swift", settings=SwiftSettings),
     Strategy(name="exit", settings=ExitSettings),
     Strategy(name="del", settings=DelSettings),
-    Strategy(name="lookup", settings=LookupSettings, needs_latency=True, offered=True),
+    Strategy(name="lookup", settings=LookupSettings, needs_latency=True, offered=True, begins_with_guesses=True),
     Strategy(name="light", settings=LightSettings, needs_light=True),
     Strategy(
         name=f"{FIXED}NAME",

@@ -36,6 +36,8 @@ class StrategyInputs:
     """Exit heads that several streams share; None to make them here."""
     light: SubLayerPlan | None
     """The draft that runs everything on light copies of the weights, which `latency` prices; None without copies."""
+    guesses_alone: bool = False
+    """Whether `latency` prices no drafts by the model, because this device is not measured yet."""
 
     @property
     def num_layers(self) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -15,7 +14,6 @@ from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import DeviceKey, LatencyTable, base_of
 from ssd_profiles.latency_law import broken_law
 from ssd_profiles.mask import FULL
-from ssd_runtime.devices.clock import seconds
 from ssd_runtime.devices.device import device_identity
 from ssd_runtime.devices.memory import available_bytes
 from ssd_runtime.model.batch import Batch
@@ -24,12 +22,15 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.fit import DRAFT_HEAD, MIN_SAMPLES, Samples, coarse, fitted
 from ssd_runtime.profiling.other_work import OtherWork, others_text
 from ssd_runtime.profiling.shared_steps import measure_shared_steps
+from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sampling.argmax import argmax
 
 QUERIES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
 COARSE_QUERIES = (1, 2, 4, 8, 32)
 COARSE_SECONDS = 10.0
+FIRST_QUERIES = (1, 2, 4, 8)
+"""Rows that a table for the first answers knows, which takes a second at 1.5B."""
 VARIED = 4
 """Number of inputs with which a mixture's MLP blocks are timed in turn, so that its experts do not stay in a cache."""
 FAR = 2048
@@ -50,7 +51,6 @@ CACHE_SHARE = 0.25
 SHARED_SHARE = 0.3
 """Share of the time for steps of many rows and of several sequences."""
 
-Progress = Callable[[float], None]
 Timed = tuple[str, Callable[[], object]]
 """The name of a figure, and the work to time for it."""
 
@@ -77,24 +77,26 @@ def device_key(decoder: Decoder) -> DeviceKey:
 
 
 @torch.inference_mode()
-def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Progress | None = None) -> LatencyTable:
+def measure_latency(
+    decoder: Decoder, budget_seconds: float = 30.0, between: Callable[[], object] | None = None
+) -> LatencyTable:
     """Measure medians over interleaved rounds at every point of the grid, in about `budget_seconds`.
 
     Each figure is one pass through all layers ÷ their number, since a single layer in a loop would stay in the
     processor's cache. Every whole step follows a plain one, so that their ratio does not depend on the machine's pace.
     Long contexts that do not fit the budget are omitted, and the table is linear there. The same holds for steps of
-    many rows and of many sequences. Large models and busy machines take up to `OVERTIME` budgets. Raises
-    BusyMachineError, which has a coarse table, if the table breaks the law.
+    many rows and of many sequences. Large models and busy machines take up to `OVERTIME` budgets. `between` is that of
+    `Timer`. Raises BusyMachineError, which has a coarse table, if the table breaks the law.
     """
-    bench = _Bench(decoder, QUERIES)
+    timer = Timer(decoder.device, between)
+    bench = _Bench(decoder, QUERIES, timer)
     others = OtherWork()
-    started = perf_counter()
-    deadline = started + budget_seconds
     shared = measure_shared_steps(
         decoder,
         last_query=QUERIES[-1],
         budget_seconds=SHARED_SHARE * budget_seconds,
         cache_bytes=bench.cache_bytes,
+        timer=timer,
     )
     contexts = bench.contexts(budget_seconds / 2)
     parts, steps = bench.works(contexts)
@@ -102,18 +104,14 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
     sweeps: list[dict[str, float]] = []
     longest = 0.0
     for round_number in range(MAX_ROUNDS):
-        began = perf_counter()
-        if round_number >= MIN_SAMPLES and began + longest > deadline:
+        began = timer.spent
+        if round_number >= MIN_SAMPLES and began + longest > budget_seconds:
             break
         for works in rounds:
-            if sweeps and perf_counter() > started + OVERTIME * budget_seconds:
+            if sweeps and timer.spent > OVERTIME * budget_seconds:
                 break
-            sweeps.append({name: seconds(work, decoder.device) for name, work in works})
-        longest = max(longest, perf_counter() - began)
-        if progress is not None:
-            progress(min(1.0, (round_number + 1) / MAX_ROUNDS))
-    if progress is not None:
-        progress(1.0)
+            sweeps.append({name: timer(work) for name, work in works})
+        longest = max(longest, timer.spent - began)
     samples = bench.samples(contexts, sweeps)
     table = fitted(samples, shared)
     if (breach := broken_law(table)) is not None:
@@ -122,38 +120,35 @@ def measure_latency(decoder: Decoder, budget_seconds: float = 30.0, progress: Pr
 
 
 @torch.inference_mode()
-def coarse_latency(decoder: Decoder) -> LatencyTable:
-    """A table of few points for a machine that is too busy to be measured, from as many sweeps as fit its budget."""
-    bench = _Bench(decoder, COARSE_QUERIES)
+def coarse_latency(
+    decoder: Decoder, queries: tuple[int, ...] = COARSE_QUERIES, budget_seconds: float = COARSE_SECONDS
+) -> LatencyTable:
+    """A table of few points for who cannot wait, from as many sweeps as fit the budget, one at least."""
+    timer = Timer(decoder.device)
+    bench = _Bench(decoder, queries, timer)
     contexts = bench.contexts(0.0)
     parts, steps = bench.works(contexts)
     sweeps: list[dict[str, float]] = []
-    started = perf_counter()
-    while len(sweeps) < MAX_ROUNDS and (not sweeps or perf_counter() < started + COARSE_SECONDS):
-        sweeps.append({name: seconds(work, decoder.device) for name, work in (*parts, *steps)})
+    while len(sweeps) < MAX_ROUNDS and (not sweeps or timer.spent < budget_seconds):
+        sweeps.append({name: timer(work) for name, work in (*parts, *steps)})
     return coarse(bench.samples(contexts, sweeps))
 
 
-def known_latency(
-    decoder: Decoder, tables: Mapping[str, LatencyTable], model_key: str, measure: Callable[[], LatencyTable]
-) -> LatencyTable:
-    """This device's table: the bundle's (`tables` by slug), or the user cache's, or a new one that is kept there.
-
-    A table that breaks the law is neither used from these nor kept.
-    """
+def known_latency(decoder: Decoder, tables: Mapping[str, LatencyTable], model_key: str) -> LatencyTable | None:
+    """This device's table: the bundle's (`tables` by slug), or the user cache's. None if neither has a sound one."""
     if (known := bundled_latency(decoder, tables)) is not None:
         return known
-    path = latency_path(decoder, model_key)
     try:
-        kept = LatencyTable.from_json(path.read_text(encoding="utf-8"))
-        if broken_law(kept) is None:
-            return kept
+        kept = LatencyTable.from_json(latency_path(decoder, model_key).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        pass
-    table = measure()
+        return None
+    return kept if broken_law(kept) is None else None
+
+
+def keep_latency(decoder: Decoder, model_key: str, table: LatencyTable) -> None:
+    """Keep this device's table in the user's cache, unless it breaks the law."""
     if broken_law(table) is None:
-        remember(path, table.to_json())
-    return table
+        remember(latency_path(decoder, model_key), table.to_json())
 
 
 def bundled_latency(decoder: Decoder, tables: Mapping[str, LatencyTable]) -> LatencyTable | None:
@@ -178,6 +173,7 @@ class _Bench:
 
     decoder: Decoder
     queries: tuple[int, ...]
+    timer: Timer
     cache: KVCache = field(init=False)
     kinds: dict[str, list[int]] = field(init=False)
     """The layers of each kind."""
@@ -208,7 +204,7 @@ class _Bench:
         for context in wanted[:1] + far + others:
             self.cache.reserve(context + max(self.queries))
             passes = [self._attention(context, n, layers) for layers in self.kinds.values() for n in self.queries]
-            cost = sum(seconds(work, self.decoder.device) for work in passes)
+            cost = sum(self.timer(work) for work in passes)
             # The time of all rounds decides, so that a slow context is tried once at most.
             if len(chosen) > 1 and spent + cost * MIN_SAMPLES > budget_seconds:
                 break

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -20,13 +19,13 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import TYPICAL_SPREAD, broken_light_law
 from ssd_profiles.light_costs import LightCosts, LightCostsFile
 from ssd_profiles.mask import FULL, SubLayerPlan
-from ssd_runtime.devices.clock import seconds
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner, Work
 from ssd_runtime.profiling.fit import spread_of
 from ssd_runtime.profiling.latency import BusyMachineError, device_key
 from ssd_runtime.profiling.other_work import OtherWork
+from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sequence.session import Session
 
@@ -47,11 +46,13 @@ Costs = dict[int, LightCosts]
 _FILE = TypeAdapter(dict[int, LightCostsFile])
 
 
-def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> LatencyTable:
+def with_light(
+    table: LatencyTable, decoder: Decoder, model_key: str, between: Callable[[], object] | None = None
+) -> LatencyTable:
     """The table with the costs of the decoder's light copies: its own, the user cache's, or newly measured ones.
 
-    New ones are kept in the cache. Raises BusyMachineError, whose coarse table has them, if the machine was not steady
-    or the table breaks the law.
+    New ones are kept in the cache; `between` is that of the `Timer` that measures them. Raises BusyMachineError, whose
+    coarse table has them, if the machine was not steady or the table breaks the law.
     """
     precisions = set(decoder.light.bits)
     if precisions <= set(table.light):
@@ -67,7 +68,7 @@ def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> Latency
     except (OSError, ValidationError, ValueError):
         pass
     others = OtherWork()
-    costs, steady = measure_light(decoder)
+    costs, steady = measure_light(decoder, between)
     priced = replace(table, light=costs)
     breach = broken_light_law(priced) if steady else "the times of steps on light copies spread too far"
     if breach is not None:
@@ -78,7 +79,7 @@ def with_light(table: LatencyTable, decoder: Decoder, model_key: str) -> Latency
 
 
 @torch.inference_mode()
-def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
+def measure_light(decoder: Decoder, between: Callable[[], object] | None = None) -> tuple[Costs, bool]:
     """Measure the costs of every precision, in turn with the full blocks; returns them and whether to keep them.
 
     Each figure is a pass through all layers, as in the latency table. The costs are worth keeping if the machine was
@@ -87,17 +88,16 @@ def measure_light(decoder: Decoder) -> tuple[Costs, bool]:
     bench = _LightBench(decoder)
     precisions = (FULL, *decoder.light.bits)
     taken: dict[tuple[str, int, int], list[float]] = {}
-    began = perf_counter()
+    timer = Timer(decoder.device, between)
     rounds = 0
     for number in range(MAX_ROUNDS + 1):
-        spent = perf_counter() - began
-        if (rounds and spent > LATEST_SECONDS) or (rounds >= MIN_ROUNDS and spent > BUDGET_SECONDS):
+        if (rounds and timer.spent > LATEST_SECONDS) or (rounds >= MIN_ROUNDS and timer.spent > BUDGET_SECONDS):
             break
         rounds = number
         for n in QUERIES:
             for name, work in bench.works(n).items():
                 for bits in precisions:
-                    elapsed = seconds(work(bits), decoder.device)
+                    elapsed = timer(work(bits))
                     if number:  # the first round warms up
                         taken.setdefault((name, n, bits), []).append(elapsed)
 

@@ -42,7 +42,7 @@ def good(loaded: LoadedModel) -> Bundle:
 @pytest.fixture
 def saved(good: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Tables that do not fit the model are measured again, which takes seconds.
-    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda *_: TABLE)
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda *_, **__: TABLE)
     good.save(tmp_path / "bundle")
     return tmp_path / "bundle"
 
@@ -171,7 +171,7 @@ def test_a_mutated_bundle_is_refused_in_one_line_or_changes_no_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Tables that do not fit the model are measured again, which takes seconds.
-    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda *_: TABLE)
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda *_, **__: TABLE)
     outcomes: Counter[str] = Counter()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seeds = range(part * COUNT // PARTS, (part + 1) * COUNT // PARTS)

@@ -21,6 +21,7 @@ from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.kernel_choice import ROWS, fitted_decoder, measured
 from ssd_runtime.profiling.latency import device_key, measure_latency
 from ssd_runtime.profiling.shared_steps import CONTEXT, SharedStepTimes, measure_shared_steps
+from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.clocks import StandInClock
@@ -133,8 +134,8 @@ def test_the_users_model_is_not_changed() -> None:
 
 @pytest.mark.usefixtures("any_machine")
 def test_a_latency_table_is_measured_within_its_model() -> None:
-    decoder, seen = Decoder(tiny_model("llama")), list[float]()
-    table = measure_latency(decoder, 30.0, seen.append)
+    decoder = Decoder(tiny_model("llama"))
+    table = measure_latency(decoder)
     table.check()
     assert table.contexts[-1] == 128 - 32
     assert table.layer_kinds == ("full",) * 4
@@ -142,7 +143,6 @@ def test_a_latency_table_is_measured_within_its_model() -> None:
     assert table.most_queries > table.queries[-1]
     assert table.sequences.size
     assert LatencyTable.from_json(table.to_json()).to_json() == table.to_json()
-    assert seen[-1] == 1.0
     base = table.contexts[min(1, len(table.contexts) - 1)]
     steps = [table.step_seconds(base, n) for n in table.queries]
     assert all(b >= a * (1 - 1e-9) for a, b in pairwise(steps)), "more tokens never take less time"
@@ -151,13 +151,13 @@ def test_a_latency_table_is_measured_within_its_model() -> None:
 def test_shared_steps_are_measured_as_far_as_model_memory_and_time_allow() -> None:
     decoder = Decoder(tiny_model("llama"))
     slots = 5 * (CONTEXT + 1 + SPARE_SLOTS) * decoder.new_cache().bytes_per_slot
-    found = measure_shared_steps(decoder, 32, 10.0, slots)
+    found = measure_shared_steps(decoder, 32, 10.0, slots, Timer(decoder.device))
     assert found.wide_queries.tolist() == [48.0, 64.0, 96.0], "a context of 128 holds no more beside 16 cached tokens"
     assert found.sequences.tolist() == [2.0, 4.0], "memory holds the caches of five"
     for values, least in ((found.growth, 1.0), (found.joint, 0.0)):
         assert values[0] >= least
         assert np.all(np.diff(values) >= 0.0)
-    nothing = measure_shared_steps(decoder, 32, 0.0, slots)
+    nothing = measure_shared_steps(decoder, 32, 0.0, slots, Timer(decoder.device))
     assert nothing.wide_queries.size == nothing.growth.size == nothing.sequences.size == nothing.joint.size == 0
 
 
@@ -166,14 +166,11 @@ def test_shared_steps_are_measured_as_far_as_model_memory_and_time_allow() -> No
 def test_a_device_is_measured_in_bounded_time(pace: float, budgets: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that takes `pace` seconds for any pass; the slowest one has time for a single sample of each figure."""
     clock = StandInClock(pace)
-    monkeypatch.setattr("ssd_runtime.profiling.latency.seconds", clock.seconds)
-    monkeypatch.setattr("ssd_runtime.profiling.latency.perf_counter", clock.now)
+    monkeypatch.setattr("ssd_runtime.profiling.timer.seconds", clock.seconds)
     monkeypatch.setattr("ssd_runtime.profiling.latency.measure_shared_steps", lambda *_, **__: SharedStepTimes.none())
-    seen: list[float] = []
-    table = measure_latency(Decoder(tiny_model("llama")), 20.0, seen.append)
+    table = measure_latency(Decoder(tiny_model("llama")), 20.0)
     table.check()
     assert clock.now() <= budgets * 20.0
-    assert seen[-1] == 1.0
 
 
 @pytest.mark.parametrize(

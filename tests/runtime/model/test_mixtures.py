@@ -17,6 +17,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.experts import Experts
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.profiling.latency import QUERIES, _Bench
+from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sequence.session import Session
 from tests.gguf_files import quantised_pair
 from tests.models import VARIANTS, tiny_model
@@ -134,7 +135,7 @@ def test_drafts_do_not_change_what_a_packed_mixture_says(skipped: set[int], tmp_
 def test_mlp_blocks_are_timed_on_the_rows_that_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which experts rows share depends on the layers before. The next time, other rows reach them."""
     decoder = Decoder(tiny_model("olmoe", max_position_embeddings=512))
-    bench = _Bench(decoder, QUERIES)
+    bench = _Bench(decoder, QUERIES, Timer(decoder.device))
     contexts = bench.contexts(0.0)
     for memory in bench.cache.pool.storage:
         memory.fill_(torch.nan)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,9 +17,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from ssd_runtime.devices.memory import return_freed
 from ssd_runtime.loading.gguf.architectures import architecture_of, predicting_tensors
 from ssd_runtime.loading.gguf.rope import TENSORS
-from ssd_runtime.model.families import family_of, layer_kinds
+from ssd_runtime.model.families import LayerKind, family_of, layer_kinds
+from ssd_runtime.model.family import Family
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
+from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts, PackedLinear
 
 EMBEDDING = "model.embed_tokens"
@@ -43,24 +48,20 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
     """
     family = family_of(config)
     model, file = _empty(index, config)
-    with torch.inference_mode():
-        for number, kind in enumerate(layer_kinds(config, family)):
-            layer, mixer = f"model.layers.{number}", kind.mixer
-            mixing, shared, output = (
-                ("self_attn", family.qkv, family.output)
-                if mixer is None
-                else (mixer.module, mixer.projections, mixer.output)
-            )
-            for names in (shared, (output,)):
-                _place(model, file, [f"{layer}.{mixing}.{name}" for name in names])
-            blocks = dict.fromkeys(_place_experts(model, f"{layer}.{family.mlp}") if family.router else (), EXPERT)
-            alone = family.shared if family.router else family.mlp
-            blocks |= {f"{layer}.{alone}": (family.gate_up, (family.down,))} if alone else {}
-            for block, projections in blocks.items():
-                for names in projections:
-                    _place(model, file, [f"{block}.{name}" for name in names])
-        _place(model, file, ["lm_head"])
-        _place_embedding(model, file)
+    found = library()
+
+    def place(projections: Sequence[list[str]]) -> None:
+        # A thread per layer: threads of torch's that share one of its small operations wait for each other, beside busy
+        # processes ten times as long.
+        with torch.inference_mode(), nullcontext() if found is None else found.torch_alone():
+            for names in projections:
+                _place(model, file, names)
+
+    layers = [_projections(model, family, number, kind) for number, kind in enumerate(layer_kinds(config, family))]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for placed in [pool.submit(place, each) for each in ([["lm_head"]], *layers)]:
+            placed.result()
+    _place_embedding(model, file)
     _fill(model, file)
     return model, file
 
@@ -83,6 +84,19 @@ def _fill(model: PreTrainedModel, file: GgufFile) -> None:
             _set(model, name, nn.Parameter(file.dense(name, parameter.shape), requires_grad=False))
     file.forget()
     return_freed()
+
+
+def _projections(model: nn.Module, family: Family, number: int, kind: LayerKind) -> list[list[str]]:
+    """The names of a layer's projections; those side by side share an input. Experts are made single ones first."""
+    layer, mixer = f"model.layers.{number}", kind.mixer
+    mixing, shared, output = (
+        ("self_attn", family.qkv, family.output) if mixer is None else (mixer.module, mixer.projections, mixer.output)
+    )
+    found = [[f"{layer}.{mixing}.{name}" for name in names] for names in (shared, (output,))]
+    blocks = dict.fromkeys(_place_experts(model, f"{layer}.{family.mlp}") if family.router else (), EXPERT)
+    alone = family.shared if family.router else family.mlp
+    blocks |= {f"{layer}.{alone}": (family.gate_up, (family.down,))} if alone else {}
+    return found + [[f"{block}.{name}" for name in names] for block, lists in blocks.items() for names in lists]
 
 
 def _place(model: nn.Module, file: GgufFile, names: list[str]) -> None:

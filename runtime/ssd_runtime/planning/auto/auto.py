@@ -143,8 +143,9 @@ def make_auto(inputs: StrategyInputs) -> MakePlanner:
     latency = inputs.measured_latency
     router = inputs.make_router()
     heads = inputs.make_exit_heads()
-    exits = inputs.exit_choices
-    frontiers = Frontier.of_all(inputs.domains, inputs.num_layers, latency)
+    exits = {} if inputs.guesses_alone else inputs.exit_choices
+    domains = {} if inputs.guesses_alone else inputs.domains
+    frontiers = Frontier.of_all(domains, inputs.num_layers, latency)
     stream = Stream(inputs.make_lookup_stats())
     return lambda: AutoPlanner(
         frontiers=frontiers,

@@ -40,8 +40,12 @@ class Closing(Refused):
         super().__init__("the server is shutting down")
 
 
+class _Stopped(Exception):  # noqa: N818 - it ends a measurement, and is no failure
+    """The thread is to end."""
+
+
 class EngineThread:
-    """Steps an engine while there are requests.
+    """Steps an engine while there are requests, and measures the device, if that has to be done, while there are none.
 
     Every request that `submit` takes ends exactly once, with one `End`, whatever fails: an answer, an error or a
     cancellation. Events of a request come from the engine's thread, in order, and listeners must not block. At most
@@ -150,17 +154,42 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            tried = False
             while not self._stopping or self._live:
-                self._obey(wait=not self._live)
-                self._drop_cancelled()
-                if self._live:
-                    self._step()
+                if not (tried or self._live) and self.engine.must_be_measured:
+                    tried = True
+                    self._measure()
+                    continue  # it may have been ended
+                self._turn(wait=not self._live)
         finally:
             with self._lock:
                 self._closing = True
             while not self._commands.empty():
                 self._commands.get()()
             self._fail_all(Closing())
+
+    def _measure(self) -> None:
+        """Measure the device. Requests that come meanwhile wait for the end of one pass through the model at most."""
+        try:
+            self.engine.measure(self._serve)
+        except _Stopped:
+            pass
+        except Exception as error:  # requests can be answered without
+            self._observer.on_defect(error)
+
+    def _serve(self) -> None:
+        """Answer the requests that there are; raises _Stopped if the thread is to end."""
+        while self._live or not self._commands.empty():
+            self._turn(wait=False)
+        if self._stopping:
+            raise _Stopped
+
+    def _turn(self, wait: bool) -> None:
+        """Execute the callers' commands, at least one with `wait`, and step."""
+        self._obey(wait)
+        self._drop_cancelled()
+        if self._live:
+            self._step()
 
     def _obey(self, wait: bool) -> None:
         """Execute the callers' commands; with `wait`, at least one."""

@@ -71,7 +71,7 @@ def open_service(
     prepared = {name: read_settings(name, []) for name in options.allow_strategies} | {options.strategy: parameters}
 
     def load() -> tuple[Engine, PromptEncoder, int]:
-        engine = open_engine(source, options.load, note)
+        engine = open_engine(source, options.load, note, measure_later=True)
         engine.max_sequences = options.max_concurrency
         engine.cache_bytes = options.cache_bytes
         context = _context(engine, note)
@@ -79,8 +79,7 @@ def open_service(
         encoder = PromptEncoder(engine.loaded, options.chat_template, longest)
         if options.chat_template is not None:
             encoder.check_template("the template")
-        # The first requests would wait for these: measuring this device, copying weights.
-        _ = engine.latency
+        # The first requests would wait for these: a first look at this device, or copies of weights.
         for name, known in prepared.items():
             engine.planners(name, known)
         return engine, encoder, context

@@ -178,7 +178,7 @@ class _Cursor:
 
     def _text(self) -> str:
         # Bytes that are not UTF-8 become surrogates, so that only a token or a template that has them is refused.
-        return self._bytes(self._number("Q")).decode("utf-8", "surrogateescape")
+        return self._bytes(int.from_bytes(self._bytes(8), "little")).decode("utf-8", "surrogateescape")
 
     def _counted(self, count: int, least: int) -> int:
         """A number of things of `least` bytes or more each, if so many can follow."""

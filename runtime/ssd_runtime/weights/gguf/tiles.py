@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_runtime.weights.kernels import formats
-from ssd_runtime.weights.kernels.formats import Format, by_tile, halves
+from ssd_runtime.weights.kernels.formats import Format, by_tile, halves, in_bytes, words_of
 
-ROWS_AT_ONCE = 1024
-"""Rows whose levels are in memory one by one while a tensor is ordered."""
+ROWS_AT_ONCE = 256
+"""Rows whose levels are in memory one by one while a tensor is ordered; so few stay in a processor's cache."""
 LARGEST_EXPONENT = 200
 """Largest exponent of MXFP4 that is served; it is 2^72, far above any model's."""
 
@@ -55,15 +55,24 @@ def _fp16(pairs: Tensor) -> Tensor:
     return pairs.contiguous().view(torch.float16)[..., 0]
 
 
+def _levels(words: Tensor) -> Tensor:
+    """Levels uint8 [out, in] of words of four each."""
+    return words.flatten(1).view(torch.uint8)
+
+
 def _nibbles(packed: Tensor) -> Tensor:
     """Levels [out, in] of blocks whose bytes [out, n, 16] have columns i and i + 16."""
-    return torch.cat([packed & 15, packed >> 4], -1).flatten(1)
+    return _levels(torch.cat(_both(words_of(packed)), -1))
 
 
 def _nibbles_k(packed: Tensor) -> Tensor:
     """Levels [out, in] of blocks whose bytes [out, n, 128] have columns i and i + 32 of four times 64."""
-    pairs = packed.unflatten(-1, (4, 32))
-    return torch.stack([pairs & 15, pairs >> 4], -2).flatten(1)
+    return _levels(torch.stack(_both(words_of(packed).unflatten(-1, (4, 8))), -2))
+
+
+def _both(words: Tensor) -> list[Tensor]:
+    """The low and the high four bits of every byte."""
+    return [words & in_bytes(15), words >> 4 & in_bytes(15)]
 
 
 def _q4_0(blocks: Tensor) -> Parts:
@@ -102,11 +111,11 @@ def _header(*factors: Tensor) -> Tensor:
 
 def _sixes(packed: Tensor) -> Tensor:
     """Scales and minima of 6 bits, 12 bytes for eight of each [out, n, 12], as two planes."""
-    first, second, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scale = torch.cat([first & 63, (rest & 15) | (first >> 6 << 4)], -1).flatten(1)
-    least = torch.cat([second & 63, (rest >> 4) | (second >> 6 << 4)], -1).flatten(1)
-    low = by_tile((scale & 15) | (least & 15) << 4)
-    high = by_tile(scale >> 4 | least >> 4 << 2)
+    first, second, rest = words_of(packed).unbind(-1)
+    four, two = in_bytes(15), in_bytes(3)
+    lows = [first & four | (second & four) << 4, rest]
+    highs = [first >> 4 & two | (second >> 4 & two) << 2, first >> 6 & two | (second >> 6 & two) << 2]
+    low, high = (by_tile(_levels(torch.stack(each, -1))) for each in (lows, highs))
     return torch.cat([low, high[..., :8] | high[..., 8:] << 4], -1)
 
 
@@ -116,9 +125,10 @@ def _q4_k(blocks: Tensor) -> Parts:
 
 
 def _q5_k(blocks: Tensor) -> Parts:
-    high = (blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1).flatten(1)
+    high = words_of(blocks[..., 16:48])
+    bits = _levels(torch.stack([(high >> place & in_bytes(1)) << 4 for place in range(8)], -2))
     header = _header(blocks[..., :2], blocks[..., 2:4])
-    return Parts(_nibbles_k(blocks[..., 48:]) | high << 4, _sixes(blocks[..., 4:16]), header)
+    return Parts(_nibbles_k(blocks[..., 48:]) | bits, _sixes(blocks[..., 4:16]), header)
 
 
 def _of_halves(numbers: Tensor) -> Tensor:
@@ -127,23 +137,21 @@ def _of_halves(numbers: Tensor) -> Tensor:
 
 
 def _q6_k(blocks: Tensor) -> Parts:
-    low, high = blocks[..., :128].unflatten(-1, (2, 2, 32)), blocks[..., 128:192].unflatten(-1, (2, 32))
-    nibbles = torch.cat([low & 15, low >> 4], -2)
-    twos = torch.stack([high >> shift & 3 for shift in (0, 2, 4, 6)], -2)
-    levels = (nibbles | twos << 4).flatten(1)
+    nibbles = torch.cat(_both(words_of(blocks[..., :128]).unflatten(-1, (2, 2, 8))), -2)
+    levels = _levels(nibbles | _twos_k(blocks[..., 128:192]) << 4)
     return Parts(levels, _of_halves(blocks[..., 192:208].flatten(1)), _header(blocks[..., 208:]))
 
 
 def _twos_k(packed: Tensor) -> Tensor:
-    """Levels [out, n, 2, 4, 32] of blocks whose bytes [out, n, 64] have columns i, i + 32, i + 64 and i + 96."""
-    parts = packed.unflatten(-1, (2, 32))
-    return torch.stack([parts >> shift & 3 for shift in (0, 2, 4, 6)], -2)
+    """Words [out, n, 2, 4, 8] of blocks whose bytes [out, n, 64] have columns i, i + 32, i + 64 and i + 96."""
+    parts = words_of(packed).unflatten(-1, (2, 8))
+    return torch.stack([parts >> shift & in_bytes(3) for shift in (0, 2, 4, 6)], -2)
 
 
 def _q3_k(blocks: Tensor) -> Parts:
-    places = torch.arange(8, dtype=torch.uint8).view(2, 4, 1)
-    high = blocks[..., None, None, :32] >> places & 1
-    levels = (_twos_k(blocks[..., 32:96]) | high << 2).flatten(1)
+    places = torch.arange(8, dtype=torch.int32).view(2, 4, 1)
+    high = words_of(blocks[..., :32])[..., None, None, :] >> places & in_bytes(1)
+    levels = _levels(_twos_k(blocks[..., 32:96]) | high << 2)
     packed = blocks[..., 96:108]
     low = torch.cat([packed[..., :8] & 15, packed[..., :8] >> 4], -1)
     above = torch.cat([packed[..., 8:] >> shift & 3 for shift in (0, 2, 4, 6)], -1)
@@ -153,7 +161,7 @@ def _q3_k(blocks: Tensor) -> Parts:
 
 def _q2_k(blocks: Tensor) -> Parts:
     header = _header(blocks[..., 80:82], blocks[..., 82:84])
-    return Parts(_twos_k(blocks[..., 16:80]).flatten(1), _of_halves(blocks[..., :16].flatten(1)), header)
+    return Parts(_levels(_twos_k(blocks[..., 16:80])), _of_halves(blocks[..., :16].flatten(1)), header)
 
 
 def _mxfp4(blocks: Tensor) -> Parts:

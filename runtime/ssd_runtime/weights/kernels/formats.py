@@ -47,13 +47,13 @@ class Format:
         bytes [tiles, groups / 8, header].
         """
         out, columns = levels.shape
-        apart = levels.view(out // TILE, TILE, columns // GROUP, GROUP // 4, 4).permute(0, 2, 3, 1, 4).flatten(3)
+        apart = words_of(levels).view(out // TILE, TILE, columns // GROUP, GROUP // 4).permute(0, 2, 3, 1).contiguous()
         blocks = torch.cat([_plane(apart >> self.second, self.first), scales], -1)
         if header is not None:
             blocks = torch.cat([header, blocks.unflatten(1, (-1, HEADED)).flatten(2)], -1)
         if not self.second:
             return blocks.flatten(1)
-        return torch.cat([blocks.flatten(1), _plane(apart & ((1 << self.second) - 1), self.second).flatten(1)], -1)
+        return torch.cat([blocks.flatten(1), _plane(apart, self.second).flatten(1)], -1)
 
     def joined(self, tiles: Tensor, columns: int) -> Tensor:
         """The bytes of a weight of whole tiles: their first planes and scales, then their second planes."""
@@ -88,13 +88,26 @@ def tiles8(levels: Tensor, scale: Tensor) -> Tensor:
     return Q8_0.tiles(levels.view(torch.uint8) ^ 128, halves(scale))
 
 
-def _plane(numbers: Tensor, bits: int) -> Tensor:
-    """Pack numbers of `bits` bits [tiles, groups, 8, 64] as bytes [tiles, groups, 64 × bits]; 8 / bits share a byte."""
-    shared = numbers.unflatten(2, (-1, 8 // bits))
+def words_of(numbers: Tensor) -> Tensor:
+    """Bytes uint8 [..., 4n] as words int32 [..., n]: torch computes on four at once so."""
+    return numbers.contiguous().view(torch.int32)
+
+
+def in_bytes(number: int) -> int:
+    """The word of which each byte is a number below 128."""
+    return 0x01010101 * number
+
+
+def _plane(words: Tensor, bits: int) -> Tensor:
+    """Pack the low `bits` bits of the bytes of words [tiles, groups, 8, 16] as bytes [tiles, groups, 64 × bits].
+
+    8 / bits numbers share a byte.
+    """
+    shared = (words & in_bytes((1 << bits) - 1)).unflatten(2, (-1, 8 // bits))
     packed = shared[:, :, :, 0].clone()
     for place in range(1, 8 // bits):
         packed |= shared[:, :, :, place] << (bits * place)
-    return packed.flatten(2)
+    return packed.flatten(2).view(torch.uint8)
 
 
 def by_tile(numbers: Tensor) -> Tensor:
