@@ -51,6 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama yarn, attention factor": ("llama", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
     "llama yarn, betas": ("llama", {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0}}),
     "mistral": ("mistral", {}),
+    "ministral3": ("ministral3", {}),
     "qwen2": ("qwen2", {}),
     "qwen2 untied": ("qwen2-untied", {}),
     "qwen2 yarn": ("qwen2-yarn-rope", {}),
