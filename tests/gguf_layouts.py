@@ -20,7 +20,7 @@ ARCHITECTURES = {
 }
 """Names of architectures that differ from transformers' type."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-ALTERNATING = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3")
+ALTERNATING = ("llama", "mistral3", "arcee", "granite", "granitemoe", "granitehybrid", "smollm3")
 """Architectures whose rotations pair neighbouring columns."""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.activations import ACT2CLS
 from transformers.models.granitemoe import modeling_granitemoe
 
 from ssd_runtime.model.families import FAMILIES
@@ -254,6 +255,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "seed-oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
+    "ernie-4.5": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
+    "helium": ("helium", {"attention_bias": True, "mlp_bias": True}),
+    "arcee": ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    "apertus": ("apertus", {"attention_bias": True}),
 }
 """Name to (model type, what differs from `SMALL`)."""
 NEWER = frozenset(kind for kind in FAMILIES if kind not in CONFIG_MAPPING)
@@ -266,11 +272,16 @@ if "granitemoehybrid" not in NEWER and "linear_attention" not in (
     CONFIG_MAPPING["granitemoehybrid"]().layer_types or ()
 ):
     NEWER |= {"granitemoehybrid"}
-"""Types that the oldest transformers lacks, or whose experts or layers it describes otherwise, which is refused."""
+try:
+    with torch.device("meta"):
+        ACT2CLS["xielu"]()
+except NotImplementedError:
+    NEWER |= {"apertus"}
+"""Types that the oldest transformers lacks or cannot load, or whose experts or layers it describes otherwise."""
 VARIANTS = {name: (kind, changes) for name, (kind, changes) in VARIANTS.items() if kind not in NEWER}
 HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers]
 """Variants some of whose layers mix tokens otherwise than by attention."""
-ALIKE = frozenset({"ministral-sliding", "ministral3"})
+ALIKE = frozenset({"ministral-sliding", "ministral3", "seed-oss", "ernie-4.5", "helium", "arcee", "apertus"})
 """Variants that decode as others do, step by step: CI has time to compare their logits alone."""
 IN_BOTH = [(name, torch.float32) for name in VARIANTS if name not in ALIKE]
 IN_BOTH += [(name, torch.bfloat16) for name, _ in IN_BOTH[::4]]

@@ -36,6 +36,8 @@ class Family:
     gated: bool = False
     """Whether attention's output is gated: each head has a gate beside its query."""
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    gated_mlp: bool = True
+    """Whether `gate_up` is a gate and what it multiplies, not one vector that the activation is applied to."""
     activation: str | None = "act_fn"
     """Module of the MLP's activation; None for SiLU without a module."""
     down: str = "down_proj"

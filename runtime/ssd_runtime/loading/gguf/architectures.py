@@ -246,6 +246,12 @@ ARCHITECTURES = {
         {**BLOCK_BIASES, "mamba_conv_bias": ("ssm_conv1d",), "mamba_proj_bias": ("ssm_in",)},
         _granitehybrid,
     ),
+    "ernie4_5": Architecture("ernie4_5"),
+    "seed_oss": Architecture(
+        "seed_oss",
+        biases={"attention_bias": ("attn_q", "attn_k", "attn_v"), "attention_out_bias": ("attn_output",), **MLP_BIASES},
+    ),
+    "arcee": Architecture("arcee", Layout(pairs_alternate=True), {**BLOCK_BIASES, "mlp_bias": ("ffn_up", "ffn_down")}),
     "smollm3": Architecture("smollm3", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}),
 }
 """Architectures by the name that llama.cpp gives them."""
