@@ -270,6 +270,8 @@ def _rope(config: Any, width: int) -> dict[str, Any]:
     if kind == "yarn":
         names = {"attention_factor": "attn_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
         keys |= {f"rope.scaling.yarn_{key}": whole.get(name) for name, key in names.items()}
+    if whole.get("llama_4_scaling_beta"):  # files of models without it lack the key
+        keys |= {"attention.temperature_scale": whole["llama_4_scaling_beta"], "rope.scaling.yarn_log_multiplier": 1.0}
     if kind == "longrope":
         original = whole["original_max_position_embeddings"]
         factor = whole.get("factor") or config.max_position_embeddings / original

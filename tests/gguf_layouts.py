@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 ARCHITECTURES = {
     "mistral": "llama",
     "gemma3_text": "gemma3",
+    "ministral3": "mistral3",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
@@ -19,7 +20,7 @@ ARCHITECTURES = {
 }
 """Names of architectures that differ from transformers' type."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-ALTERNATING = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
+ALTERNATING = ("llama", "mistral3", "arcee", "granite", "granitemoe", "granitehybrid", "smollm3")
 """Architectures whose rotations pair neighbouring columns."""
 
 

@@ -65,8 +65,10 @@ class Block:
         self.biases = [random.choice([None, self.bias(*pair)]) for pair in self.pairs()]
         width = random.choice([self.head_dim, self.head_dim // 2])
         angles = torch.rand(sum(self.rows), heads + 2 * kv_heads, width)
-        # Keys and queries are rotated by the same angles, and the code reads those of the first head.
-        self.angles = angles[:, :1].expand_as(angles)
+        # The code reads the angles of the first head of queries and of the first of keys.
+        self.angles = torch.cat(
+            [angles[:, :1].expand(-1, heads, -1), angles[:, heads : heads + 1].expand(-1, 2 * kv_heads, -1)], 1
+        )
         self.rotation: Rotation | None = random.choice(
             [None, (self.angles.cos().contiguous(), self.angles.sin().contiguous())]
         )

@@ -29,6 +29,8 @@ COMPUTATION = frozenset(
         "num_key_value_heads",
         "head_dim",
         "attention_bias",
+        "attention_out_bias",
+        "use_bias",
         "mlp_bias",
         "hidden_act",
         "hidden_activation",

@@ -16,19 +16,19 @@ from ssd_artifacts.safetensors_header import StoredTensor, read_header
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.config import read_config
 from ssd_runtime.loading.folder import ADVICE, CONFIG, guarded_loading, read_settings, require_plain_files
-from ssd_runtime.loading.pretrained import empty_model, read_model
+from ssd_runtime.loading.pretrained import TEXT_NAMES, empty_model, read_model
 from ssd_runtime.model.families import family_of
 
 SINGLE = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
 SHARD_OF_TRAINING = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-TEXT_PART = "model.language_model."
 PACKED_NUMBERS = 8
 """Numbers of a byte at most, in any format of quantised weights."""
 HARMLESS = re.compile(
     r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$"  # follow from the config
     r"|(^|\.)v_head\."  # a value head for reinforcement learning, which has no part in the logits
+    r"|^(model\.)?(vision_tower|multi_modal_projector)\."  # what a model that sees has beside its text model
 )
 """Names of tensors that checkpoints of supported models hold and that no logit depends on."""
 NAMED = 3
@@ -65,7 +65,7 @@ def read_checked_config(spec: str, folder: Path) -> PreTrainedConfig:
         expected = {name: tuple(part.shape) for name, part in stored.items()}
     # Weights of the model below the head may be named as it calls them, or as a part of a model that sees, too. A tied
     # head may stand for the embedding.
-    tensors = {name.replace(TEXT_PART, "model.", 1): tensor for name, tensor in tensors.items()}
+    tensors = {_text_name(name): tensor for name, tensor in tensors.items()}
     found = {name if name.startswith(("model.", HEAD)) else f"model.{name}": tensor for name, tensor in tensors.items()}
     if getattr(config, "tie_word_embeddings", False) and EMBEDDING not in found and HEAD in found:
         found[EMBEDDING] = found[HEAD]
@@ -77,6 +77,13 @@ def read_checked_config(spec: str, folder: Path) -> PreTrainedConfig:
     ]
     _refuse(spec, "holds weights of another shape:", shapes)
     return config
+
+
+def _text_name(name: str) -> str:
+    """The name of a tensor in the causal LM, where the file has a model that sees."""
+    for pattern, to in TEXT_NAMES.items():
+        name = re.sub(pattern, to, name)
+    return name
 
 
 def load_checkpoint(spec: str, folder: Path, config: PreTrainedConfig, **settings: Any) -> PreTrainedModel:

@@ -25,8 +25,8 @@ TAKEN = COMPUTATION | {
     *("is_causal", "attention_chunk_size"),
 }
 """Entries that transformers receives. Others may name code, kernels on the Hub, files, or sizes of what is not used."""
-TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-"""Types of text models by the type of a model that has one beside its eyes."""
+TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "mistral3": None}
+"""Types of text models by the type of a model that has one beside its eyes; None if the file names it."""
 OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "auto_map")
 """Entries that such a file has beside the text model's."""
 SIZES = (
@@ -82,9 +82,10 @@ def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> Pr
 
 def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The entries of the text model in a file of a model that sees, too; other files as they are."""
-    text, kind = raw.get("text_config"), TEXT_PARTS.get(str(raw.get("model_type")))
-    if kind is None or not isinstance(text, dict):
+    text, whole = raw.get("text_config"), str(raw.get("model_type"))
+    if whole not in TEXT_PARTS or not isinstance(text, dict):
         return raw
+    kind = TEXT_PARTS[whole] or text.get("model_type")
     return {**text, **{name: raw[name] for name in OF_THE_WHOLE if name in raw}, "model_type": kind}
 
 

@@ -23,6 +23,8 @@ from ssd_runtime.loading.folder import ADVICE, GENERATION_CONFIG, TOKENIZER_CONF
 
 MOST_GROWTH = 64
 """Most factor by which a tokenizer may lengthen a text."""
+TEXT_NAMES = {r"^(model\.language_model|language_model\.model)\.": "model.", r"^language_model\.lm_head\.": "lm_head."}
+"""Patterns of the names that a model that sees gives to tensors of its text model, and the causal LM's names."""
 
 
 def read_tokenizer(spec: str, folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
@@ -87,6 +89,7 @@ def read_model(folder: Path, config: PreTrainedConfig, **settings: Any) -> tuple
         use_safetensors=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
+        key_mapping=TEXT_NAMES,
         **settings,
     )
     return model, report

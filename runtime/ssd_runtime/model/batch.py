@@ -180,6 +180,8 @@ class BatchBuilder:
     """Whether attention of consecutive rows without a window needs no bias; only with a `key_multiple` of 1."""
     by_row: bool = False
     """Whether the attention of up to `MOST_BY_ROW` rows runs row by row (`attention.attend_by_row`)."""
+    query_scaling: tuple[float, int] | None = None
+    """`families.query_scaling`."""
 
     def consecutive(self, cache: KVCache, start: int, n: int, certain: bool = False) -> Segment:
         """Rows at positions `start`, …, `start` + n - 1; each sees itself and the rows before it in its window.
@@ -266,16 +268,28 @@ class BatchBuilder:
         # One rotation of queries, keys and values takes two operations per layer fewer than one without the values.
         turned = self.rotated_heads
         kept = self.kept_heads
+        factors = self._query_factors(positions, end)
         found: dict[str | None, Rotation] = {}
         for name, table in self.tables.items():
             cos, sin = table.rows(positions, end, long)
             unit = torch.ones_like(cos)
             zero = torch.zeros_like(sin)
-            found[name] = (
-                torch.cat([cos.expand(-1, turned, -1), unit.expand(-1, kept, -1)], 1),
-                torch.cat([sin.expand(-1, turned, -1), zero.expand(-1, kept, -1)], 1),
-            )
+            turning = torch.cat([cos.expand(-1, turned, -1), unit.expand(-1, kept, -1)], 1)
+            crossing = torch.cat([sin.expand(-1, turned, -1), zero.expand(-1, kept, -1)], 1)
+            if factors is not None:  # a rotation may stretch, too
+                for each in (turning, crossing):
+                    each[:, : turned - kept] *= factors
+            found[name] = turning, crossing
         return found
+
+    def _query_factors(self, positions: Tensor | slice, end: int) -> Tensor | None:
+        """The factors [n, 1, 1] of queries at `positions`, all below `end`; None if all are 1."""
+        if self.query_scaling is None or end <= self.query_scaling[1]:
+            return None
+        beta, original = self.query_scaling
+        if isinstance(positions, slice):
+            positions = torch.arange(positions.start, positions.stop, device=self.device)
+        return (1 + beta * torch.log1p(positions // original)).to(self.dtype)[:, None, None]
 
     def _causal(self, start: int, end: int, begin: int, window: int | None) -> Tensor:
         """Whether rows at positions `start`, …, `end` - 1 see keys at `begin`, …, `end` - 1 [rows, keys]."""

@@ -21,7 +21,7 @@ from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_layout import KVLayout
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
 from ssd_runtime.model.draft_vocabulary import DraftVocabulary
-from ssd_runtime.model.families import LONGROPE, family_of, layer_kinds, max_context, rope_types, setting
+from ssd_runtime.model.families import LONGROPE, family_of, layer_kinds, max_context, query_scaling, rope_types, setting
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.projections import LightCopies, Projections
@@ -162,6 +162,7 @@ class Decoder:
             key_multiple=key_multiple,
             causal=self._attends_causally(),
             by_row=self.sublayers.by_row,
+            query_scaling=query_scaling(config, self.family),
         )
 
     def _attends_causally(self) -> bool:

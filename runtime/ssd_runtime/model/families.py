@@ -63,6 +63,8 @@ _QWEN35: dict[str, Any] = {
 FAMILIES = {
     "llama": Family("Llama"),
     "mistral": Family("Mistral", windows="everywhere"),
+    "ministral": Family("Ministral", windows="by_layer"),
+    "ministral3": Family("Ministral-3", windows="everywhere", query_scaling=True),
     "qwen2": Family("Qwen2", windows="by_layer"),
     "qwen3": Family("Qwen3", windows="by_layer", qk_norm="head"),
     "phi3": Family(
@@ -84,6 +86,18 @@ FAMILIES = {
     "glm": Family("GLM", **_GLM),
     "glm4": Family("GLM-4", **_GLM, attention_after="post_self_attn_layernorm", mlp_after="post_mlp_layernorm"),
     "granite": Family("Granite", **_GRANITE),
+    "seed_oss": Family("Seed-OSS"),
+    "ernie4_5": Family("ERNIE-4.5", pairs_alternate=True),
+    "helium": Family("Helium", pairs_alternate=True),
+    "arcee": Family("Arcee", gate_up=("up_proj",), gated_mlp=False),
+    "apertus": Family(
+        "Apertus",
+        attention_norm="attention_layernorm",
+        mlp_norm="feedforward_layernorm",
+        qk_norm="head",
+        gate_up=("up_proj",),
+        gated_mlp=False,
+    ),
     "smollm3": Family("SmolLM3", windows="by_layer", no_rope="no_rope_layers"),
     "qwen3_moe": Family("Qwen3-MoE", windows="everywhere", qk_norm="head", router="gate"),
     "olmoe": Family("OLMoE", qk_norm="projection", router="gate", unserved=("clip_qkv",)),
@@ -202,6 +216,13 @@ def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
             rope = None
         kinds.append(LayerKind("sliding", config.sliding_window, rope) if slides else LayerKind("full", None, rope))
     return kinds
+
+
+def query_scaling(config: PreTrainedConfig, family: Family) -> tuple[float, int] | None:
+    """The beta and the original context of queries that grow with their position; None for those that do not."""
+    parameters = _rope_parameters(config, family).get("default", {})
+    beta = parameters.get("llama_4_scaling_beta") if family.query_scaling else None
+    return (float(beta), int(parameters["original_max_position_embeddings"])) if beta else None
 
 
 def setting(config: PreTrainedConfig, name: str | None) -> float | None:

@@ -36,6 +36,8 @@ class Family:
     gated: bool = False
     """Whether attention's output is gated: each head has a gate beside its query."""
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    gated_mlp: bool = True
+    """Whether `gate_up` is a gate and what it multiplies, not one vector that the activation is applied to."""
     activation: str | None = "act_fn"
     """Module of the MLP's activation; None for SiLU without a module."""
     down: str = "down_proj"
@@ -62,6 +64,9 @@ class Family:
     """Whether a `dynamic` rotary embedding with an `alpha` has the same angles for sequences of every length."""
     angles_once: bool = False
     """Whether the rotary module returns an angle per pair of columns, not per column."""
+    query_scaling: bool = False
+    """Whether queries grow with their position: times 1 + beta log(1 + floor(position / original context)), where the
+    rotary embedding's parameters have `llama_4_scaling_beta`."""
     rope_in_windows: bool = False
     """Whether only layers with a window have a rotation, in models with windows."""
     rope_setting: str | None = None

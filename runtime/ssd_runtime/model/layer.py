@@ -142,9 +142,11 @@ class Layer:
             return Norm(parent, name, family.norm_offset) if name else None
 
         def gated(block: Any) -> Mlp:
+            activation = nn.SiLU() if family.activation is None else getattr(block, family.activation)
             return Mlp(
                 gate_up=Linear(block, family.gate_up, memory),
-                activation=nn.SiLU() if family.activation is None else getattr(block, family.activation),
+                activation=activation if family.gated_mlp else None,
+                gated=None if family.gated_mlp else activation,
                 down=Linear(block, (family.down,), memory),
             )
 

@@ -19,13 +19,13 @@ SILU = (nn.SiLU, SiLUActivation)
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """W_down (activation(W_gate x) × W_up x), or W_down gated(W x) where `gated` joins gate and up otherwise."""
+    """W_down (activation(W_gate x) × W_up x), or W_down gated(W x) where `gated` joins gate and up, or has no gate."""
 
     gate_up: Linear | LightLinear
     activation: Callable[[Tensor], Tensor] | None
     down: Linear | LightLinear
     gated: Callable[[Tensor], Tensor] | None = None
-    """Takes the output [n, 2 inner] of `gate_up` and returns the input [n, inner] of `down`."""
+    """Takes the output [n, 2 inner] of `gate_up`, or [n, inner], and returns the input [n, inner] of `down`."""
 
     def inner(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """The input [n, inner] of `down` for rows `x` [n, hidden], which are normed first."""

@@ -96,7 +96,9 @@ def test_first_last_all_and_no_sublayers(variant: str, skipped: set[int]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("variant", "dtype"), [*IN_BOTH, *((name, torch.float16) for name in list(VARIANTS)[1::4])], ids=str
+    ("variant", "dtype"),
+    [*IN_BOTH, ("ministral3", torch.float32), *((name, torch.float16) for name in list(VARIANTS)[1::4])],
+    ids=str,
 )
 def test_every_family_under_masks(variant: str, dtype: torch.dtype) -> None:
     """Across windows, and across longrope's change of angles."""

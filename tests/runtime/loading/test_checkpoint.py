@@ -133,19 +133,29 @@ def test_files_that_are_not_read_are_not_looked_at(folder: Path, tmp_path: Path)
     load_model(str(right))
 
 
-@pytest.mark.skipif("qwen3.5" not in VARIANTS, reason="this transformers has no Qwen3.5")
-def test_the_text_part_of_a_model_that_sees_is_loaded(folder: Path, tmp_path: Path) -> None:
-    """Qwen3.5's checkpoints are of such models."""
-    to, text = tmp_path / "model", tiny_model("qwen3.5", eos_token_id=2)
+QWEN_EYES = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
+MISTRAL_EYES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+WHOLES = {
+    "qwen3.5": ("qwen3_5", QWEN_EYES),
+    "ministral3": ("mistral3", {"model_type": "pixtral", "head_dim": 8, **MISTRAL_EYES}),
+}
+"""Type and vision part of models that see, by their text part."""
+
+
+@pytest.mark.parametrize("variant", [variant for variant in WHOLES if variant in VARIANTS])
+def test_the_text_part_of_a_model_that_sees_is_loaded(folder: Path, tmp_path: Path, variant: str) -> None:
+    """Checkpoints of Qwen3.5 and Ministral-3 are of such models."""
+    to, text = tmp_path / "model", tiny_model(variant, eos_token_id=2)
     shutil.copytree(folder, to)
-    eyes = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
-    config = AutoConfig.for_model("qwen3_5", text_config=text.config.to_dict(), vision_config=eyes)
+    whole_type, eyes = WHOLES[variant]
+    parts = {"text_config": text.config.to_dict(), "vision_config": eyes}
+    config = AutoConfig.for_model(whole_type, **parts, tie_word_embeddings=False)
     whole = AutoModelForImageTextToText.from_config(config)
     whole.model.language_model.load_state_dict(text.model.state_dict())
     whole.lm_head.load_state_dict(text.lm_head.state_dict())
     whole.save_pretrained(to)
     loaded = load_model(str(to)).model
-    assert loaded.config.model_type == "qwen3_5_text"
+    assert loaded.config.model_type == text.config.model_type
     for name, tensor in text.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
 

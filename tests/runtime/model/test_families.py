@@ -178,7 +178,7 @@ def test_every_family_is_tested() -> None:
 
 def test_unknown_models_are_refused_with_what_is_supported() -> None:
     config = AutoConfig.for_model("gpt2", n_layer=1, n_embd=8, n_head=1, vocab_size=11, n_positions=16)
-    with pytest.raises(UserError, match=r"gpt2.*supported.*: Llama, Mistral, Qwen2"):
+    with pytest.raises(UserError, match=r"gpt2.*supported.*: Llama, Mistral, Ministral"):
         Decoder(AutoModelForCausalLM.from_config(config))
 
 

@@ -20,6 +20,8 @@ KV_HEADS = "attention.head_count_kv"
 """Number of key-value heads; in a list by layer, 0 for layers that mix tokens otherwise than by attention."""
 PREDICTING = "nextn_predict_layers"
 """Number of layers after the model's own that predict further tokens."""
+QUERY_SCALING = "attention.temperature_scale"
+"""Growth of queries with their position (`Family.query_scaling`)."""
 MLP_BIASES = {"mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
 
 
@@ -34,6 +36,10 @@ def _llama(metadata: Metadata, common: Entries) -> Entries:
     if metadata.optional(int, "expert_count"):
         return {**_experts(metadata, common), "model_type": "mixtral", "sliding_window": window or None}
     return {"model_type": "mistral", "sliding_window": window} if window else {}
+
+
+def _mistral3(metadata: Metadata, common: Entries) -> Entries:
+    return {} if metadata.optional(float, QUERY_SCALING) else {"model_type": "mistral", "sliding_window": None}
 
 
 def _phi3(metadata: Metadata, common: Entries) -> Entries:
@@ -220,6 +226,7 @@ class Architecture:
 QWEN35 = Layout(norm_offset=1.0, values_alternate=True)
 ARCHITECTURES = {
     "llama": Architecture("llama", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, _llama),
+    "mistral3": Architecture("ministral3", Layout(pairs_alternate=True), entries=_mistral3),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", biases=BLOCK_BIASES),
     "phi3": Architecture("phi3", entries=_phi3),
@@ -239,6 +246,12 @@ ARCHITECTURES = {
         {**BLOCK_BIASES, "mamba_conv_bias": ("ssm_conv1d",), "mamba_proj_bias": ("ssm_in",)},
         _granitehybrid,
     ),
+    "ernie4_5": Architecture("ernie4_5"),
+    "seed_oss": Architecture(
+        "seed_oss",
+        biases={"attention_bias": ("attn_q", "attn_k", "attn_v"), "attention_out_bias": ("attn_output",), **MLP_BIASES},
+    ),
+    "arcee": Architecture("arcee", Layout(pairs_alternate=True), {**BLOCK_BIASES, "mlp_bias": ("ffn_up", "ffn_down")}),
     "smollm3": Architecture("smollm3", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}),
 }
 """Architectures by the name that llama.cpp gives them."""

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.gguf.architectures import KV_HEADS, Entries, architecture_of
+from ssd_runtime.loading.gguf.architectures import KV_HEADS, QUERY_SCALING, Entries, architecture_of
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.rope import BASE, rope_parameters
 from ssd_runtime.weights.gguf.file import EMBEDDING, HEAD
@@ -105,6 +105,9 @@ def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, A
         raise metadata.refusal("rope.dimension_count", f"is {rotated} for heads of {width}, which")
     metadata.expect("rope.dimension_count_swa", rotated)
     parameters = rope_parameters(index, metadata, rotated // 2, context)
+    if entries["model_type"] == "ministral3":
+        parameters.setdefault("original_max_position_embeddings", context)
+        parameters["llama_4_scaling_beta"] = metadata.required(float, QUERY_SCALING)
     if rotated != width:
         entries["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotated / width
     if parameters["rope_type"] == "longrope":

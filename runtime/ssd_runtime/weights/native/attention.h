@@ -55,21 +55,21 @@ static void store_slot(char *slot, const float *head, int64_t size) {
     memcpy(slot + size, &scale, sizeof scale);
 }
 
-/* cos and signed sin, [rows][heads][width] with rows `stride` floats apart; those of the first head serve all heads. NULL
- * for layers without a rotation. */
+/* cos and signed sin, [rows][heads][width] with rows `stride` floats apart; those of the first head serve all of queries,
+ * those of the first head of keys all of keys. NULL for layers without a rotation. */
 typedef struct {
     const float *cos, *sin;
     int64_t bytes, width, stride; /* The bytes of each. */
 } Rotation;
 
-/* to = the head, normed and rotated. */
-static void place_head(const float *x, const Norm *norm, Rotation rotation, int64_t row, int64_t size, float *to) {
+/* to = the head, normed and rotated by the angles that begin `at` numbers after the first. */
+static void place_head(const float *x, const Norm *norm, Rotation rotation, int64_t at, int64_t size, float *to) {
     float head[256];
     const float factor = norm ? norm_factor(x, size, norm->epsilon) : 1.0f;
     for (int64_t i = 0; i < size; i++)
         head[i] = norm ? x[i] * factor * norm->weight[i] : x[i];
     const int64_t half = rotation.cos ? rotation.width / 2 : 0;
-    const float *cos = rotation.cos + row * rotation.stride, *sin = rotation.sin + row * rotation.stride;
+    const float *cos = rotation.cos + at, *sin = rotation.sin + at;
     for (int64_t i = 0; i < half; i++) {
         to[i] = head[i] * cos[i] + head[half + i] * sin[i];
         to[half + i] = head[half + i] * cos[half + i] + head[i] * sin[half + i];

@@ -114,6 +114,7 @@ static void place_item(const void *about, int64_t item, int worker) {
     const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, all = heads + 2 * kv_heads;
     const int64_t row = item / all, head = item % all;
     const Rotation still = {0, 0, 0, 0, 0};
+    const int64_t angles = row * of->rotation.stride;
     int64_t first = 0;
     (void)worker;
     while (row - first >= segment->rows)
@@ -122,13 +123,16 @@ static void place_item(const void *about, int64_t item, int worker) {
     const int64_t at = (segment->own + row - first) * slot_bytes(block);
     const int is_key = head < heads + kv_heads;
     if (head < heads) {
-        place_head(from, block->q_norm, of->rotation, row, size, from);
+        place_head(from, block->q_norm, of->rotation, angles, size, from);
         return;
     }
     char *slot = at + (is_key ? segment->keys + (head - heads) * segment->stride
                               : segment->values + (head - heads - kv_heads) * segment->stride);
     float *to = block->kv_bits == 8 ? from : (float *)slot;
-    place_head(from, is_key ? block->k_norm : 0, is_key ? of->rotation : still, row, size, to);
+    if (is_key)
+        place_head(from, block->k_norm, of->rotation, angles + heads * of->rotation.width, size, to);
+    else
+        place_head(from, 0, still, 0, size, to);
     if (block->kv_bits == 8)
         store_slot(slot, to, size);
 }
