@@ -248,7 +248,7 @@ def test_an_architecture_that_is_not_served_is_refused_with_the_list(
     monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     save_gguf(path, tiny_model("llama", **SIZES), Type.Q8_0, {"general.architecture": "falcon"})
-    with pytest.raises(UserError, match=r"architecture falcon are not supported, only llama, qwen2, .*smollm3"):
+    with pytest.raises(UserError, match=r"architecture falcon are not supported, only llama, .*qwen2, .*smollm3"):
         load_model(str(path), "cpu", weights=weights)
 
 
