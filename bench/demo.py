@@ -1,7 +1,5 @@
 """Shows in a few minutes what self-speculation gains: `python -m bench.demo`, or `make demo`.
 
-With `--model M` (`make demo MODEL=M`) a model of your own decodes the sample prompts, beside llama.cpp if it can.
-Otherwise there are two parts.
 First the real demo model without any preparation, on prompts on which drafting pays and on one on which it cannot.
 Then a model with known spare layers, made of the same one, which is compiled and decoded with its bundle. Every figure
 is measured in this run, against plain decoding of the same engine, interleaved.
@@ -26,9 +24,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.prompts import Prompt, sample_prompts
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.commands.llama_cpp import LlamaCpp
-from ssd_runtime.commands.report import compared_table, finish
-from ssd_runtime.engine.output.result import Outcome, Summary, Tally, disturbance
+from ssd_runtime.engine.output.result import Outcome, Tally, disturbance
 from ssd_runtime.planning.settings import AutoSettings
 
 MODEL = "demo@wheel"
@@ -58,11 +54,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("build/demo"), help="folder for the planted model and its bundle"
     )
-    parser.add_argument("--model", help="a model to show in place of these, such as qwen@wheel")
     arguments = parser.parse_args()
-    if arguments.model is not None:
-        show(arguments.model)
-        return
     console = Console(highlight=False)
     began = perf_counter()
 
@@ -115,24 +107,6 @@ def main() -> None:
         f"Report of the compile: {bundle / 'report.html'}; {perf_counter() - began:.0f} s in all.",
         soft_wrap=True,
     )
-
-
-def show(model: str) -> None:
-    """Decode the sample prompts with `auto` and plainly, beside llama.cpp if `llama-bench` is on the PATH."""
-    engine = Engine.open(model=model, device="cpu")
-    runner = engine.runner(RunSettings(max_new_tokens=MAX_NEW_TOKENS, compare=True))
-    llama = LlamaCpp.find(engine, MAX_NEW_TOKENS, lambda line: print(f"note: {line}", file=sys.stderr))
-    summary, outcomes = Summary(compare=True), list[Outcome]()
-    for number, (title, text) in enumerate(SAMPLES.items()):
-        if llama is not None:
-            llama.before(number, len(SAMPLES))
-        outcomes.append(next(runner.run(Prompt(title, turns=(text,)))))
-        summary.add(outcomes[-1])
-        print(f"  {title}: auto {speedup(Tally.of(outcomes[-1]))}", file=sys.stderr)
-    if llama is not None:
-        llama.before(len(SAMPLES), len(SAMPLES))
-    compared_table(outcomes, llama)
-    finish(summary, as_json=False, quiet=True, llama=llama)
 
 
 def measure(contenders: Sequence[Contender], prompts: Mapping[str, str]) -> dict[str, dict[str, Outcome]]:

@@ -33,7 +33,7 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "granite-hybrid": {"shared_intermediate_size": 96, **MAMBA},
     "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
 }
-"""What else hybrids need for that; value heads of a gated delta net share blocks of 32 columns."""
+"""Sizes of hybrids for that; value heads of a gated delta net share blocks of 32 columns."""
 SCALES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),

@@ -1,4 +1,4 @@
-"""How `.gguf` files hold weights otherwise than transformers does, and what they say about hybrids' layers."""
+"""Weights and metadata of `.gguf` files, where these differ from transformers'."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _taking_turns(config: Any, rows: torch.Tensor, undo: bool) -> torch.Tensor:
 
 
 def mixers(config: Any, architecture: str) -> dict[str, Any]:
-    """What hybrids say about layers that mix tokens otherwise than by attention."""
+    """The metadata of hybrids about layers with another mixer than attention."""
     attends = [kind == "full_attention" for kind in getattr(config, "layer_types", None) or ()]
     by_layer = {"attention.head_count_kv": [config.num_key_value_heads if each else 0 for each in attends]}
     if architecture == "lfm2":

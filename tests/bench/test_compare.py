@@ -169,17 +169,3 @@ def test_both_ways_are_measured_on_every_prompt(tmp_path: Path, monkeypatch: pyt
     assert [re.findall(r"\b\d+\b", line)[0] for line in (river, apples, both)] == ["12", "12", "24"]
     for line in (river, apples, both):
         assert len(re.findall(r"\d+\.\d\dx", line)) == 2
-
-
-def test_a_model_of_ones_own_is_shown_by_prompt_and_in_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 12)
-    monkeypatch.setattr(demo, "SAMPLES", {"a river": TEXTS[0], "apples": TEXTS[1]})
-    engine = tiny_engine(save_tiny_model(tmp_path / "model"))
-    monkeypatch.setattr(demo.Engine, "open", lambda **_: engine)
-    demo.show("any")
-    shown = capsys.readouterr()
-    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in shown.out.splitlines() if "│" in line]
-    assert rows == [["a river", "12"], ["apples", "12"], ["all", "24"]]
-    assert "times as fast as plain decoding on these 2 prompts" in shown.err

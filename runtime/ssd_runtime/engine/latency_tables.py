@@ -108,7 +108,7 @@ class LatencyTables:
 
     def provisional_for(self, light: bool | None) -> LatencyTable:
         """The table that a strategy begins with; `light` is as in `table_for_masks`."""
-        self._light_later |= bool(self._light_masks) if light is None else light
+        self._light_later |= self._may_be_light(light)
         return self.provisional
 
     def measure(self, between: Callable[[], object] | None = None) -> None:
@@ -173,8 +173,10 @@ class LatencyTables:
         """
         # The device is measured before copies take memory.
         dense = self.dense_table()
-        allowed = bool(self._light_masks) if light is None else light
-        return (self.light_table if allowed else None) or dense
+        return (self.light_table if self._may_be_light(light) else None) or dense
+
+    def _may_be_light(self, light: bool | None) -> bool:
+        return bool(self._light_masks) if light is None else light
 
     def use_bundle(self, bundle: Bundle) -> None:
         """Use another bundle's tables from now on, where it has this device's."""

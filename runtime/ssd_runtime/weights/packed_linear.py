@@ -110,7 +110,7 @@ class PackedExperts(nn.Module):
 
 
 def whole_calls(modules: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
-    """What computes the modules' outputs side by side: a kernel where all that share it are there, else the modules."""
+    """The calls that compute the modules' outputs side by side: a kernel for all that share it, else the modules."""
     calls = list[Callable[[Tensor], Tensor]]()
     for kernel, run in groupby(modules, key=_kernel_of):
         sharing = list[Any](run)

@@ -86,6 +86,10 @@ def test_the_table_of_sample_prompts_has_a_row_for_it_and_json_a_figure(
     monkeypatch.setattr("ssd_runtime.commands.run_options.sys", terminal)
     table = compare("--raw").stdout
     assert re.search(r"llama.cpp +│ +8 │ +16.0 │", table), table
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in table.splitlines() if "│" in line]
+    *prompts, every, _ = rows
+    assert len(prompts) == 8
+    assert every == ["all", str(sum(int(tokens) for _, tokens in prompts))]
     assert len((bench.parent / "asked").read_text().splitlines()) == 4, "the runs are spread over eight prompts"
 
 

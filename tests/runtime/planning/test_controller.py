@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
+from ssd_runtime.planning.auto.draft_source import DraftProposal
+from ssd_runtime.planning.auto.draft_stats import DraftStats
+from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.auto.verify_stats import SETTLING
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.lookup import Guess
+from ssd_runtime.planning.plan import Plan
 from tests.simulated import Replay, Trace, controller, replay
 from tests.tables import latency_table, profile
 
@@ -223,6 +230,21 @@ def test_good_masks_are_used_and_repetition_is_copied() -> None:
     copied = run(story("repeating", 1), lambda place: False, {})
     assert copied.tokens / sum(copied.costs) > 3.0
     assert {cycle.plan.reason for cycle in copied.cycles[4:]} == {"lookup"}
+
+
+@pytest.mark.parametrize(("speedup", "chosen"), [(2.2, "lookup"), (2.4, "draft")])
+def test_drafts_must_promise_more_than_guesses(speedup: float, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses that double the speed give way to drafts of 15% more, and not to drafts of 10% more."""
+    guess = Guess((Node(token=1, parent=0, probability=1.0, depth=1),), tokens=2.0, cost=1.0)
+    monkeypatch.setattr("ssd_runtime.planning.auto.controller.best_guess", lambda *_, **__: guess)
+    source = MaskedDrafts(HALF[DOMAIN], TABLE, DraftStats(), Lookup(LookupStats()))
+    proposal = DraftProposal(source, speedup, Plan("draft"), speedup)
+    monkeypatch.setattr(MaskedDrafts, "propose", lambda *_: proposal)
+    stream, trace = Stream(), story("random", 1)
+    planner = controller(TABLE, stream, trace, HALF)
+    for _ in range(SETTLING):
+        stream.verify.update(rows=1, seconds=0.01, cost=1.0)
+    assert planner.plan(len(trace.prompt), trace.answer[0]).reason == chosen
 
 
 def test_exits_that_hold_are_used_and_those_that_fail_left() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from ssd_runtime.sampling.argmax import argmax, candidates
+from ssd_runtime.sampling.argmax import argmax, candidates, with_nll
 from ssd_runtime.sampling.seen_tokens import SeenTokens
 
 
@@ -35,6 +35,16 @@ def test_the_first_of_equals_wins_and_the_logits_stay_as_they_are() -> None:
 def test_a_broken_logit_is_the_highest_as_in_torch(broken: float) -> None:
     logits = torch.tensor([[1.0, broken, 3.0]])
     assert argmax(logits).tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_nll_is_that_of_a_softmax(temperature: float, dtype: torch.dtype) -> None:
+    logits = (5 * torch.randn(400, generator=torch.Generator().manual_seed(1))).to(dtype)
+    logits[100:200] = -torch.inf
+    token, nll = with_nll(logits, argmax(logits[None]), temperature)
+    assert token == int(logits.argmax())
+    assert nll == pytest.approx(-float((logits.double() / temperature).log_softmax(-1)[token]), rel=1e-5)
 
 
 VOCABULARY = 40

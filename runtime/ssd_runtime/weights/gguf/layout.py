@@ -1,4 +1,4 @@
-"""How files hold weights otherwise than transformers' models: their names, their order and their values."""
+"""Differences between the weights of files and of transformers' models: names, order and values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DELTA = ".linear_attn."
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an architecture's files hold weights otherwise than transformers does."""
+    """Differences between the weights of an architecture's files and of transformers."""
 
     pairs_alternate: bool = False
     """Whether the two columns that a rotation pairs are neighbours in queries and keys, not half a head apart."""
