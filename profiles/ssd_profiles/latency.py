@@ -185,7 +185,12 @@ class LatencyTable:
         mlp = sum(count * self.mlp_seconds(rows, bits) for bits, count in kept_mlp.items())
         head = self.head_seconds(rows) if mask is None else self.draft_head_seconds(rows, mask.head_bits)
         parts = attention + mlp + head
-        step = growth * max(parts + self._overhead(rows, mask), LEAST_SHARE * parts)
+        overhead = self._overhead(rows, mask)
+        if overhead < 0.0 and mask is not None:
+            # Sub-layers that take less in a step than alone do so one by one, so what is skipped gives nothing back.
+            skipped = self.sublayer_seconds(context, rows)
+            overhead *= parts / (parts + sum(each for each, skip in zip(skipped, mask.skipped, strict=True) if skip))
+        step = growth * max(parts + overhead, LEAST_SHARE * parts)
         # Sequences differ in attention alone.
         return step + kept_attention.total() / len(self.layer_kinds) * self.joint_seconds(sequences)
 

@@ -174,3 +174,15 @@ def test_a_step_takes_time_however_negative_its_overhead() -> None:
         known = LatencyTable.from_json(table.to_json())
         for mask in (None, SubLayerPlan.of(4, range(8))):
             assert all(known.step_seconds(context, n, mask) > 0 for context in (0, 300, 1e6) for n in (1, 32, 1000))
+
+
+@given(st.floats(0, 5000), st.floats(1, 32), st.sets(st.integers(0, 7)), st.floats(0.01, 0.9))
+def test_what_a_step_saves_on_its_parts_is_not_saved_on_skipped_ones(
+    context: float, queries: float, skipped: set[int], saved: float
+) -> None:
+    """A mask's step ÷ a whole one is its parts ÷ all parts where the overhead is negative."""
+    free = replace(latency_table(4), overhead=np.zeros(6))
+    table = replace(free, overhead=np.full(6, -saved * free.step_seconds(context, queries)))
+    mask = SubLayerPlan.of(4, skipped)
+    parts = free.step_seconds(context, queries, mask) / free.step_seconds(context, queries)
+    assert table.step_seconds(context, queries, mask) / table.step_seconds(context, queries) == pytest.approx(parts)
