@@ -28,7 +28,7 @@ from ssd_runtime.profiling.other_work import is_swamped, others_during, others_t
 from ssd_runtime.weights.draft_bits import DraftBits
 
 LOOK_SECONDS = 0.5
-"""Time for a look at what other processes do."""
+"""Seconds over which other processes' use of the processors is measured."""
 
 
 class LatencyTables:

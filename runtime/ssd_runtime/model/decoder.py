@@ -228,8 +228,7 @@ class Decoder:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
 
         Weights that were written in place through their `data` are not noticed: build another decoder for these.
-        Raises UserError if a part that is not called as a whole has a new hook, or if weights change in bitwise mode,
-        which is proven for the kernels of the weights that there were.
+        Raises UserError if a module that the engine bypasses has a new hook, or if weights change in bitwise mode.
         """
         require_unhooked(self.model, self.family.mixing, self.family.mlp, self.family.shared)
         embedding = stamp_of([self.model.model.embed_tokens])
