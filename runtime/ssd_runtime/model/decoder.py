@@ -135,7 +135,7 @@ class Decoder:
         if kv_bits is not None and not (kv_bits == KV_BITS and self.sublayers.are_native):
             raise UserError(
                 f"--kv-bits {kv_bits}: keys and values of {KV_BITS} bits are for packed weights whose attention our "
-                "own kernels serve on this processor; omit it"
+                "own kernels serve on this processor; use --weights packed with a .gguf file, or omit it"
             )
         self._choose_threads()
         key_multiple = self.sublayers.key_multiple
