@@ -60,7 +60,9 @@ class AnchorSet:
 
     def _check(self, path: str, known: Collection[str]) -> None:
         if len(set(self.domains)) < len(self.domains) or not set(self.domains) <= set(known):
-            raise damaged(path, "anchors", "its domains are not the manifest's")
+            raise damaged(
+                path, "anchors", f"domains: expected those of the manifest, {list(known)}, got {self.domains}"
+            )
         width = self.center.size
         sound = (
             width > 0
@@ -71,7 +73,7 @@ class AnchorSet:
             and len(self.features) > 0
         )
         if not sound:
-            raise damaged(path, "anchors", "shapes, dtypes or values")
+            raise damaged(path, "anchors", f"expected float vectors of width {width} below {LARGEST:g} with labels")
 
     def _are_rows(self, rows: NDArray[Any], dtype: DTypeLike, labels: NDArray[np.int64], width: int) -> bool:
         return (

@@ -133,12 +133,12 @@ class Bundle:
         self.model.require_same_model(loaded, where)
         if self.anchors.center.size != hidden:
             raise UserError(
-                f"{where}: {ANCHORS} is for a hidden size of {self.anchors.center.size}, the model's is {hidden}; "
+                f"{where}: {ANCHORS}: expected the model's hidden size {hidden}, got {self.anchors.center.size}; "
                 "compile the bundle again"
             )
         if self.successors is not None and self.successors.vocabulary > vocabulary:
             raise UserError(
-                f"{where}: {SUCCESSORS} has tokens that the model does not have ({vocabulary} in all); "
+                f"{where}: {SUCCESSORS}: expected token ids below {vocabulary}, got {self.successors.vocabulary - 1}; "
                 "compile the bundle again"
             )
 
@@ -179,7 +179,10 @@ def _read_domain(folder: Path, name: str, num_layers: int) -> DomainConfig:
         except ValueError as error:
             raise UserError(f"{path}: frontier[{index}]: {error}; compile the bundle again") from None
     if config.exit is not None and config.exit.stops[-1] >= num_layers:
-        raise UserError(f"{path}: exit.stops: beyond the model's {num_layers} layers; compile the bundle again")
+        raise UserError(
+            f"{path}: exit.stops: expected layers below {num_layers}, got {config.exit.stops[-1]}; "
+            "compile the bundle again"
+        )
     return config
 
 

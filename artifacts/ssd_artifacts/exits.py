@@ -53,7 +53,8 @@ class ExitSet:
             and bool(np.all(np.isfinite(self.weights)) and np.all(np.isfinite(self.biases)))
         )
         if not sound:
-            raise damaged(path, "exits", "layers, shapes, dtypes or values")
+            expected = f"float16 weights [{count}, {width}, {width}] and biases, layers ascending below {num_layers}"
+            raise damaged(path, "exits", f"expected {expected}")
 
 
 class _ExitMetadata(BaseModel):

@@ -55,8 +55,13 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         # A link may lead to a device, and reading a device may never end.
         if not file.is_file():
             raise UserError(f"{file}: not a file, or a link to nothing; copy the bundle again")
-        if file.stat().st_size != entry.bytes or sha256_file(file) != entry.sha256:
-            raise UserError(f"{file}: altered since the bundle was written; copy it or compile it again")
+        if (size := file.stat().st_size) != entry.bytes:
+            raise UserError(f"{file}: altered: expected {entry.bytes} bytes, got {size}; copy it or compile it again")
+        if (digest := sha256_file(file)) != entry.sha256:
+            raise UserError(
+                f"{file}: altered: expected sha256 {entry.sha256[:12]}…, got {digest[:12]}…; "
+                "copy it or compile it again"
+            )
 
 
 def present_files(folder: Path) -> set[str]:

@@ -57,7 +57,7 @@ def _known(name: str) -> str:
 
 
 def _bounded(files: dict[str, FileEntry]) -> dict[str, FileEntry]:
-    """Raise ValueError for names that one file system takes for the same, and for too much of anything."""
+    """Raise ValueError if names differ only by case, or if there are too many tables or bytes."""
     if len({unicodedata.normalize("NFKC", name).casefold() for name in files}) < len(files):
         raise ValueError("expected names that differ by more than upper and lower case")
     if sum(name.startswith("latency/") for name in files) > MAX_TABLES:
@@ -76,7 +76,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 class Manifest(BaseModel):
-    """Schema of `manifest.yaml`: which model and tool the bundle is of, and which files it has."""
+    """Schema of `manifest.yaml`: the bundle's model, the tool that wrote it, and its files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -35,7 +35,7 @@ class StoredTensor:
 
     @property
     def count(self) -> int:
-        """Number of its numbers."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -90,7 +90,7 @@ def _tensor(name: str, entry: Any, begin: int) -> StoredTensor:
 
 
 def _counts(value: Any) -> tuple[int, ...] | None:
-    """The numbers of a list; None unless all are whole and none is negative."""
+    """The entries of a list; None unless all are whole numbers of at least 0."""
     if not isinstance(value, list) or any(type(each) is not int or each < 0 for each in value):
         return None
     return tuple(value)

@@ -61,4 +61,4 @@ class SuccessorSet:
             and bool(np.all(self.pairs >= 0) and np.all(self.candidates[:, 0] >= 0) and np.all(self.candidates >= -1))
         )
         if not sound:
-            raise damaged(path, "successors", "shapes, dtypes or values")
+            raise damaged(path, "successors", "expected int32 pairs [n, 2] and candidates [n, ranks], token ids or -1")

@@ -32,7 +32,7 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read (no such file); {_REMEDY}")
     try:
         if path.stat().st_size > MAX_TEXT_BYTES:
-            raise UserError(f"{path}: larger than any such file of a bundle; compile the bundle again")
+            raise UserError(f"{path}: expected at most {MAX_TEXT_BYTES >> 20} MiB of text; compile the bundle again")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {_REMEDY}") from None

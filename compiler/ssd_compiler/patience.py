@@ -16,7 +16,7 @@ from ssd_runtime.profiling.latency import BusyMachineError
 from ssd_runtime.profiling.other_work import is_crowded, is_swamped, others_during, others_text
 
 LOOK_SECONDS = 1.0
-"""Time for a look at what other processes do."""
+"""Seconds over which other processes' use of the processors is measured."""
 MOST_TRIES = 5
 """Most measurements, for a machine that is noisy for another reason than other processes."""
 

@@ -33,7 +33,7 @@ class DeviceKey:
     torch: Printable
     dtype: Printable
     kernels: Printable
-    """Which matmul kernels served the projections, e.g. `packed` or `module`."""
+    """Names of the matmul kernels of the projections, such as `packed` or `module`."""
     engine: int
     """Version of the decoder's speed (`profiling.latency.ENGINE`); tables of other versions are measured again."""
 
@@ -86,7 +86,7 @@ class LatencyTable:
     joint: Array = field(default_factory=lambda: np.empty(0))
     """Seconds that a step of each of `sequences` takes beyond one of as many rows of one sequence; never falls."""
     light: dict[int, LightCosts] = field(default_factory=dict)
-    """Costs on light copies of the weights, by their bits. Those that are not there run in full."""
+    """Costs on light copies of the weights, by their bits. Precisions without an entry run in full."""
     draft_head: float = 1.0
     """Seconds of the head of a draft's row, which scores a part of the vocabulary, ÷ those of the whole head.
     Light heads score all."""

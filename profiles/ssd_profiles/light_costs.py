@@ -43,7 +43,7 @@ class LightCosts:
         return float(np.interp(queries, self.queries, self.step))
 
     def check(self, where: str) -> None:
-        """Raise ValueError, which calls the costs `where`, unless rows ascend and shapes agree."""
+        """Raise ValueError unless rows ascend and shapes agree; `where` names the costs in its message."""
         if self.queries[0] != 1 or np.any(np.diff(self.queries) <= 0):
             raise ValueError(f"{where}.queries: expected ascending numbers from 1")
         named = {"mlp": self.mlp, "head": self.head, "step": self.step, **self.attention}
@@ -93,7 +93,7 @@ class LightCostsFile(BaseModel):
 
 
 def interpolate(x: float, grid: Array, values: Array) -> float:
-    """Linear between grid points, held before the first, and on along the last slope after the last, if that rises."""
+    """Interpolate linearly; before the grid hold the first value, after it extrapolate the last slope if that rises."""
     if x > grid[-1] and grid.size > 1:
         # A slope that falls is noise, and would lead below zero.
         slope = max(0.0, (values[-1] - values[-2]) / (grid[-1] - grid[-2]))

@@ -87,7 +87,7 @@ class SubLayerPlan:
         return ".".join(parts)
 
     def lightened(self, bits: int | Mapping[int, int]) -> SubLayerPlan:
-        """The plan with other bits, by index of the sub-layer, 2L for the head; or with the same for everything."""
+        """Return the plan with other bits: one number for everything, or bits by sub-layer index, 2L for the head."""
         if isinstance(bits, int):
             return SubLayerPlan(self.skipped, (bits,) * (len(self) + 1))
         known = self.light or (FULL,) * (len(self) + 1)
@@ -140,7 +140,7 @@ class SubLayerPlan:
         return next((i for i, skip in enumerate(self.skipped) if skip or self.bits_of(i)), len(self.skipped))
 
     def jaccard(self, other: SubLayerPlan) -> float:
-        """|A ∩ B| / |A ∪ B| of the sub-layers that do not run in full, with how they do not; 1 if both are empty."""
+        """Jaccard similarity of two plans' skips and sub-layers in fewer bits; 1 if neither plan has any."""
         mine = self._changes
         theirs = other._changes
         return len(mine & theirs) / len(mine | theirs) if mine | theirs else 1.0
@@ -161,7 +161,7 @@ class SubLayerPlan:
         return text
 
     def _listed(self, chosen: set[int], always: bool = False) -> list[str]:
-        """The layers whose attention is chosen, and those whose MLP is; where there are none, only if `always`."""
+        """Texts such as `attention 3-5` and `mlp 4` of the chosen blocks; a kind without any only if `always`."""
         layers = [[i for i in range(self.num_layers) if 2 * i + part in chosen] for part in (0, 1)]
         return [f"{name} {_runs(of)}" for name, of in zip(("attention", "mlp"), layers, strict=True) if of or always]
 

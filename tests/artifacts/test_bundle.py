@@ -80,6 +80,12 @@ def spoil_anchors(folder: Path, part: str) -> None:
     swap(folder, "anchors.safetensors", replace(anchors, **{part: values}).to_bytes())
 
 
+def spoil(folder: Path) -> None:
+    """Change a byte of a domain's file and keep its size."""
+    path = folder / "domains/one.yaml"
+    path.write_bytes(b"#" + path.read_bytes()[1:])
+
+
 def spoil_successors(folder: Path, row: list[int]) -> None:
     swap(folder, "followers.safetensors", SuccessorSet.of([row]).to_bytes())
 
@@ -88,11 +94,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (shutil.rmtree, "no bundle there"),
     "empty": (lambda f: [shutil.rmtree(f), f.mkdir()], "manifest.yaml: cannot be read"),
     "file missing": (lambda f: (f / "domains/one.yaml").unlink(), r"one.yaml: missing"),
-    "file altered": (lambda f: (f / "domains/one.yaml").write_text("x"), r"one.yaml: altered"),
-    "file truncated": (lambda f: (f / "anchors.safetensors").write_bytes(b""), r"anchors.safetensors: altered"),
+    "file altered": (spoil, r"one.yaml: altered: expected sha256 [0-9a-f]{12}…, got [0-9a-f]{12}…; copy it"),
+    "file truncated": (
+        lambda f: (f / "anchors.safetensors").write_bytes(b""),
+        r"altered: expected \d+ bytes, got 0; copy it",
+    ),
     "surplus file": (lambda f: (f / "extra.pkl").write_text("x"), r"extra.pkl: not listed"),
     "newer format": (lambda f: edit_manifest(f, lambda d: d.update(format_version=3)), "format 3"),
-    "huge manifest": (lambda f: (f / "manifest.yaml").write_text("# " + "x" * (17 << 20)), "larger than any"),
+    "huge manifest": (lambda f: (f / "manifest.yaml").write_text("# " + "x" * (17 << 20)), "expected at most"),
     "deep manifest": (lambda f: (f / "manifest.yaml").write_text("[" * 5000), "not valid YAML"),
     "a year 0": (lambda f: (f / "manifest.yaml").write_text("created: 0000-00-00"), "not valid YAML"),
     "manifest not yaml": (lambda f: (f / "manifest.yaml").write_text("{"), "not valid YAML"),

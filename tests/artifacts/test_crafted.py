@@ -117,20 +117,23 @@ DEVICE_FIELDS = asdict(DEVICE)
 SQUARE = np.zeros((2, WIDTH, WIDTH))
 CASES: dict[str, tuple[Change, str]] = {
     # Tensors without dimensions, of other dtypes, shapes or values.
-    "features 0-d": (tensors(ANCHORS, features=np.float32(1)), "anchors.*shapes"),
-    "features int64": (tensors(ANCHORS, features=np.eye(2, WIDTH, dtype=np.int64)), "anchors.*dtypes"),
-    "labels float": (tensors(ANCHORS, labels=np.array([0.0, 1.0])), "anchors.*dtypes"),
-    "features that overflow": (tensors(ANCHORS, features=np.full((2, WIDTH), 3e38, np.float32)), "anchors.*values"),
+    "features 0-d": (tensors(ANCHORS, features=np.float32(1)), "anchors.*expected float vectors"),
+    "features int64": (tensors(ANCHORS, features=np.eye(2, WIDTH, dtype=np.int64)), "anchors.*expected float vectors"),
+    "labels float": (tensors(ANCHORS, labels=np.array([0.0, 1.0])), "anchors.*expected float vectors"),
+    "features that overflow": (
+        tensors(ANCHORS, features=np.full((2, WIDTH), 3e38, np.float32)),
+        "anchors.*below 65504",
+    ),
     "exits of another width than the anchors": (
         tensors(EXITS, weights=np.zeros((2, WIDTH - 1, WIDTH - 1), np.float16), biases=np.zeros((2, WIDTH - 1))),
-        "exits.*shapes",
+        "exits.*expected float16 weights",
     ),
     "exits larger than any of so many layers": (
         tensors(EXITS, more=np.zeros(2 << 20, np.uint8)),
         "exits.*larger than",
     ),
-    "weights float64": (tensors(EXITS, weights=SQUARE), "exits.*dtypes"),
-    "pairs float": (tensors(SUCCESSORS, pairs=np.ones((2, 2))), "successors.*dtypes"),
+    "weights float64": (tensors(EXITS, weights=SQUARE), "exits.*expected float16 weights"),
+    "pairs float": (tensors(SUCCESSORS, pairs=np.ones((2, 2))), "successors.*expected int32"),
     # Metadata of the tensors.
     "anchors nested deeply": (metadata(ANCHORS, DEEP), "anchors.*recursion"),
     "an endless threshold": (
@@ -154,7 +157,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "a table nested deeply": (lambda folder: rewrite(folder, LATENCY, DEEP), "recursion"),
     "a table of too few layers": (table(layer_kinds=["full"] * 3), "layer_kinds.*4 layers.*got 3"),
     "a table of a million contexts": (table(contexts=list(range(300_000))), "contexts"),
-    "a table that is larger than a table": (lambda folder: rewrite(folder, LATENCY, " " * (5 << 20)), "larger than"),
+    "a table that is larger than a table": (lambda folder: rewrite(folder, LATENCY, " " * (5 << 20)), "at most 4 MiB"),
     "a table of a million sequences": (table(sequences=list(range(2, 300_000))), "sequences"),
     # Domains and names.
     "another name in the record": (domain(lambda data: data.update(name="two")), "one.yaml: name: expected one"),

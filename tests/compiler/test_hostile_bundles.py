@@ -54,3 +54,9 @@ def test_a_card_shows_names_as_they_are_written() -> None:
     assert "[x](" not in prose
     [command] = [line for line in card.splitlines() if line.startswith("    ")]
     assert shlex.split(command)[4] == evil, "one word for a shell"
+
+
+def test_a_stripped_bundle_differs_by_what_was_left_out() -> None:
+    given = bundle()
+    parts = [line.partition(":")[0] for line in differences(given, stripped(given))]
+    assert parts == ["further prompts for later domains", "successors"]

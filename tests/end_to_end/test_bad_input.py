@@ -35,6 +35,8 @@ BAD_RUNS = {
     "no value": (["--artifact", "bundle", "hi", "--strategy", "swift", "--set", "window"], "NAME=VALUE"),
     "strategy needs bundle": (["--model", "model", "hi", "--strategy", "knn"], "needs a bundle"),
     "unknown option": (["--artifact", "bundle", "hi", "--zap"], "--zap"),
+    "another file": (["--model", "list.jsonl", "hi", "--strategy", "plain"], "a file, but not a .gguf file"),
+    "other bits of keys": (["--model", "model", "hi", "--kv-bits", "4"], "expected 8, got 4"),
     "unknown model": (["--model", "./nope", "hi", "--strategy", "plain"], "no such folder"),
     "unknown device": (["--artifact", "bundle", "hi", "--device", "abacus"], "--device"),
     "unknown dtype": (["--artifact", "bundle", "hi", "--dtype", "fp3"], "fp32 .float32., bf16 .bfloat16."),

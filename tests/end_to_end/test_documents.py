@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import typer
 
 from bench.benchmarks.__main__ import OUTCOMES
 from bench.benchmarks.page import QUOTE, QUOTING, quoted
 from bench.harness.outcomes import read_outcomes
 from ssd_artifacts.reference_bundle import bundle_path
+from ssd_compiler import cli
+from ssd_compiler.bundles import cli as bundles
+from ssd_runtime.commands import run, serve
 from ssd_runtime.profiling import latency
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +84,27 @@ def test_quoted_figures_are_those_of_the_outcomes() -> None:
 
 
 README = ROOT / "README.md"
+GUIDE = TEXTS[1:]
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.name)
+def test_every_page_of_the_guide_begins_with_a_command(page: Path) -> None:
+    assert re.match(r"# .+\n\n    (ssd-\w+|pip|pytest|python) ", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("module", [run, serve, cli, bundles], ids=["run", "serve", "compile", "bundle"])
+def test_the_guide_names_every_option(module: ModuleType) -> None:
+    command = typer.main.get_command(module.app)
+    commands = [command, *getattr(command, "commands", {}).values()]
+    options = {name for each in commands for option in each.params for name in option.opts if name.startswith("--")}
+    shared = {"--version", "--help", "--install-completion", "--show-completion"}
+    named = set(re.findall(r"--[a-z][\w-]*", "\n".join(page.read_text(encoding="utf-8") for page in GUIDE)))
+    assert len(options) > 15
+    assert not options - shared - named
+
+
+def test_the_guide_stays_short() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in GUIDE) <= 6_000
 
 
 def test_the_texts_list_every_variable_of_the_environment_that_is_read() -> None:

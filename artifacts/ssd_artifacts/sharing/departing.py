@@ -18,8 +18,7 @@ from ssd_artifacts.sharing.signature import sign
 def departing(folder: Path, strip: bool, private_key: Path | None) -> Iterator[Path]:
     """Yield a temporary folder with the bundle's files.
 
-    With `strip`, they are without what it can do without, and an earlier signature no longer holds. With a key, they
-    are signed by it.
+    `strip` leaves out the optional parts (`privacy.stripped`), which voids an earlier signature. A key signs the files.
     """
     with tempfile.TemporaryDirectory() as temporary:
         leaving = Path(temporary) / "bundle"

@@ -29,7 +29,7 @@ def private_parts(bundle: Bundle) -> list[str]:
 
 
 def stripped(bundle: Bundle) -> Bundle:
-    """The bundle without all that it can do without.
+    """The bundle without its optional parts.
 
     Token pairs, the vectors that only joining domains need, the report and the folder of the model's path are left
     out. `auto` then begins a stream without guesses. Anchors, latencies and figures stay.

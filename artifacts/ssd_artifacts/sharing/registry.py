@@ -115,8 +115,10 @@ def _save(chunks: Iterator[bytes], layer: _Layer, path: Path, reference: Referen
                 break
             digest.update(chunk)
             file.write(chunk)
-    if size != layer.size or f"sha256:{digest.hexdigest()}" != layer.digest:
-        raise UserError(f"{reference.text}: the registry sent another content than its manifest says; pull again")
+    if size != layer.size:
+        raise UserError(f"{reference.text}: the registry sent other than {layer.size} bytes; pull again")
+    if (got := f"sha256:{digest.hexdigest()}") != layer.digest:
+        raise UserError(f"{reference.text}: expected {layer.digest[:19]}…, the registry sent {got[:19]}…; pull again")
 
 
 def _client(reference: Reference) -> Any:

@@ -72,7 +72,9 @@ def adopt(
     fingerprint = loaded.fingerprint(full=True)
     require_same_shapes(bundle, loaded, where)
     if bundle.model.serves(fingerprint):
-        raise UserError(f"{where}: it serves {fingerprint.name} as it is; give it with --model, nothing is to adopt")
+        raise UserError(
+            f"{where}: it serves {fingerprint.name} as it is; give it with --model, there is nothing to adopt"
+        )
     same_tokenizer = bundle.model.tokenizer_sha256 == fingerprint.tokenizer_sha256
     known = [name for name, config in bundle.domains.items() if config.choice is not None]
     if not known:
@@ -137,7 +139,9 @@ def _continued(
         if perf_counter() - began > seconds * 2 / 3:
             break
     if not found:
-        raise UserError(f"domain {name}: no prompt leaves room in the context of {room + NEW_TOKENS} tokens")
+        raise UserError(
+            f"domain {name}: no prompt fits the context of {room + NEW_TOKENS} tokens; give shorter --prompts"
+        )
     return samples_of(found, name)
 
 

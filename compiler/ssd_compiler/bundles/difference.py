@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig
@@ -74,8 +75,11 @@ def _measured(config: DomainConfig) -> str:
 
 
 def _parts(one: Bundle, other: Bundle) -> Iterator[str]:
-    if one.anchors.to_bytes() != other.anchors.to_bytes():
-        yield f"anchors: {len(one.anchors.features)} → {len(other.anchors.features)}, with other vectors or labels"
+    old, new = one.anchors, other.anchors
+    if replace(old, others=new.others, other_labels=new.other_labels).to_bytes() != new.to_bytes():
+        yield f"anchors: {len(old.features)} → {len(new.features)}, with other vectors or labels"
+    if old.others.tobytes() != new.others.tobytes():
+        yield f"further prompts for later domains: {len(old.others)} → {len(new.others)}"
     for name in ("exits", "successors"):
         before, after = getattr(one, name), getattr(other, name)
         if (before.to_bytes() if before is not None else b"") != (after.to_bytes() if after is not None else b""):

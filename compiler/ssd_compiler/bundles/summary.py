@@ -75,7 +75,8 @@ def _cell(mask: SubLayerPlan, index: int) -> str:
 
 def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
     summary = domain_summary(config, layers)
-    yield f"{config.name}: {len(config.frontier)} masks, verdict: {summary['verdict']}"
+    count = len(config.frontier)
+    yield f"{config.name}: {count} mask{'' if count == 1 else 's'}, verdict: {summary['verdict']}"
     if config.choice is None:
         return
     mask = config.frontier[config.choice.entry].sub_layer_plan(layers)

@@ -1,1 +1,1 @@
-"""Who runs the steps of a compile: this process, or workers on Ray."""
+"""Crews, which run the steps of a compile: this process, or workers on Ray."""

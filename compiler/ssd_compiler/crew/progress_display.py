@@ -30,7 +30,7 @@ class Event:
     kind: EventKind
     text: str
     total: int | None = None
-    """At the beginning the number of steps, or None where it is unknown; then the steps so far."""
+    """Number of steps of the stage in its first event, None if unknown; in later events, the steps so far."""
     seconds: float = 0.0
 
 

@@ -18,7 +18,7 @@ _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__n
 BAD_INPUT = 2
 INTERRUPTED = 130
 CLOSED_OUTPUT = 141
-"""As of a process that SIGPIPE ended."""
+"""Exit code when the reader of standard output has left: that of a process that SIGPIPE ended."""
 EXIT_CODES = "Exit codes: 0 success, 2 bad input, 130 interrupted."
 
 

@@ -30,19 +30,19 @@ class LlamaCpp:
     note: Callable[[str], object]
     """Receives one line about a run that failed, after which there is no other."""
     seconds: list[float] = field(default_factory=list)
-    """Those of each run."""
+    """Seconds of each run."""
     failed: bool = False
 
     @classmethod
     def find(cls, engine: Engine, new: int, note: Callable[[str], object]) -> LlamaCpp | None:
-        """None unless the model is a `.gguf` file whose weights stay packed, and llama-bench is on the PATH."""
+        """Make the timer; None unless a `.gguf` file's weights stay packed and llama-bench is on the PATH."""
         program, source = shutil.which("llama-bench"), engine.loaded.source
         if program is None or source is None or source.gguf is None or engine.loaded.types is None:
             return None
         return cls(program=Path(program), file=source.gguf.path, new=new, note=note)
 
     def before(self, number: int, prompts: int) -> None:
-        """Run it, if it is time, before prompt `number` of `prompts`, from 0; after the last one `number` is `prompts`.
+        """Run llama-bench if a run is due before prompt `number`, from 0; after the last prompt it is `prompts`.
 
         Runs are spread evenly. There is one before the first prompt and one after the last.
         """

@@ -132,6 +132,8 @@ class ModelOptions:
 
     def load_settings(self, bitwise: bool = False, kv_bits: int | None = None) -> LoadSettings:
         """The settings for loading the model's weights. Raises UserError for a value that cannot be read."""
+        if kv_bits not in (None, 8):
+            raise UserError(f"--kv-bits: expected 8, got {kv_bits}")
         return LoadSettings(
             device=self.device,
             dtype=read_dtype(self.dtype),

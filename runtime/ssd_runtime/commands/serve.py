@@ -147,7 +147,7 @@ def _scale(cluster: ReplicaOptions, model: ModelOptions, server: ServerOptions, 
 
 
 def _everywhere(options: ServiceOptions, scale: Scale) -> ServiceOptions:
-    """The options of a replica, which runs in another folder and sees the cards that Ray gives it, and no others."""
+    """The options for a replica: whole paths, since it runs in another folder, and the card that Ray gives it."""
     from ssd_runtime.loading.sources import NAMED
 
     device = options.load.device
@@ -162,5 +162,5 @@ def _everywhere(options: ServiceOptions, scale: Scale) -> ServiceOptions:
 
 
 def _whole(path: str | None) -> str | None:
-    """A path of this machine from its root; names of other kinds as they are."""
+    """The absolute form of a path that exists here; other names, such as Hub ids, unchanged."""
     return str(Path(path).resolve()) if path is not None and Path(path).exists() else path

@@ -12,9 +12,11 @@ from ssd_runtime.model.runner import Work
 from ssd_runtime.sequence.session import Session
 
 Origin = Literal["guess", "light", "skipped", "plain"]
-"""The way in which a token was drafted: by a guess (a copy, a successor or what a grammar determines), by a step of the
-model on light copies of its weights, or by one that skipped sub-layers or exited early. `plain` tokens were not
-drafted."""
+"""The way in which a token was drafted.
+
+`guess`: a copy, a successor or what a grammar determines. `light`: a step of the model on light copies of its weights.
+`skipped`: a step that skipped sub-layers or exited early. `plain`: the token was not drafted.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,12 +43,12 @@ class Job(Generic[T]):
 
     @property
     def _room(self) -> int:
-        """Room after the committed tokens, for the rows that are loaded again when it resumes at least."""
+        """Slots after the committed tokens: at least as many as a paused job's request needs when it resumes."""
         return max(POOL_ROOM, 0 if self._paused is None else rows_of(self._paused.request))
 
     @property
     def slots(self) -> int:
-        """Most slots that its requests so far, and the drafts after that, write."""
+        """Most slots that its requests so far and the next cycle's drafts write."""
         return self.session.written + SPARE_SLOTS
 
     @property
@@ -121,7 +121,8 @@ class Job(Generic[T]):
         if self.error is not None:
             raise self.error
         if self.result is None:
-            raise UserError("the request was cancelled" if self.done else "the request has not ended")
+            told = "it was cancelled; add it again" if self.done else "it has not ended; call Engine.step until it has"
+            raise UserError(f"request: {told}")
         return self.result
 
     def fail(self, error: Exception | None) -> None:

@@ -28,7 +28,7 @@ from ssd_runtime.profiling.other_work import is_swamped, others_during, others_t
 from ssd_runtime.weights.draft_bits import DraftBits
 
 LOOK_SECONDS = 0.5
-"""Time for a look at what other processes do."""
+"""Seconds over which other processes' use of the processors is measured."""
 
 
 class LatencyTables:
@@ -150,8 +150,8 @@ class LatencyTables:
     def _say_busy(self, seen: str) -> None:
         if self._when_busy is not None:
             self._when_busy(
-                f"this device is too busy to be measured ({seen}), so this run plans with coarse latencies and the "
-                "next one measures again"
+                f"this device is too busy to be measured ({seen}); its latencies are coarse until another run measures "
+                "again; --threads leaves processors to other programs"
             )
 
     def lighten(self) -> bool:

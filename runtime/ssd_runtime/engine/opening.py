@@ -39,9 +39,8 @@ def open_engine(
 ) -> Engine:
     """Load the model and check that the bundle fits it.
 
-    `note` receives one line per message for the user: tensors that were requantised, the dtype that `auto` chose,
-    settings that decoding ignores, memory for copies of weights, the start of a measurement of this device and one that
-    failed, other processes that keep the processors busy, and a missing C compiler. `measure_later` is the engine's.
+    `note` receives one line per message for the user. Messages are about what was requantised, chosen, ignored, copied
+    or measured, about busy processors, and about a missing C compiler. `measure_later` is the engine's.
     Raises UserError if the model cannot be loaded or the bundle belongs to another one.
     """
     # These imports take seconds.

@@ -26,10 +26,10 @@ T = TypeVar("T")
 PREFILL_ROWS = 128
 """Most prompt rows in a step of decoding sequences, which wait for the whole step."""
 HOLD_SECONDS = 0.1
-"""Seconds that drafts and searches may take in a step, at least: so long everybody else waits for them."""
+"""Least limit, in seconds, on the drafts and searches of a step, for which all other sequences wait."""
 HOLD_FORWARDS = 4.0
-"""Seconds that they may take, in the fastest forwards of the full model so far, where that is more. Drafts that
-`auto` shares among requests take less."""
+"""The same limit in units of the fastest full forward so far; the larger of the two holds. Drafts that `auto` shares
+among requests take less."""
 CACHE_SHARE = 0.5
 """Largest share of the free memory that the pool of keys and values takes by default."""
 
@@ -39,8 +39,8 @@ class Scheduler:
 
     A job's output does not depend on the other jobs, except for rounding at near ties. Keys and values are in one pool
     of `cache_bytes`. When that is full, prefixes of ended sequences are dropped first. Then the latest job is paused,
-    and its keys are computed again later. With a clock, a long draft or search goes on in later steps, so that a step
-    of the others waits for it no longer than `HOLD_SECONDS` or `HOLD_FORWARDS`, and for one more request to the model.
+    and its keys are computed again later. With a clock, a long draft or search goes on in later steps: in each, the
+    others wait for it no longer than `HOLD_SECONDS` or `HOLD_FORWARDS`, and for one more request to the model.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class Scheduler:
 
 
 def _standing_still() -> float:
-    """The time of a scheduler without a clock."""
+    """The clock of a scheduler without one: it always reads 0, so that no limit is reached."""
     return 0.0
 
 

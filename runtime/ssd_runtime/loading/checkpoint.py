@@ -24,7 +24,7 @@ SHARDS = "model.safetensors.index.json"
 SHARD_OF_TRAINING = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PACKED_NUMBERS = 8
-"""Numbers of a byte at most, in any format of quantised weights."""
+"""Most weights that one byte holds, in any quantised format."""
 HARMLESS = re.compile(
     r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$"  # follow from the config
     r"|(^|\.)v_head\."  # a value head for reinforcement learning, which has no part in the logits
@@ -56,8 +56,9 @@ def read_checked_config(spec: str, folder: Path) -> PreTrainedConfig:
         model = empty_model(config)
         parameters = dict(model.named_parameters())
     quantised, joined = getattr(config, "quantization_config", None) is not None, family_of(config).router is not None
-    if (quantised or joined) and sum(each.numel() for each in parameters.values()) > numbers:
-        raise UserError(f"{spec}: {CONFIG} is of a larger model than its weights; {ADVICE}")
+    wanted = sum(each.numel() for each in parameters.values())
+    if (quantised or joined) and wanted > numbers:
+        raise UserError(f"{spec}: {CONFIG} needs {wanted} weights, the files hold at most {numbers}; {ADVICE}")
     if quantised:
         return config
     with guarded_loading(spec):  # files have a tensor per expert, which transformers joins
@@ -80,7 +81,7 @@ def read_checked_config(spec: str, folder: Path) -> PreTrainedConfig:
 
 
 def _text_name(name: str) -> str:
-    """The name of a tensor in the causal LM, where the file has a model that sees."""
+    """The tensor's name in the causal LM, from its name in the file of a vision-language model."""
     for pattern, to in TEXT_NAMES.items():
         name = re.sub(pattern, to, name)
     return name

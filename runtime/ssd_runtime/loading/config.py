@@ -26,9 +26,9 @@ TAKEN = COMPUTATION | {
 }
 """Entries that transformers receives. Others may name code, kernels on the Hub, files, or sizes of what is not used."""
 TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "mistral3": None}
-"""Types of text models by the type of a model that has one beside its eyes; None if the file names it."""
+"""`model_type` of the text part, by that of the vision-language model; None if the file names it."""
 OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "auto_map")
-"""Entries that such a file has beside the text model's."""
+"""Entries that a vision-language model's configuration keeps outside its text part."""
 SIZES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
@@ -81,7 +81,7 @@ def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> Pr
 
 
 def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entries of the text model in a file of a model that sees, too; other files as they are."""
+    """The text part of a vision-language model's configuration; other configurations unchanged."""
     text, whole = raw.get("text_config"), str(raw.get("model_type"))
     if whole not in TEXT_PARTS or not isinstance(text, dict):
         return raw
@@ -119,7 +119,7 @@ def _require_sizes(spec: str, entries: Mapping[str, Any], most_layers: int, most
 
 
 def _require_count(spec: str, entries: Mapping[str, Any], name: str, most: int) -> int:
-    """An entry, which if it is there is a whole number from 1; 0 if it is not."""
+    """The value of an entry; 0 if it is absent. Raises UserError unless it is a whole number of at least 1."""
     if name not in entries:
         return 0
     value = entries[name]

@@ -33,7 +33,7 @@ def guarded_loading(spec: str) -> Iterator[None]:
         # Panics of the tokenizers library derive from BaseException, and no module exports their class.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"{spec}: transformers cannot load it ({first_line(error)})") from None
+        raise UserError(f"{spec}: transformers cannot load it ({first_line(error)}); {ADVICE}") from None
 
 
 def require_plain_files(spec: str, folder: Path) -> None:
@@ -61,5 +61,5 @@ def read_settings(spec: str, path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{spec}: {path.name} is not JSON ({first_line(error)}); {ADVICE}") from None
     if not isinstance(found, dict):
-        raise UserError(f"{spec}: {path.name} is not an object; {ADVICE}")
+        raise UserError(f"{spec}: {path.name}: expected a JSON object, got {type(found).__name__}; {ADVICE}")
     return found

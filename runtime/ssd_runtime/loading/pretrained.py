@@ -24,7 +24,7 @@ from ssd_runtime.loading.folder import ADVICE, GENERATION_CONFIG, TOKENIZER_CONF
 MOST_GROWTH = 64
 """Most factor by which a tokenizer may lengthen a text."""
 TEXT_NAMES = {r"^(model\.language_model|language_model\.model)\.": "model.", r"^language_model\.lm_head\.": "lm_head."}
-"""Patterns of the names that a model that sees gives to tensors of its text model, and the causal LM's names."""
+"""Regular expressions of tensor names in a vision-language model, and what stands in their place in the causal LM."""
 
 
 def read_tokenizer(spec: str, folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:

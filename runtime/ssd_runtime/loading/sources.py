@@ -48,6 +48,8 @@ def find_model(spec: str) -> Source:
     if os.path.isdir(path):
         weight_files(path)
         return Source(path, str(path.resolve()))
+    if os.path.isfile(path):
+        raise UserError(f"{spec}: a file, but not a .gguf file; give one, a folder, a Hub id or `demo`")
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
         raise UserError(f"{spec}: no such folder; give a .gguf file, a folder, a Hub id or `demo`")
     return _from_hub(spec)

@@ -18,7 +18,7 @@ from ssd_runtime.loading.gguf.conversion import converted
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 MEMBERS = (".gguf", ".bin")
-"""Ends of the names under which packages hold a model or a part of it."""
+"""Suffixes of the files in a package that hold a model or a part of one."""
 
 
 @dataclass(frozen=True, slots=True)

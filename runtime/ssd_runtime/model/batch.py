@@ -253,7 +253,7 @@ class BatchBuilder:
         return Variants(cache, n, views, Lineage.apart(range(start, end)))
 
     def _last_key(self, begin: int, end: int) -> int:
-        """The slot after the last that rows see from slot `begin` on, if their own end before slot `end`."""
+        """The end of the slots that rows see from `begin` on: `end`, rounded up to `key_multiple` slots."""
         return begin - (begin - end) // self.key_multiple * self.key_multiple  # ceiling to a multiple
 
     def _windows(self) -> set[int | None]:

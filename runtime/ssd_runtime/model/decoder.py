@@ -135,7 +135,7 @@ class Decoder:
         if kv_bits is not None and not (kv_bits == KV_BITS and self.sublayers.are_native):
             raise UserError(
                 f"--kv-bits {kv_bits}: keys and values of {KV_BITS} bits are for packed weights whose attention our "
-                "own kernels serve on this processor; omit it"
+                "own kernels serve on this processor; use --weights packed with a .gguf file, or omit it"
             )
         self._choose_threads()
         key_multiple = self.sublayers.key_multiple
@@ -228,8 +228,7 @@ class Decoder:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
 
         Weights that were written in place through their `data` are not noticed: build another decoder for these.
-        Raises UserError if a part that is not called as a whole has a new hook, or if weights change in bitwise mode,
-        which is proven for the kernels of the weights that there were.
+        Raises UserError if a module that the engine bypasses has a new hook, or if weights change in bitwise mode.
         """
         require_unhooked(self.model, self.family.mixing, self.family.mlp, self.family.shared)
         embedding = stamp_of([self.model.model.embed_tokens])

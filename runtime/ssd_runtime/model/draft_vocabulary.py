@@ -15,7 +15,8 @@ FREQUENT = 24_576
 SEEN = 16_384
 """Most others, which are scored because they, or neighbours, have occurred; the latest stay."""
 LEAST_COVERAGE = 0.95
-"""With less of the text among these tokens, the whole head serves. A miss costs about a plain step."""
+"""Least share of the text that these tokens must cover; below it, drafts use the whole head. A miss costs about a
+plain step."""
 FADING = 1 / 256
 """Weight of the latest token in the coverage."""
 

@@ -1,4 +1,4 @@
-"""Functions of a few numbers whose last bits do not depend on how many there are."""
+"""Computes functions of a few numbers so that no bit depends on how many numbers there are."""
 
 from __future__ import annotations
 

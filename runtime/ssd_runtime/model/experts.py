@@ -28,9 +28,9 @@ class Experts:
     """
 
     native = None
-    """There is no call of our own code that computes the whole block."""
+    """Always None: our own code has no call that computes the whole block."""
     activation_hooked = False
-    """Experts with hooks are refused."""
+    """Always false, because experts with hooks are refused."""
 
     def __init__(
         self,

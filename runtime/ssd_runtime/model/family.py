@@ -17,7 +17,7 @@ class Family:
     """Norm of queries and keys: of each head or of all heads as one vector before the rotation, of each head after it,
     or none."""
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
-    """Modules of these norms."""
+    """Names of the modules that norm queries and keys."""
     norm_offset: float = 0.0
     """Number that is added to a norm's stored weight."""
     attention_norm: str | None = "input_layernorm"

@@ -64,7 +64,7 @@ class Projections:
 
     @property
     def draft_bytes(self) -> int:
-        """As many of `packed_bytes` as drafts read that take the high bits alone."""
+        """Bytes among `packed_bytes` that drafts on the high bits alone read."""
         return sum(native.draft_bytes for linear in self for native in linear.natives)
 
     @property

@@ -37,7 +37,7 @@ class RotaryTable:
         alternate: bool = False,
         once: bool = False,
     ) -> None:
-        """With `alternate`, neighbouring columns are a pair (`rotate`). With `once`, the module has no angle twice."""
+        """`alternate` pairs neighbouring columns (`rotate`); `once` says that the module has one angle per pair."""
         self._module = module
         self._alternate, self._once = alternate, once
         self._like = like

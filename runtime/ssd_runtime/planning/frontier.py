@@ -21,7 +21,7 @@ class Frontier:
 
     entries: tuple[Entry, ...]
     correction: float = 1.0
-    """Speed by the acceptance in validation ÷ by that of calibration. A domain without a validation, such as the
+    """Predicted speed by validation's acceptance ÷ that by calibration's. A domain without a validation, such as the
     mixture, has the mean of the others."""
     under_load: tuple[LoadValidation, ...] = ()
     """Validations with several sequences at once, by ascending concurrency."""

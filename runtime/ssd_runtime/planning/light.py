@@ -10,7 +10,7 @@ from ssd_runtime.planning.settings import LightSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
 LIGHT = "light drafts"
-"""The reason of plans that draft so."""
+"""`Plan.reason` of light drafts."""
 
 
 def require_copies(decoder: Decoder, option: str) -> None:

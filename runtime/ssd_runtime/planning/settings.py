@@ -9,7 +9,7 @@ from ssd_artifacts.domain_config import MAX_DRAFT
 from ssd_runtime.planning.bounds import Bounded, number
 
 MOST_CYCLES = 1_000_000
-"""Most cycles between two searches, which is never again."""
+"""Most cycles between two searches; no answer is that long, so there is no second search."""
 MOST_CANDIDATES = 10_000
 """Most candidates of a search, all of which are kept."""
 MOST_SEED = (1 << 32) - 1

@@ -31,7 +31,7 @@ class Samples:
 
     @property
     def base(self) -> int:
-        """The context of whole steps."""
+        """Cached tokens at which whole steps were timed."""
         return self.contexts[base_of(self.contexts)]
 
     def layers(self, kind: str) -> int:

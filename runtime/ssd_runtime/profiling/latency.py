@@ -30,7 +30,7 @@ CONTEXTS = (16, 128, 512, 2048, 8192, 32768, 131072)
 COARSE_QUERIES = (1, 2, 4, 8, 32)
 COARSE_SECONDS = 10.0
 FIRST_QUERIES = (1, 2, 4, 8)
-"""Rows that a table for the first answers knows, which takes a second at 1.5B."""
+"""Numbers of rows in the provisional table for the first answers; measuring them takes a second at 1.5B."""
 VARIED = 4
 """Number of inputs with which a mixture's MLP blocks are timed in turn, so that its experts do not stay in a cache."""
 FAR = 2048
@@ -41,8 +41,8 @@ MAX_ROUNDS = 9
 STEPS_PER_ROUND = 3
 """Whole steps per round; there are more of them than of their parts, because plans depend on their growth with rows."""
 OVERTIME = 3.0
-"""Budgets after which measuring ends with what there is, one sample of every figure at least: where other processes
-keep a processor busy, threads wait for each other and a step takes ten times as long."""
+"""Measuring ends after this many budgets, with at least one sample per figure. On a busy machine, threads wait for each
+other and a step takes ten times as long."""
 MAX_CACHE_BYTES = 2 << 30
 LEAST_SLOTS = 256
 """Least slots of the cache, whatever their size: the slope over contexts needs two of them."""
@@ -59,7 +59,7 @@ class BusyMachineError(Exception):
     """A latency table breaks the law. Its text says how, and what other processes did meanwhile."""
 
     def __init__(self, breach: str, others: float, coarse: LatencyTable) -> None:
-        """Keep a `coarse` table for who cannot wait. `others` is the number of processors that were busy."""
+        """`coarse` is a table for callers that cannot wait; `others` is the number of processors that were busy."""
         super().__init__(f"{breach}; {others_text(others, os.cpu_count() or 1)}")
         self.coarse = coarse
 
@@ -123,7 +123,7 @@ def measure_latency(
 def coarse_latency(
     decoder: Decoder, queries: tuple[int, ...] = COARSE_QUERIES, budget_seconds: float = COARSE_SECONDS
 ) -> LatencyTable:
-    """A table of few points for who cannot wait, from as many sweeps as fit the budget, one at least."""
+    """A table of few points for callers that cannot wait, from as many sweeps as fit the budget, at least one."""
     timer = Timer(decoder.device)
     bench = _Bench(decoder, queries, timer)
     contexts = bench.contexts(0.0)

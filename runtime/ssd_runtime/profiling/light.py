@@ -37,10 +37,10 @@ MAX_ROUNDS = 9
 MIN_ROUNDS = 3
 """Least rounds of a measurement that is kept."""
 BUDGET_SECONDS = 10.0
-"""Time after which no more than `MIN_ROUNDS` rounds are made."""
+"""Seconds after which no more than `MIN_ROUNDS` rounds are made."""
 LATEST_SECONDS = 60.0
-"""Time after which one round has to do, for this run only: where other processes keep a processor busy, threads wait
-for each other and a step takes ten times as long."""
+"""Seconds after which one round is enough, for this run only. On a busy machine, threads wait for each other and a step
+takes ten times as long."""
 
 Costs = dict[int, LightCosts]
 _FILE = TypeAdapter(dict[int, LightCostsFile])

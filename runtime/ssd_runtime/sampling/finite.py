@@ -1,4 +1,4 @@
-"""Refuses logits that are NaN or infinite: any token would be chosen from them, mostly the first one for ever."""
+"""Refuses logits that are NaN or infinite, whose argmax is mostly the first token, again and again."""
 
 from __future__ import annotations
 

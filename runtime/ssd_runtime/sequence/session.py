@@ -125,8 +125,8 @@ class Session:
             raise UserError("prompt: is empty; give at least one token")
         if min(ids) < 0 or max(ids) >= self.decoder.shape.vocabulary:
             raise UserError(
-                f"prompt: has a token that the model lacks (of {min(ids)} to {max(ids)}; the model has "
-                f"{self.decoder.shape.vocabulary} in all); its tokenizer is another model's"
+                f"prompt: expected token ids from 0 to {self.decoder.shape.vocabulary - 1}, got {min(ids)} to "
+                f"{max(ids)}; use the model's own tokenizer"
             )
         if total >= limit:
             raise UserError(
@@ -188,9 +188,9 @@ class Session:
         return self._prefixes.longest(ids, self._is_long(len(ids)), self._version, self._owner)
 
     def awaits(self, ids: Sequence[int], running: Session, prompt: Sequence[int]) -> bool:
-        """Whether a prompt that has not begun had better wait until a running sequence has run its own `prompt`.
+        """Whether a new prompt should wait for a running sequence to run its own `prompt`.
 
-        It can then copy more of that than of any prefix that is known now.
+        It should if it can then copy more tokens from that than from any prefix that is known now.
         """
         if self._prefixes is None or running._prefixes is not self._prefixes or running.prefilled:
             return False

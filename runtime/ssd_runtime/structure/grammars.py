@@ -26,7 +26,7 @@ MOST_STATES = 20_000
 """Bounds of the work for one token, and of the states of all tokens, which take 1 to 2 kB each. Without them, an
 expression such as `a{1000000}` takes a second for a token."""
 MOST_GRAMMAR_BYTES = 40 << 20
-"""What a grammar takes with all these states; a usual one takes about 0.1 MB. llguidance does not tell the size."""
+"""Bytes of a grammar with all these states; a usual one has about 0.1 MB. llguidance does not tell the size."""
 MOST_BYTES = 480 << 20
 """Most memory for compiled grammars that are kept."""
 MOST_KEPT = MOST_BYTES // MOST_GRAMMAR_BYTES
@@ -38,7 +38,7 @@ class Grammar:
     """A compiled structure."""
 
     initial: LLMatcher
-    """At the beginning of an answer; copies share what they have learnt of the grammar."""
+    """llguidance's state at the beginning of an answer; its copies share one cache."""
     eos_ids: frozenset[int]
     never: tuple[int, ...]
     """Tokens by which llguidance would end an answer, but the model does not, and ids without a token."""
@@ -125,7 +125,7 @@ class Grammars:
             )
         except Exception as error:  # whatever it raises says that it cannot read this tokenizer
             raise StructureError(
-                f"structure: this model's tokenizer cannot be held to a grammar ({first_line(error)})"
+                f"structure: the tokenizer cannot be held to a grammar ({first_line(error)}); omit the structure"
             ) from None
 
 

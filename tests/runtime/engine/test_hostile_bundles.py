@@ -83,11 +83,11 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
                 biases=np.zeros((2, WIDTH + 1), np.float16),
             ),
         ),
-        "anchors.safetensors is for a hidden size of 33, the model's is 32",
+        "anchors.safetensors: expected the model's hidden size 32, got 33",
     ),
     "successors of another vocabulary": (
         lambda folder: swap(folder, "followers.safetensors", SuccessorSet.of([[5, 6, 10**6]]).to_bytes()),
-        "followers.safetensors has tokens that the model does not have",
+        "followers.safetensors: expected token ids below 300, got 1000000",
     ),
     "masks of another number of layers": (
         lambda folder: (

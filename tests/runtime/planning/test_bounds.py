@@ -21,7 +21,7 @@ from ssd_runtime.serving.http.settings import ServerSettings
 PARAMETERS = [
     pytest.param(name, each, id=f"{name}.{each.name}") for name, kind in SETTINGS.items() for each in fields(kind)
 ]
-GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "run.md"
+PAGE = Path(__file__).parents[3] / "docs" / "strategies.md"
 SERVER = ServerSettings(model_name="tiny", max_context=100, vocabulary=97, has_bundle=True)
 
 
@@ -64,8 +64,8 @@ def test_the_bounds_themselves_and_the_default_are_taken(strategy: str, paramete
         assert over_http(strategy, parameter.name, value) == wanted
 
 
-def test_the_guide_lists_every_parameter_with_its_default_and_its_range() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\S+)` \| ([^|]+) \|", GUIDE.read_text(encoding="utf-8"), re.M)
+def test_the_page_of_strategies_lists_every_parameter_with_its_default_and_its_range() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\S+)` \| ([^|]+) \|", PAGE.read_text(encoding="utf-8"), re.M)
     expected = {
         (name, each.name): (
             f"{each.default:g}" if not isinstance(each.default, str) else each.default,

@@ -110,7 +110,9 @@ def test_a_busy_run_goes_on_with_coarse_latencies_and_keeps_none(
     assert tables.table.step_seconds(16) == pytest.approx(machine.step_seconds(1, LAYERS), rel=0.2)
     assert len(said) == 1
     assert said[0].startswith("this device is too busy to be measured (")
-    assert said[0].endswith("so this run plans with coarse latencies and the next one measures again")
+    assert said[0].endswith(
+        "its latencies are coarse until another run measures again; --threads leaves processors to other programs"
+    )
     assert not latency_path(decoder, KEY).exists()
     machine.slowness = lambda _: 1.0
     later = LatencyTables(decoder, None, KEY, "none", when_busy=said.append)

@@ -61,7 +61,7 @@ def _gemma3(metadata: Metadata, common: Entries) -> Entries:
 
 
 def _gemma(metadata: Metadata, common: Entries, large: int, cap: float) -> Entries:
-    """Entries of both generations: the scale of scores is another one in the largest model, of `large` layers."""
+    """Entries that Gemma-2 and Gemma-3 share; their largest model, of `large` layers, scales scores otherwise."""
     width = common["hidden_size"] // common["num_attention_heads"]
     return {
         "query_pre_attn_scalar": width if common["num_hidden_layers"] == large else common["head_dim"],
@@ -202,7 +202,7 @@ def _heads(metadata: Metadata) -> tuple[int, int]:
 
 
 def _without_keys(metadata: Metadata, common: Entries, mixer: str) -> list[str]:
-    """The types of layers, of which those without keys have this one."""
+    """The type of every layer: `mixer` where it has no key-value heads, else `full_attention`."""
     layers = common["num_hidden_layers"]
     heads = metadata.listed(KV_HEADS) or [1] * layers
     if len(heads) != layers:

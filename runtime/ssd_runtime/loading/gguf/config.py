@@ -30,7 +30,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
     architecture = architecture_of(index)
     kind = index.metadata.get("general.type", "model")
     if kind != "model":
-        raise UserError(f"{index.path}: holds a {kind}, not a model")
+        raise UserError(f"{index.path}: holds a {kind}, not a model; give the model's own file")
     metadata = Metadata(index, index.architecture)
     entries = _common(index, metadata)
     biases = {name.split(".", 2)[-1] for name in index.tensors if name.endswith(".bias")}
@@ -49,7 +49,9 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
     try:
         return AutoConfig.for_model(entries.pop("model_type"), **entries)
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise UserError(f"{index.path}: its metadata is not a model's ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            f"{index.path}: its metadata is not a model's ({str(error).splitlines()[0]}); {ADVICE}"
+        ) from None
 
 
 def _common(index: GgufIndex, metadata: Metadata) -> Entries:

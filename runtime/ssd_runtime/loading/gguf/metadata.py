@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.weights.gguf.header import ADVICE
+from ssd_runtime.weights.gguf.header import ADVICE, FOLDER_INSTEAD
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 T = TypeVar("T", int, float, str, bool)
@@ -88,4 +88,4 @@ class Metadata:
 
     def refusal(self, key: str, why: str) -> UserError:
         """The error for a key whose value cannot be followed."""
-        return UserError(f"{self._path}: the metadata {self._prefix}{key} {why} is not supported")
+        return UserError(f"{self._path}: the metadata {self._prefix}{key} {why} is not supported; {FOLDER_INSTEAD}")

@@ -41,7 +41,7 @@ def dense_model(index: GgufIndex, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel, GgufFile]:
-    """Build the model of `config` with the weights of a `.gguf` file; returns both.
+    """Build the model of `config` with the weights of a `.gguf` file; returns the model and the file.
 
     Projections are `PackedLinear`, or `nn.Linear` where the file has them dense. Embeddings are read from the file, row
     by row. All else is fp32. Raises UserError as `dense_model` does.

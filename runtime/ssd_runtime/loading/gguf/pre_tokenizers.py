@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.weights.gguf.header import FOLDER_INSTEAD
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s+(?!\S)|\s+"
@@ -176,5 +177,5 @@ def pre_tokenizer(name: str, where: str) -> PreTokenizer:
     found = PRE_TOKENIZERS.get(name)
     if found is None:
         reason = REFUSED.get(name, "it is not known here")
-        raise UserError(f"{where}: its pre-tokenizer {name!r} is not supported ({reason})")
+        raise UserError(f"{where}: its pre-tokenizer {name!r} is not supported ({reason}); {FOLDER_INSTEAD}")
     return found

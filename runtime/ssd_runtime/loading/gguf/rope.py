@@ -9,6 +9,7 @@ import numpy as np
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.metadata import Metadata
+from ssd_runtime.weights.gguf.header import ADVICE
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 
 FACTORS = "rope_freqs.weight"
@@ -36,7 +37,8 @@ def rope_parameters(index: GgufIndex, metadata: Metadata, pairs: int, context: i
     expected = {"longrope": [SHORT, LONG], "yarn": []}.get(kind, [FACTORS] if FACTORS in present else [])
     if present != expected:
         raise UserError(
-            f"{index.path}: tensors {', '.join(present) or 'of factors are missing'} beside rope scaling of type {kind}"
+            f"{index.path}: rope scaling {kind}: expected the tensors {expected or 'none'}, got {present or 'none'}; "
+            f"{ADVICE}"
         )
     if kind == "yarn":
         return {**theta, **_yarn(metadata, factor), "original_max_position_embeddings": original}

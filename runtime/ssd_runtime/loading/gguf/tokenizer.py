@@ -14,7 +14,7 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.pre_tokenizers import pre_tokenizer
 from ssd_runtime.weights.gguf.file import EMBEDDING
-from ssd_runtime.weights.gguf.header import ADVICE
+from ssd_runtime.weights.gguf.header import ADVICE, FOLDER_INSTEAD
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 PREFIX = "tokenizer"
@@ -55,7 +55,7 @@ ENDS = (
 )
 """Tokens that end an answer by their names, as llama.cpp has them: turns, texts, and the files of code models."""
 CONTROL_LIKE = ("<|", "<｜")
-"""Beginnings of names that text does not have, so that a file which calls such a token ordinary is wrong."""
+"""Prefixes of control tokens' names; such a token is a control token even if the file calls it ordinary."""
 END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 """Keys of tokens that end an answer."""
 OTHER_KEYS = ("seperator", "cls", "mask", "fim_pre", "fim_suf", "fim_mid", "prefix", "suffix", "middle")
@@ -143,7 +143,7 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
             vocabulary.roles.update({**SENTENCEPIECE, **vocabulary.roles})
             tokenizer, add_bos = _sentencepiece(index, metadata, vocabulary), True
         else:
-            raise UserError(f"{index.path}: tokenizers of type {kind!r} are not supported, only gpt2 and llama")
+            raise UserError(f"{index.path}: tokenizer: expected gpt2 or llama, got {kind!r}; {FOLDER_INSTEAD}")
         _add_specials(tokenizer, vocabulary, str(index.metadata.get("general.name", "")))
     except UserError:
         raise

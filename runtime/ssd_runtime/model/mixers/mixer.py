@@ -1,4 +1,4 @@
-"""What mixes tokens beside attention: sub-layers whose memory of a sequence is a state of fixed size.
+"""Mixers other than attention: sub-layers whose memory of a sequence is a state of fixed size.
 
 A decoder layer has a mixer (attention, a short convolution, a gated delta net, Mamba-2) and an MLP sub-layer. Masks
 stay 2L booleans: a skipped mixer neither reads nor writes its state, as a skipped attention has no keys.
@@ -75,7 +75,9 @@ class Mixer(ABC):
                     "layer by layer would bypass; load the model whole and without adapters there"
                 )
             if (activation := getattr(self._module, "activation", "silu")) != "silu":
-                raise UserError(f"model: a {self.name} layer with the activation {activation!r} is not supported")
+                raise UserError(
+                    f"model: a {self.name} layer with the activation {activation!r} is not supported; use transformers"
+                )
             # [kernel, channels], the oldest row's factor first
             self._taps = conv.weight.detach().float().squeeze(1).T.contiguous()
             self._bias = None if conv.bias is None else conv.bias.detach().float()

@@ -29,7 +29,7 @@ LAZY = 8
 CORRECTED_ROWS = 256
 """Largest number of rows with a correction; more rows have the same."""
 SETTLING = 3
-"""Plain steps that the first pace is the median of: the very first step may have been delayed."""
+"""Number of plain steps whose median is the first pace, because the very first step may have been delayed."""
 
 
 @dataclass(slots=True)

@@ -45,7 +45,9 @@ def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises bare exceptions where a cluster does not start in time
         if address == LOCAL:
-            raise UserError(f"{option} {LOCAL}: Ray did not start on this machine ({first_line(error)})") from None
+            raise UserError(
+                f"{option} {LOCAL}: Ray did not start on this machine ({first_line(error)}); see `ray start --head`"
+            ) from None
         raise UserError(
             f"{option} {address}: no cluster can be joined there ({first_line(error)}); see `ray status`"
         ) from None

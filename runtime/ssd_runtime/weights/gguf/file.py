@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.gguf.blocks import DENSE, dense
-from ssd_runtime.weights.gguf.header import ADVICE
+from ssd_runtime.weights.gguf.header import ADVICE, FOLDER_INSTEAD
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
 from ssd_runtime.weights.gguf.layout import RENAMED, SHARED, Layout, Order, parts_of, shape_of_parts
@@ -83,15 +83,17 @@ class GgufFile:
         extra = [name for name in places if name not in expected and name not in used]
         if extra:
             raise UserError(
-                f"{self.path}: tensor {extra[0]} ({len(extra)} in all) is no part of a model of architecture "
-                f"{self._index.architecture} as it is known here"
+                f"{self.path}: tensor {extra[0]} ({len(extra)} in all) is no part of architecture "
+                f"{self._index.architecture} as it is known here; {FOLDER_INSTEAD}"
             )
         for name, place in places.items():
             shape = expected.get(name, place.shape)
             if _without_ones(place.shape) != _without_ones(shape):
                 raise UserError(f"{self.path}: tensor {name} is {list(place.shape)}, expected {list(shape)}; {ADVICE}")
             if place.type in UNREADABLE:
-                raise UserError(f"{self.path}: tensor {name} is of type {place.type.name}, which is not served")
+                raise UserError(
+                    f"{self.path}: tensor {name} is of type {place.type.name}, which is not served; requantise it"
+                )
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor for the parameter `name`."""

@@ -26,6 +26,8 @@ MOST_HEADER_BYTES = 1 << 28
 """Bytes of metadata and names that are read at most. A vocabulary of 256,000 tokens with its merges takes 12 MB."""
 MOST_DIMENSIONS = 4
 ADVICE = "download or convert it again"
+FOLDER_INSTEAD = "give the model as a folder of safetensors"
+"""Advice about a file that is whole, but holds something that is not served."""
 ALIGNMENT = 32
 """Bytes to which tensors are aligned if the metadata does not say."""
 FORMATS = {
@@ -181,7 +183,7 @@ class _Cursor:
         return self._bytes(int.from_bytes(self._bytes(8), "little")).decode("utf-8", "surrogateescape")
 
     def _counted(self, count: int, least: int) -> int:
-        """A number of things of `least` bytes or more each, if so many can follow."""
+        """Read a count of items of at least `least` bytes each. Raises ValueError if the file ends before so many."""
         if count * least > self._end - self._at:
             raise ValueError("its header is cut short")
         return count

@@ -26,7 +26,7 @@ RENAMED = {
 }
 """Parts of names that `gguf` does not know, and those that it knows instead."""
 SHARED = ".shared_mlp."
-"""The part that says that it belongs to the expert that all rows go to, which is the MLP block where it is alone."""
+"""Part of a parameter's name for the expert that all rows use; in a model without others, for the MLP block."""
 DELTA = ".linear_attn."
 """The part of a parameter's name that says that it belongs to a gated delta net."""
 

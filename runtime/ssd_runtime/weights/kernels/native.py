@@ -96,7 +96,7 @@ class Native:
 
     @property
     def draft(self) -> Native | None:
-        """The weight in the same memory with products that read its high bits alone; None where it has too few."""
+        """The kernel on the same memory that reads the high bits alone; None for formats without such a draft."""
         if self._kept.draft is None:
             return None
         if self._draft is None:
@@ -106,7 +106,7 @@ class Native:
         return self._draft
 
     def among(self, tiles: Tensor) -> Native:
-        """The weight in the same memory with the outputs of some tiles alone, int32; others are minus infinity."""
+        """The kernel on the same memory for the outputs of these tiles [n] alone; others are minus infinity."""
         found = self._sharing()
         found._chosen = tiles.to(torch.int32).contiguous()
         found._about.chosen = found._chosen.data_ptr()

@@ -43,7 +43,9 @@ class Subscription:
 
         if len(requests) > thread.places:
             raise ApiError(
-                400, f"n: {len(requests)} answers at once, but the server has {thread.places} places", param="n"
+                400,
+                f"n: {len(requests)} answers at once, but the server has {thread.places} places; ask for fewer",
+                param="n",
             )
         try:
             self.pending: list[PendingRequest] = thread.submit(requests, listen)

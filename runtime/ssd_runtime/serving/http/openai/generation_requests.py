@@ -166,7 +166,7 @@ def _check_choices(request: CommonRequest, prompts: int, settings: ServerSetting
     """Raise ApiError for more answers than the server gives at once."""
     wanted = (request.n or 1) * prompts
     if wanted > settings.max_answers:
-        raise invalid("n", f"{wanted} answers at once, but the server allows {settings.max_answers}")
+        raise invalid("n", f"{wanted} answers at once, but the server allows {settings.max_answers}; ask for fewer")
 
 
 def _check_prompt(ids: list[int], settings: ServerSettings) -> None:

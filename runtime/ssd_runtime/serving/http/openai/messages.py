@@ -89,13 +89,13 @@ class Message(Strict):
     refusal: str | None = None
     audio: SpokenAnswer | None = None
     function_call: CalledFunction | None = None
-    """The form of a call before there were `tool_calls`."""
+    """A call in the older form, which `tool_calls` replaced."""
     reasoning_content: str | None = None
     reasoning: str | None = None
     """The newer name of `reasoning_content` in vLLM."""
     annotations: list[Any] | None = None
     parsed: Any = None
-    """The last two repeat what the content says, and are not looked at."""
+    """This and `annotations` repeat what the content says, and are ignored."""
 
     @property
     def said(self) -> str | list[dict[str, Any]] | None:

@@ -95,8 +95,8 @@ class PromptEncoder:
     ) -> list[int]:
         """Encode a conversation, with more variables for the template; it ends soon after `stop` is set.
 
-        Raises ApiError if the template refuses it or takes no tools, if a variable is not for the client to set, or if
-        it has far more tokens than the longest prompt.
+        Raises ApiError if the template refuses it or takes no tools, or if a variable is not for the client to set. A
+        conversation of far more tokens than the longest prompt is refused, too.
         """
         if tools and not self.takes_tools:
             raise invalid(
@@ -162,7 +162,7 @@ class PromptEncoder:
             except TooLongError:
                 raise self._too_long() from None
         if max(prompt) >= vocabulary:
-            raise invalid("prompt", f"token id {max(prompt)} is none of this model's, which end at {vocabulary - 1}")
+            raise invalid("prompt", f"token id {max(prompt)} is none of this model's; send ids up to {vocabulary - 1}")
         return prompt
 
     def _too_long(self) -> ApiError:
@@ -208,7 +208,10 @@ def _turn(message: Message, place: int) -> dict[str, Any]:
     if reasoning := message.reasoning_content or message.reasoning:
         turn["reasoning_content"] = reasoning
     if (message.tool_call_id is not None) != (message.role == "tool"):
-        raise invalid(f"{where}.tool_call_id", "a tool's message has it, and no other message")
+        told = (
+            "it is missing; give the call's id" if message.role == "tool" else "only a tool's message has it; omit it"
+        )
+        raise invalid(f"{where}.tool_call_id", told)
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
     return turn

@@ -66,7 +66,7 @@ def form_of(write: Callable[[int], str], control: Mapping[str, int], ends: froze
 
 
 def _answer(whole: str, other: str, control: Mapping[str, int]) -> str:
-    """What a conversation has that another, with another answer, has not; control tokens stay whole."""
+    """The part of `whole` between the beginning and the end that it shares with `other`; control tokens stay whole."""
     begin = shared(whole, other)
     end = len(whole) - shared(whole[begin:][::-1], other[begin:][::-1])
     for token in control:
