@@ -14,6 +14,8 @@ from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory
 
+INJECTION = ("per_layer_input_gate", "per_layer_projection")
+"""The projections of an injection, in a layer."""
 DIGITS = (1 << 16, 1 << 8, 1)
 """Values of the three digits of a token, each up to 255: half precision holds them exactly."""
 DIGIT = 2.0**-20
@@ -68,9 +70,9 @@ class Injection:
     def of(cls, layer: Any, family: Family, memory: PackedMemory) -> Injection:
         """The injection of a transformers decoder layer."""
         return cls(
-            gate=Linear(layer, ("per_layer_input_gate",), memory),
+            gate=Linear(layer, INJECTION[:1], memory),
             activation=layer.act_fn,
-            output=Linear(layer, ("per_layer_projection",), memory),
+            output=Linear(layer, INJECTION[1:], memory),
             norm=Norm(layer, "post_per_layer_input_norm", family.norm_offset),
         )
 

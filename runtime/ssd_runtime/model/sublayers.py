@@ -279,7 +279,8 @@ class SubLayers:
             native = states is None and len(x) <= FEW_ROWS and batch.sequences is not None
             if native and (parts := self._native_parts(wanted)):
                 return run_natively(parts, x, batch)
-            inputs = None if self._inputs is None else self._inputs.of(x)
+            needed = self._inputs is not None and any(index % 2 and bits is not None for index, bits in wanted)
+            inputs = self._inputs.of(x) if needed and self._inputs is not None else None
             given, x = x, self._stream(x)
             for index, bits in wanted:
                 layer, is_mlp = divmod(index, 2)
