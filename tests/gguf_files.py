@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.gguf_layouts import ARCHITECTURES, mixers, ordered, shaped
+from tests.gguf_layouts import ARCHITECTURES, gemma4, mixers, ordered, shaped
 from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -159,7 +160,8 @@ def _tensors(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), model.config.num_hidden_layers
     )
     found = dict[str, tuple[NDArray[Any], Type]]()
-    for number, (name, parameter) in enumerate(model.named_parameters()):
+    scalars = [(f"{name}.weight", each) for name, each in model.named_buffers() if name.endswith(".layer_scalar")]
+    for number, (name, parameter) in enumerate([*model.named_parameters(), *scalars]):
         module, _, part = name.replace("block_sparse_moe.router", "mlp.gate").rpartition(".")
         values = parameter.detach()
         if part in ("gate_up_proj", "down_proj"):  # of all experts
@@ -189,7 +191,7 @@ def _tensors(
                 kept = torch.from_numpy(np.array(dequantize(blocks, own), np.float32))
                 piece.copy_(ordered(model, architecture, name, kept, undo=True))
             else:
-                offset = 1.0 if architecture.startswith(("gemma", "qwen35")) and "norm" in name else 0.0
+                offset = 1.0 if architecture in ("gemma2", "gemma3", "qwen35", "qwen35moe") and "norm" in name else 0.0
                 offset = 0.0 if "linear_attn" in name else offset
                 written = ordered(model, architecture, name, piece, undo=False) + offset
                 if part == "A_log":
@@ -208,7 +210,8 @@ def _blocks(values: torch.Tensor, kind: Type, seed: int) -> NDArray[Any]:
 
 
 def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
-    config = model.config
+    config = copy.copy(model.config)
+    config.allow_global_per_layer_attribute_access = True  # the sizes of Gemma-4's layers differ
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     keys: dict[str, Any] = {
         "block_count": config.num_hidden_layers,
@@ -241,6 +244,8 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         keys |= {name: getattr(config, name) or 0.0 for name in caps}
     if architecture == "gemma3":
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if architecture == "gemma4":
+        keys |= gemma4(config)
     tokens = [f"<{number}>" for number in range(config.vocab_size)]
     return {
         **{f"{architecture}.{key}": value for key, value in keys.items()},
@@ -283,6 +288,9 @@ def _rope_factors(model: PreTrainedModel) -> dict[str, NDArray[Any]]:
     """The factors of Llama 3's scaling and of longrope, which files hold as tensors."""
     parameters = model.config.rope_parameters
     kind = parameters.get("rope_type")
+    if "full_attention" in parameters and parameters["full_attention"]["rope_type"] == "proportional":
+        frequencies = model.model.rotary_emb.full_attention_inv_freq
+        return {"rope_freqs.weight": np.where(frequencies.numpy() == 0, 1e30, 1.0)}
     if kind == "longrope":
         return {f"rope_factors_{length}.weight": parameters[f"{length}_factor"] for length in ("short", "long")}
     if kind != "llama3":

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 ARCHITECTURES = {
     "mistral": "llama",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "ministral3": "mistral3",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
@@ -56,6 +57,28 @@ def _taking_turns(config: Any, rows: torch.Tensor, undo: bool) -> torch.Tensor:
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     sizes = (values // keys, keys) if undo else (keys, values // keys)
     return rows.unflatten(0, (*sizes, -1)).transpose(0, 1).reshape(rows.shape)
+
+
+def gemma4(config: Any) -> dict[str, Any]:
+    """The metadata of Gemma-4, many of whose sizes differ by layer; its configuration has the sliding layers'."""
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    owning = len(slides) - config.num_kv_shared_layers
+    inner, own = config.intermediate_size, config.per_layer_config
+    double = [inner if layer < owning else 2 * inner for layer in range(len(slides))]
+    width = own["full_attention"].head_dim
+    return {
+        "attention.head_count_kv": [own[layer].num_key_value_heads for layer in range(len(slides))],
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "attention.sliding_window_pattern": slides,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "feed_forward_length": double if config.use_double_wide_mlp else inner,
+        "rope.dimension_count": width,
+        "rope.dimension_count_swa": config.head_dim,
+    }
 
 
 def mixers(config: Any, architecture: str) -> dict[str, Any]:

@@ -51,6 +51,14 @@ GRANITE_HYBRID: dict[str, Any] = {
     "residual_multiplier": 0.4,
     "logits_scaling": 2.0,
 }
+GEMMA4: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "final_logit_softcapping": 5.0,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -139,6 +147,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
+        },
+    ),
+    "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4-shared-keys": ("gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    "gemma4-values-are-keys": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": None,
         },
     ),
     "olmo2": ("olmo2", {}),
@@ -300,6 +320,9 @@ def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel
         for name, parameter in model.named_parameters():
             scale = 0.3 if parameter.ndim >= 2 else 0.1
             parameter.add_(torch.randn_like(parameter) * (0.1 if "norm" in name else scale))
+        for name, buffer in model.named_buffers():
+            if name.endswith(".layer_scalar"):
+                buffer.mul_(0.5 + torch.rand(1))
     return model
 
 

@@ -28,7 +28,8 @@ PACKED_NUMBERS = 8
 HARMLESS = re.compile(
     r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$"  # follow from the config
     r"|(^|\.)v_head\."  # a value head for reinforcement learning, which has no part in the logits
-    r"|^(model\.)?(vision_tower|multi_modal_projector)\."  # what a model that sees has beside its text model
+    # What a model that sees or hears has beside its text model.
+    r"|^(model\.)?(vision_tower|multi_modal_projector|embed_vision|audio_tower|embed_audio)\."
 )
 """Names of tensors that checkpoints of supported models hold and that no logit depends on."""
 NAMED = 3

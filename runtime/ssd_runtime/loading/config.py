@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ssd_artifacts.fingerprint import COMPUTATION
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.folder import ADVICE, CONFIG, guarded_loading, read_settings
-from ssd_runtime.model.families import FAMILIES, family_of
+from ssd_runtime.model.families import FAMILIES, family_of, key_heads
 
 TAKEN = COMPUTATION | {
     *("dtype", "torch_dtype", "quantization_config", "tokenizer_class"),
@@ -25,7 +25,7 @@ TAKEN = COMPUTATION | {
     *("is_causal", "attention_chunk_size"),
 }
 """Entries that transformers receives. Others may name code, kernels on the Hub, files, or sizes of what is not used."""
-TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "mistral3": None}
+TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma4": None, "mistral3": None}
 """`model_type` of the text part, by that of the vision-language model; None if the file names it."""
 OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "auto_map")
 """Entries that a vision-language model's configuration keeps outside its text part."""
@@ -35,8 +35,12 @@ SIZES = (
     *("conv_L_cache", "block_multiple_of", "shared_intermediate_size", "linear_conv_kernel_dim"),
     *("linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
     *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
+    *("global_head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input", "top_k_experts"),
 )
-DEFAULTED = ("num_key_value_heads", "head_dim")
+DEFAULTED = (
+    *("num_key_value_heads", "head_dim", "global_head_dim", "num_global_key_value_heads"),
+    *("moe_intermediate_size", "top_k_experts", "vocab_size_per_layer_input"),
+)
 """Sizes that may be null."""
 LONGEST = 1 << 30
 """Most positions of a model."""
@@ -49,6 +53,8 @@ RANGES = {
     # Tables of longrope hold all of these positions.
     "original_max_position_embeddings": (1, 1 << 20),
     "num_experts": (1, 4096),
+    "hidden_size_per_layer_input": (0, LONGEST),
+    "num_kv_shared_layers": (0, LONGEST),
     "num_local_experts": (0, 4096),  # 0 in dense Granite-4 hybrids
     "time_step_limit": (0.0, math.inf),
     **dict.fromkeys(("sliding_window", "no_rope_layer_interval"), (1, LONGEST)),
@@ -107,6 +113,14 @@ def _require_sizes(spec: str, entries: Mapping[str, Any], most_layers: int, most
         if not (name in DEFAULTED and entries.get(name) is None):
             _require_count(spec, entries, name, most_size)
     layers = _require_count(spec, entries, "num_hidden_layers", most_layers)
+    by_layer = entries.get("per_layer_config") or {}
+    if not isinstance(by_layer, dict) or not set(by_layer) <= set(map(str, range(layers))):
+        raise _refusal(spec, "per_layer_config", "is no map of layers")
+    for own in by_layer.values():
+        if not isinstance(own, dict) or not set(own) <= set(DEFAULTED[:2]):
+            raise _refusal(spec, "per_layer_config", f"has more than {' and '.join(DEFAULTED[:2])}")
+        for name in own:
+            _require_count(spec, own, name, most_size)
     _require_count(spec, entries, "max_position_embeddings", LONGEST)
     for name in LISTED:
         listed = entries.get(name)
@@ -149,10 +163,11 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
 
 def _require_heads(spec: str, config: PreTrainedConfig) -> None:
     """Raise UserError for heads that cannot share keys, or that cannot be rotated."""
-    heads, groups = config.num_attention_heads, config.num_key_value_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if heads % groups or width < 1 or width % 2:
-        raise UserError(f"{spec}: {CONFIG}: {heads} heads of {width} cannot share {groups} keys; {ADVICE}")
+    heads = config.num_attention_heads
+    for layer in range(config.num_hidden_layers):
+        groups, width = key_heads(config, layer)
+        if heads % groups or width < 1 or width % 2:
+            raise UserError(f"{spec}: {CONFIG}: {heads} heads of {width} cannot share {groups} keys; {ADVICE}")
 
 
 def _refusal(spec: str, name: str, problem: str) -> UserError:

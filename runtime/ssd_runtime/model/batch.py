@@ -16,6 +16,8 @@ from ssd_runtime.model.rotary import RotaryTable, Rotation, joined, repeated
 
 MOST_BY_ROW = 32
 """Most rows of a verification whose attention runs row by row; chunks of a prompt have more."""
+_Sight = tuple[int | None, int]
+"""A window, and a number of key-value heads."""
 _Seen = tuple[int, int, Tensor | None, bool]
 """The first slot seen, the one after the last, the bias, and whether rows see the keys causally without one."""
 
@@ -165,12 +167,8 @@ class BatchBuilder:
 
     kinds: Sequence[LayerKind]
     tables: Mapping[str, RotaryTable]
-    groups: int
-    """Query heads that share a key-value head."""
-    rotated_heads: int
-    """Number of heads of queries and keys."""
-    kept_heads: int
-    """Number of heads of values."""
+    heads: int
+    """Number of heads of queries."""
     dtype: torch.dtype
     device: torch.device
     key_multiple: int = 1
@@ -189,8 +187,8 @@ class BatchBuilder:
         They are `certain` if all of them will be committed.
         """
         end = start + n
-        seen: dict[int | None, _Seen] = {}
-        for window in self._windows():
+        seen: dict[_Sight, _Seen] = {}
+        for window, kv_heads in self._sights():
             begin = max(0, start - window + 1) if window else 0
             last = self._last_key(begin, end)
             bias: Tensor | None = None
@@ -201,8 +199,8 @@ class BatchBuilder:
                 if self.by_row and n <= MOST_BY_ROW:
                     bias = bias_of(visible.to(self.device), 1, self.dtype)[:, None, None]
                 else:
-                    bias = self._bias(self._paired(visible))
-            seen[window] = begin, last, bias, causal
+                    bias = self._bias(self._paired(visible), kv_heads)
+            seen[window, kv_heads] = begin, last, bias, causal
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
         return Segment(cache=cache, slot=start, rows=n, views=views, certain=certain)
 
@@ -226,16 +224,16 @@ class BatchBuilder:
         [slots] lie in the window. `span` spares the host a read of the positions. Models with mixers that are no
         attention need the rows' `lineage`.
         """
-        seen: dict[int | None, _Seen] = {}
-        for window in self._windows():
+        seen: dict[_Sight, _Seen] = {}
+        for window, kv_heads in self._sights():
             inside = visible & (key_positions > positions[:, None] - window) if window else visible
             # Up to `slot`, slot i holds position i, so slots before the window's first can be left out.
             begin = max(0, span.start - window + 1) if window else 0
             if isinstance(slot, int):
                 begin = min(slot, begin)
             last = self._last_key(begin, visible.shape[1])
-            bias = self._bias(self._paired(pad(inside[:, begin:], (0, last - visible.shape[1]))))
-            seen[window] = begin, last, bias, False
+            bias = self._bias(self._paired(pad(inside[:, begin:], (0, last - visible.shape[1]))), kv_heads)
+            seen[window, kv_heads] = begin, last, bias, False
         rotations = self._rotations(positions, span.stop, cache.long)
         views = self._views(rotations, seen)
         return Segment(cache=cache, slot=slot, rows=len(positions), views=views, lineage=lineage)
@@ -243,12 +241,12 @@ class BatchBuilder:
     def variants(self, cache: KVCache, start: int, n: int) -> Variants:
         """One variant of each of the rows at positions `start`, …, `start` + n - 1."""
         end = start + n
-        seen: dict[int | None, _Seen] = {}
-        for window in self._windows():
+        seen: dict[_Sight, _Seen] = {}
+        for window, kv_heads in self._sights():
             begin = max(0, start - window + 1) if window else 0
             visible = self._causal(start=start, end=end, begin=begin, window=window)
             before = visible[:, :-1].tril(start - begin - 1)
-            seen[window] = begin, end - 1, bias_of(before, 1, self.dtype) if n > 1 else None, False
+            seen[window, kv_heads] = begin, end - 1, bias_of(before, 1, self.dtype) if n > 1 else None, False
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
         return Variants(cache, n, views, Lineage.apart(range(start, end)))
 
@@ -256,30 +254,34 @@ class BatchBuilder:
         """The end of the slots that rows see from `begin` on: `end`, rounded up to `key_multiple` slots."""
         return begin - (begin - end) // self.key_multiple * self.key_multiple  # ceiling to a multiple
 
-    def _windows(self) -> set[int | None]:
-        """The windows of all layer kinds: kinds that differ in rotation alone see the same keys."""
-        return {kind.window for kind in self.kinds}
+    def _sights(self) -> set[_Sight]:
+        """The windows and key-value heads of all layer kinds: kinds that differ in rotation alone see the same keys."""
+        return {(kind.window, kind.kv_heads) for kind in self.kinds}
 
-    def _views(self, rotations: dict[str | None, Rotation], seen: Mapping[int | None, _Seen]) -> tuple[LayerView, ...]:
-        return tuple(LayerView(rotations.get(kind.rope), *seen[kind.window]) for kind in self.kinds)
+    def _views(self, rotations: Mapping[LayerKind, Rotation], seen: Mapping[_Sight, _Seen]) -> tuple[LayerView, ...]:
+        return tuple(LayerView(rotations.get(kind), *seen[kind.window, kind.kv_heads]) for kind in self.kinds)
 
-    def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[str | None, Rotation]:
-        """The rotations of rows at `positions`, all below `end`, by the names of the rotary embeddings."""
+    def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[LayerKind, Rotation]:
+        """The rotations of rows at `positions`, all below `end`, of the layer kinds that have one."""
         # One rotation of queries, keys and values takes two operations per layer fewer than one without the values.
-        turned = self.rotated_heads
-        kept = self.kept_heads
         factors = self._query_factors(positions, end)
-        found: dict[str | None, Rotation] = {}
-        for name, table in self.tables.items():
-            cos, sin = table.rows(positions, end, long)
-            unit = torch.ones_like(cos)
-            zero = torch.zeros_like(sin)
-            turning = torch.cat([cos.expand(-1, turned, -1), unit.expand(-1, kept, -1)], 1)
-            crossing = torch.cat([sin.expand(-1, turned, -1), zero.expand(-1, kept, -1)], 1)
-            if factors is not None:  # a rotation may stretch, too
-                for each in (turning, crossing):
-                    each[:, : turned - kept] *= factors
-            found[name] = turning, crossing
+        made: dict[tuple[str, int], Rotation] = {}
+        found: dict[LayerKind, Rotation] = {}
+        for kind in self.kinds:
+            if kind.rope is None:
+                continue
+            kept = 0 if kind.shares else kind.kv_heads
+            if (kind.rope, kept) not in made:
+                cos, sin = self.tables[kind.rope].rows(positions, end, long)
+                unit, zero = torch.ones_like(cos), torch.zeros_like(sin)
+                turned = self.heads + kept
+                turning = torch.cat([cos.expand(-1, turned, -1), unit.expand(-1, kept, -1)], 1)
+                crossing = torch.cat([sin.expand(-1, turned, -1), zero.expand(-1, kept, -1)], 1)
+                if factors is not None:  # a rotation may stretch, too
+                    for each in (turning, crossing):
+                        each[:, : self.heads] *= factors
+                made[kind.rope, kept] = turning, crossing
+            found[kind] = made[kind.rope, kept]
         return found
 
     def _query_factors(self, positions: Tensor | slice, end: int) -> Tensor | None:
@@ -302,5 +304,5 @@ class BatchBuilder:
         """Repeat what a lone row sees [1, keys] if attention runs it as two equal rows; return all else as it is."""
         return visible.expand(2, -1) if len(visible) == 1 and self.key_multiple > 1 else visible
 
-    def _bias(self, visible: Tensor) -> Tensor:
-        return bias_of(visible.to(self.device), self.groups, self.dtype)
+    def _bias(self, visible: Tensor, kv_heads: int) -> Tensor:
+        return bias_of(visible.to(self.device), self.heads // kv_heads, self.dtype)

@@ -21,9 +21,21 @@ from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_layout import KVLayout
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
 from ssd_runtime.model.draft_vocabulary import DraftVocabulary
-from ssd_runtime.model.families import LONGROPE, family_of, layer_kinds, max_context, query_scaling, rope_types, setting
+from ssd_runtime.model.families import (
+    LONGROPE,
+    LayerKind,
+    family_of,
+    key_owners,
+    layer_kinds,
+    max_context,
+    query_scaling,
+    rope_types,
+    setting,
+)
 from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.layer import Layer
+from ssd_runtime.model.layer_inputs import LayerInputs
+from ssd_runtime.model.norm import Norm
 from ssd_runtime.model.projections import LightCopies, Projections
 from ssd_runtime.model.rotary import RotaryTable
 from ssd_runtime.model.sublayers import Shape, SubLayers
@@ -67,8 +79,6 @@ class Decoder:
             num_layers=config.num_hidden_layers,
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             vocabulary=config.vocab_size,
             max_context=max_context(config),
         )
@@ -85,6 +95,8 @@ class Decoder:
         self._logit_divisor = setting(config, self.family.logit_divisor) or 1.0
         self._embedding_scale = _embedding_scale(model, self.family)
         residual = setting(config, self.family.residual_multiplier) or 1.0
+        width = int(setting(config, self.family.layer_inputs) or 0)
+        owners = key_owners(config, self.family)
         self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
         with torch.inference_mode():
             self.layers = [
@@ -92,19 +104,24 @@ class Decoder:
                     layer=layer,
                     family=self.family,
                     kind=distinct.index(kind),
+                    about=kind,
+                    keys=owner,
                     residual=residual,
                     memory=self.packed,
                     by_row=bitwise,
-                    mixer=kind.mixer,
+                    injected=width > 0,
                 )
-                for layer, kind in zip(base.layers, kinds, strict=True)
+                for layer, kind, owner in zip(base.layers, kinds, owners, strict=True)
             ]
+            self._inputs = LayerInputs(base, self.family, width, self.packed) if width else None
             final = getattr(base, self.family.final_norm)
             devices = {device_of(final), device_of(model.lm_head)} | {layer.device for layer in self.layers}
             self._spread = devices != {self.device}
             self._norm = Norm(base, self.family.final_norm, self.family.norm_offset)
             self._head = Linear(model, ("lm_head",), self.packed)
-            self.projections = Projections(self.layers, self._head)
+            self.projections = Projections(
+                self.layers, self._head, () if self._inputs is None else (self._inputs.projection,)
+            )
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers)
             self.draft_vocabulary = DraftVocabulary(self.shape.vocabulary)
@@ -131,6 +148,7 @@ class Decoder:
             rounded=self.rounding != self.dtype,
             lock=self.lock,
             kv_bits=kv_bits or NOT_QUANTISED,
+            inputs=self._inputs,
         )
         if kv_bits is not None and not (kv_bits == KV_BITS and self.sublayers.are_native):
             raise UserError(
@@ -142,37 +160,36 @@ class Decoder:
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in self.layers],
             windows=[kind.window for kind in kinds],
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
+            heads=[(kind.kv_heads, kind.head_dim) for kind in kinds],
             dtype=self.dtype,
             # Searches write the keys of their rows to slots after the committed ones, as many as these at most.
             max_slots=2 * (shape.max_context + SPARE_SLOTS) + key_multiple - 1,
             key_multiple=key_multiple,
             quantised=kv_bits is not None,
             mixers={index: layer.mixer for index, layer in enumerate(self.layers) if layer.mixer is not None},
+            sharing=frozenset(index for index, kind in enumerate(kinds) if kind.shares),
         )
         self.batches = BatchBuilder(
             kinds=distinct,
             tables=tables,
-            groups=shape.groups,
-            rotated_heads=shape.heads + shape.kv_heads,
-            kept_heads=shape.kv_heads,
+            heads=shape.heads,
             dtype=self.dtype,
             device=self.device,
             key_multiple=key_multiple,
-            causal=self._attends_causally(),
+            causal=self._attends_causally(distinct),
             by_row=self.sublayers.by_row,
             query_scaling=query_scaling(config, self.family),
         )
 
-    def _attends_causally(self) -> bool:
-        """Whether the kernels of all devices attend causally without a bias."""
-        shape = self.shape
+    def _attends_causally(self, kinds: Sequence[LayerKind]) -> bool:
+        """Whether the kernels of all devices attend causally without a bias in layers of all these kinds."""
+        heads = self.shape.heads
         if self._cap is not None or self.family.sinks or self.rounding != self.dtype:
             return False
         return all(
-            queues_work(device) and has_causal_kernel(device, self.dtype, shape.heads, shape.kv_heads, shape.head_dim)
+            queues_work(device) and has_causal_kernel(device, self.dtype, heads, kind.kv_heads, kind.head_dim)
             for device in {layer.device for layer in self.layers}
+            for kind in kinds
         )
 
     @property
@@ -234,6 +251,7 @@ class Decoder:
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
             changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
+            changed += [] if self._inputs is None else [self._inputs.refresh()]
         if any(changed):
             self.projections.use_huge_pages()
             self.sublayers.follow(self.light.bits)
@@ -266,11 +284,16 @@ class Decoder:
         return [(17 + 31 * i) % self.shape.vocabulary for i in range(first, first + count)]
 
     def embed(self, *ids: Sequence[int] | Tensor) -> Tensor:
-        """Embeddings [n, hidden] of token ids, some on the host and some on the device, one after the other."""
-        tokens = [each if isinstance(each, Tensor) else to_device(each, self.device) for each in ids]
+        """Embeddings [n, hidden] of token ids, some on the host and some on the device, one after the other.
+
+        With `LayerInputs`, these and all further states carry their tokens.
+        """
+        parts = [each if isinstance(each, Tensor) else to_device(each, self.device) for each in ids]
+        tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
         with self.lock:
-            x = self.model.model.embed_tokens(tokens[0] if len(tokens) == 1 else torch.cat(tokens))
-        return x if self._embedding_scale is None else x * self._embedding_scale
+            x = self.model.model.embed_tokens(tokens)
+        x = x if self._embedding_scale is None else x * self._embedding_scale
+        return x if self._inputs is None else self._inputs.carried(x, tokens)
 
     def run(
         self,
@@ -287,25 +310,20 @@ class Decoder:
         if paired:
             x = x.repeat(2, 1)  # rows of stride 0 would be summed in another order
         every = range(first, 2 * self.shape.num_layers if last is None else last)
-        kept = {
-            index: FULL if mask is None else mask.bits_of(index)
-            for index in every
-            if mask is None or not mask.skipped[index]
-        }
+        wanted = [
+            (index, FULL if mask is None else None if mask.skipped[index] else mask.bits_of(index)) for index in every
+        ]
+        kept: list[Tensor] | None = None if states is None else []
         with self.lock:
-            if states is None:
-                x = blocks.run(list(kept.items()), x, batch)
-            else:
-                for index in every:
-                    if index in kept:
-                        x = blocks.run([(index, kept[index])], x, batch)
-                    states.append(self._handed(x[:1] if paired else x))
+            x = blocks.run(wanted, x, batch, kept)
+        if states is not None and kept is not None:
+            states += [self._handed(each[:1] if paired else each) for each in kept]
         return self._handed(x[:1] if paired else x)
 
     def norm(self, x: Tensor) -> Tensor:
-        """States `x` [n, hidden] after the final norm."""
+        """States `x` [n, hidden] after the final norm, without the tokens that they may carry."""
         with self.lock:
-            return self._handed(self._on_two_rows(self._norm, x))
+            return self._handed(self._on_two_rows(self._norm, x[:, : self.shape.hidden]))
 
     def head(self, normed: Tensor, bits: int = FULL, drafting: bool = False) -> Tensor:
         """Logits [n, vocabulary] of normed states, by a copy of the head in `bits` if there is one.

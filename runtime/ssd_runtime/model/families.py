@@ -16,7 +16,7 @@ from ssd_runtime.model.mixers.short_convolution import ShortConvolution
 
 SCALED = "scaled"
 """A rotary embedding with factors for its angles, the same for sequences of every length."""
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", SCALED})
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional", SCALED})
 """Rotary embeddings whose angles depend on the position alone, so that a table can hold them."""
 LONGROPE = "longrope"
 """The rotary embedding with one set of angles for sequences within the original context and another for longer ones."""
@@ -77,6 +77,17 @@ FAMILIES = {
     ),
     "gemma2": Family("Gemma-2", **_GEMMA, attention_cap="attn_logit_softcapping"),
     "gemma3_text": Family("Gemma-3 (text)", **_GEMMA, qk_norm="head", rope_by_layer=True),
+    "gemma4_text": Family(
+        "Gemma-4 (text)",
+        **{**_GEMMA, "norm_offset": 0.0},
+        qk_norm="head",
+        v_norm="v_norm",
+        shared_keys="num_kv_shared_layers",
+        layer_inputs="hidden_size_per_layer_input",
+        layer_scalar="layer_scalar",
+        rope_by_layer=True,
+        unserved=("enable_moe_block",),
+    ),
     "olmo2": Family("OLMo-2", **_NORMS_AFTER, qk_norm="projection"),
     "olmo3": Family("OLMo-3", **_NORMS_AFTER, qk_norm="projection", windows="by_layer", rope_by_layer=True),
     "exaone4": Family("EXAONE-4", **_NORMS_AFTER, qk_norm="head", windows="by_layer", rope_in_windows=True),
@@ -141,13 +152,17 @@ class LayerKind:
     """A layer's mixer, or the window and the rotation of its attention; layers of a kind share views and latencies."""
 
     name: str
-    """`full` or `sliding` attention, or the mixer's name."""
+    """`full` or `sliding` attention, `full_shared` or `sliding_shared` with another layer's keys, or the mixer's."""
+    kv_heads: int
+    head_dim: int
     window: int | None = None
     """Number of rows that a row sees, itself included; None for all."""
     rope: str | None = "default"
     """Name of the layer's rotary embedding; None for no rotation."""
     mixer: type[Mixer] | None = None
     """The mixer of such a layer; None for attention."""
+    shares: bool = False
+    """Whether it reads an earlier layer's keys and has none of its own."""
 
 
 def family_of(config: PreTrainedConfig) -> Family:
@@ -206,16 +221,38 @@ def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
     mixers = dict(family.mixers)
     ropes = _rope_parameters(config, family)
     windowed = family.rope_in_windows and config.sliding_window is not None
+    owners = key_owners(config, family)
     for layer, layer_type in enumerate(_layer_types(config, family)):
+        kv_heads, head_dim = key_heads(config, layer)
         if (mixer := mixers.get(layer_type)) is not None:
-            kinds.append(LayerKind(mixer.name, None, None, mixer))
+            kinds.append(LayerKind(mixer.name, kv_heads, head_dim, rope=None, mixer=mixer))
             continue
         slides = layer_type == "sliding_attention"
         rope: str | None = layer_type if _differ_by_layer(config, family) else "default"
         if (rotated is not None and not rotated[layer]) or (windowed and not slides) or not ropes:
             rope = None
-        kinds.append(LayerKind("sliding", config.sliding_window, rope) if slides else LayerKind("full", None, rope))
+        shares = owners[layer] != layer
+        name = ("sliding" if slides else "full") + ("_shared" if shares else "")
+        window = config.sliding_window if slides else None
+        kinds.append(LayerKind(name, kv_heads, head_dim, window, rope, shares=shares))
     return kinds
+
+
+def key_heads(config: PreTrainedConfig, layer: int) -> tuple[int, int]:
+    """The number and the size of a layer's key-value heads."""
+    by_layer = getattr(config, "per_layer_config", None)
+    own = by_layer[layer] if by_layer else config
+    return own.num_key_value_heads, getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
+
+
+def key_owners(config: PreTrainedConfig, family: Family) -> list[int]:
+    """The layer whose keys each layer's attention reads: itself, unless the family's `shared_keys` says otherwise."""
+    types = _layer_types(config, family)
+    first = len(types) - int(setting(config, family.shared_keys) or 0)
+    before = {kind: layer for layer, kind in enumerate(types[: max(first, 0)])}
+    if missing := set(types) - set(before):
+        raise _refusal(f"layers that share keys of no earlier layer of type {', '.join(sorted(missing))}")
+    return [layer if layer < first else before[kind] for layer, kind in enumerate(types)]
 
 
 def query_scaling(config: PreTrainedConfig, family: Family) -> tuple[float, int] | None:

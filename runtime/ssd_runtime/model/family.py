@@ -18,6 +18,15 @@ class Family:
     or none."""
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     """Names of the modules that norm queries and keys."""
+    v_norm: str | None = None
+    """Module of the norm of each head's values; None without one."""
+    shared_keys: str | None = None
+    """Setting: the number of last layers that read the keys of the last layer of their type before these, without keys
+    of their own; None in families without such layers."""
+    layer_inputs: str | None = None
+    """Setting: the size of the vector that each layer receives for a row's token (`LayerInputs`); None without one."""
+    layer_scalar: str | None = None
+    """Buffer of a layer that its result is multiplied by; None without one."""
     norm_offset: float = 0.0
     """Number that is added to a norm's stored weight."""
     attention_norm: str | None = "input_layernorm"
@@ -31,6 +40,8 @@ class Family:
     final_norm: str = "norm"
     """Module of the norm before the head."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """Modules of queries, keys and values. A layer that reads another's keys has the first one alone; keys without a
+    module of values are values, too."""
     output: str = "o_proj"
     """Module of attention's output projection."""
     gated: bool = False

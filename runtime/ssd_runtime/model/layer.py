@@ -2,96 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 from ssd_runtime.devices.placement import device_of
 from ssd_runtime.model.experts import Experts
+from ssd_runtime.model.families import LayerKind
 from ssd_runtime.model.family import Family
+from ssd_runtime.model.layer_inputs import Injection
 from ssd_runtime.model.mixers.mixer import Mixer
 from ssd_runtime.model.mlp import Mlp
-from ssd_runtime.weights.hooks import hooked
-from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import LightLinear
-from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
-
-NORM_TOLERANCE = 1e-5
-
-
-class Norm:
-    """An RMS norm module, called in a short form on its weight, or as a module if its rounding would differ.
-
-    `offset` is added to the stored weight. The short form serves fp32 only, since families differ in where they round,
-    and only if it agrees with the module.
-    """
-
-    __slots__ = (
-        "_epsilon",
-        "_floor",
-        "_module",
-        "_name",
-        "_offset",
-        "_parent",
-        "_scaled",
-        "_short",
-        "_stamp",
-        "_weight",
-        "rms",
-    )
-
-    rms: RmsNorm | None
-    """The norm as numbers, for kernels that norm their rows; None if only the module has its result."""
-
-    def __init__(self, parent: nn.Module, name: str, offset: float = 0.0) -> None:
-        self._parent = parent
-        self._name = name
-        self._offset = offset
-        self._build()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The normed rows of `x`."""
-        if not self._short or x.dtype != torch.float32:
-            return self._module(x)
-        if x.is_cuda:
-            return rms_norm(x, self._weight.shape, self._weight, self._epsilon)
-        # torch's fused function runs a dozen kernels on a CPU. x / sqrt(mean(x²) + ε) = x √d / hypot(|x|, √(d ε)).
-        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
-        return x.div(length).mul_(self._scaled)
-
-    def refresh(self) -> bool:
-        """Build the short form again if the user's module has changed; returns whether it has."""
-        changed = self._stamp != stamp_of([getattr(self._parent, self._name)])
-        if changed:
-            self._build()
-        return changed
-
-    def _build(self) -> None:
-        module: nn.Module = getattr(self._parent, self._name)
-        self._module = module
-        self._stamp = stamp_of([module])
-        self._epsilon = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
-        weight = module._parameters.get("weight")
-        # A wrapper such as PEFT's forwards the `weight` of an inner module and may change that at any time.
-        self._short = weight is not None and weight.dtype == torch.float32 and _has_nothing_else(module)
-        if weight is not None and self._short:
-            self._weight = weight.detach() + self._offset if self._offset else weight.detach()
-            width = weight.numel()
-            self._floor = weight.new_tensor((width * self._epsilon) ** 0.5)
-            self._scaled = self._weight * width**0.5
-            probe = torch.linspace(-2, 3, weight.numel(), device=weight.device)[None]
-            expected = self._module(probe)
-            self._short = bool((self(probe) - expected).abs().max() <= NORM_TOLERANCE * expected.abs().max())
-        self.rms = RmsNorm(self._weight.contiguous(), self._epsilon) if self._short else None
-
-
-def _has_nothing_else(norm: nn.Module) -> bool:
-    """Whether a norm's result depends on its weight alone: it has no hook, submodule or other tensor."""
-    return not (hooked(norm) or norm._modules or norm._buffers) and set(norm._parameters) == {"weight"}
+from ssd_runtime.weights.linear import Linear, PackedMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +28,11 @@ class Layer:
 
     kind: int
     """Index among the decoder's layer kinds."""
+    about: LayerKind
+    keys: int
+    """The layer whose keys its attention reads: itself, or an earlier one."""
+    keys_are_values: bool
+    """Whether values are the keys before their norm and rotation."""
     scale: float
     """Factor of scores before the softmax."""
     residual: float
@@ -111,6 +44,7 @@ class Layer:
     """Attention's input projections, or the mixer's."""
     q_norm: Norm | None
     k_norm: Norm | None
+    v_norm: Norm | None
     sinks: Tensor | None
     """Scores [heads] of attention that no value has (`attention.attend`); None without."""
     output: Linear | LightLinear
@@ -118,6 +52,10 @@ class Layer:
     mlp_norm: Norm | None
     mlp: Mlp | Experts
     mlp_after: Norm | None
+    injection: Injection | None
+    """What follows the MLP in the sub-layer; None for nothing."""
+    scalar: Tensor | None
+    """Factor [1] of the layer's result; None for 1."""
     device: torch.device
     """The device that the layer runs on."""
 
@@ -127,14 +65,18 @@ class Layer:
         layer: nn.Module,
         family: Family,
         kind: int,
+        about: LayerKind,
+        keys: int,
         residual: float,
         memory: PackedMemory,
         by_row: bool = False,
-        mixer: type[Mixer] | None = None,
+        injected: bool = False,
     ) -> Layer:
-        """The parts of a transformers decoder layer; `by_row` is that of `Experts`, `mixer` the kind's."""
+        """The parts of a transformers decoder layer; `by_row` is that of `Experts`, `injected` asks for `injection`."""
+        mixer = about.mixer
         attention: Any = getattr(layer, "self_attn" if mixer is None else mixer.module)
         normed = family.qk_norm if mixer is None else None
+        qkv = present(attention, family.qkv) if mixer is None else mixer.projections
         mlp: Any = getattr(layer, family.mlp)
         shared = layer.get_submodule(family.shared) if family.shared else None
 
@@ -152,13 +94,17 @@ class Layer:
 
         return cls(
             kind=kind,
+            about=about,
+            keys=keys,
+            keys_are_values=mixer is None and not about.shares and len(qkv) < len(family.qkv),
             scale=float(attention.scaling) if mixer is None else 1.0,
             residual=residual,
             attention_norm=norm(layer, family.attention_norm),
             mixer=None if mixer is None else mixer(attention, by_row),
-            qkv=Linear(attention, family.qkv if mixer is None else mixer.projections, memory),
+            qkv=Linear(attention, qkv, memory),
             q_norm=norm(attention, family.qk_norms[0] if normed else None),
-            k_norm=norm(attention, family.qk_norms[1] if normed else None),
+            k_norm=norm(attention, family.qk_norms[1] if normed and not about.shares else None),
+            v_norm=Norm(attention, family.v_norm, width=about.head_dim) if family.v_norm and not about.shares else None,
             sinks=attention.sinks.detach() if family.sinks else None,
             output=Linear(attention, (family.output if mixer is None else mixer.output,), memory),
             attention_after=norm(layer, family.attention_after),
@@ -169,6 +115,8 @@ class Layer:
             if family.router is not None and hasattr(mlp, family.router)
             else gated(mlp),
             mlp_after=norm(layer, family.mlp_after),
+            injection=Injection.of(layer, family, memory) if injected else None,
+            scalar=layer.get_buffer(family.layer_scalar) if family.layer_scalar else None,
             device=device_of(layer),
         )
 
@@ -180,8 +128,19 @@ class Layer:
         """`x` with the attention block's output for the mixed values [n, heads * head_dim] added."""
         return self._join(x, self.output, mixed, self.attention_after)
 
-    def add_mlp(self, x: Tensor) -> Tensor:
-        """`x` with the MLP block's output added."""
+    def add_mlp(self, x: Tensor, inputs: Tensor | None) -> Tensor:
+        """`x` with the MLP block's output added, and what the layer's `inputs` [n, width] inject after it."""
+        x = self._with_mlp(x)
+        if self.injection is not None:
+            assert inputs is not None, "a layer with an injection has inputs"
+            x = self.injection.added(x, inputs.to(x.device))
+        return self.scaled(x)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """`x` times the layer's factor, which holds for a skipped MLP, too."""
+        return x if self.scalar is None else x * self.scalar
+
+    def _with_mlp(self, x: Tensor) -> Tensor:
         native = self.native_mlp
         if native is not None:
             whole, down = native
@@ -196,23 +155,30 @@ class Layer:
 
         It is x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)), with an RMS norm or none.
         """
-        plain = self.residual == 1.0 and self.mlp_after is None
+        plain = self.residual == 1.0 and self.mlp_after is None and self.injection is None and self.scalar is None
         return self.mlp.native if plain and (self.mlp_norm is None or self.mlp_norm.rms is not None) else None
 
     def linears(self) -> tuple[Linear, ...]:
         """All projections but light copies: the two of attention first."""
         attention = tuple(each for each in (self.qkv, self.output) if isinstance(each, Linear))
-        return attention + self.mlp.linears()
+        return attention + self.mlp.linears() + (() if self.injection is None else self.injection.linears())
 
     def light(self, bits: int) -> Layer:
         """Return this layer on the light copies of its projections (`Linear.light`), as far as it has these."""
-        return replace(self, qkv=self.qkv.light(bits), output=self.output.light(bits), mlp=self.mlp.light(bits))
+        return replace(
+            self,
+            qkv=self.qkv.light(bits),
+            output=self.output.light(bits),
+            mlp=self.mlp.light(bits),
+            injection=None if self.injection is None else self.injection.light(bits),
+        )
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
-        norms = (self.attention_norm, self.q_norm, self.k_norm, self.attention_after, self.mlp_norm, self.mlp_after)
-        parts: list[Linear | Norm | Mlp | Experts | Mixer] = [norm for norm in norms if norm is not None]
-        parts += [*self.linears()[:2], self.mlp, *([] if self.mixer is None else [self.mixer])]
+        norms = (self.attention_norm, self.q_norm, self.k_norm, self.v_norm)
+        norms += (self.attention_after, self.mlp_norm, self.mlp_after)
+        found = (*norms, *self.linears()[:2], self.mlp, self.mixer, self.injection)
+        parts = [part for part in found if part is not None]
         changed = [part.refresh() for part in parts]
         return any(changed)
 
@@ -227,3 +193,8 @@ class Layer:
         if after is not None:
             out = after(out)
         return x + out if self.residual == 1.0 else x + out * self.residual
+
+
+def present(attention: object, names: Sequence[str]) -> tuple[str, ...]:
+    """The projections of these names that an attention block has."""
+    return tuple(name for name in names if getattr(attention, name, None) is not None)

@@ -22,16 +22,18 @@ more than a step, so with more bytes even drafts that are always right gain noth
 
 
 class Projections:
-    """All projections of a decoder, in the order of its sub-layers; the head's is the last one."""
+    """All projections of a decoder, in the order of its sub-layers; the head's follows, then `others`."""
 
-    def __init__(self, layers: Sequence[Layer], head: Linear) -> None:
+    def __init__(self, layers: Sequence[Layer], head: Linear, others: Sequence[Linear] = ()) -> None:
         self._layers = layers
         self._head = head
+        self._others = others
         self._serves: tuple[bool, ...] = ALWAYS
 
     def __iter__(self) -> Iterator[Linear]:
         for _, linears in self.by_sublayer():
             yield from linears
+        yield from self._others
 
     def by_sublayer(self) -> Iterator[tuple[int, Sequence[Linear]]]:
         """The projections of each sub-layer, by its index, and of the head (2L)."""

@@ -13,7 +13,8 @@ from ssd_runtime.devices.clock import WaitedLock
 from ssd_runtime.model.attention import attend, attend_apart, attend_by_row
 from ssd_runtime.model.batch import Batch, Segment, Variants
 from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.layer import Layer
+from ssd_runtime.model.layer_inputs import LayerInputs
 from ssd_runtime.model.mixing import mix
 from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention
 from ssd_runtime.model.native.native_run import NativeSubLayer, run_natively
@@ -40,21 +41,15 @@ class Shape:
     num_layers: int
     hidden: int
     heads: int
-    kv_heads: int
-    head_dim: int
     vocabulary: int
     max_context: int
-
-    @property
-    def groups(self) -> int:
-        """Query heads that share a key-value head."""
-        return self.heads // self.kv_heads
 
 
 class SubLayers:
     """Sub-layer 2i is the mixer of layer i (`mixers/mixer.py`) and 2i + 1 its MLP, each with its norm and residual.
 
-    Every `x` is [rows, hidden], the rows of a `Batch`'s sequences one after the other. Each call of a module holds the
+    Every `x` is [rows, hidden], the rows of a `Batch`'s sequences one after the other; with `LayerInputs`, states that
+    are given and returned carry their tokens, too. Each call of a module holds the
     lock, since accelerate fetches offloaded weights for a call.
     """
 
@@ -70,6 +65,7 @@ class SubLayers:
         rounded: bool,
         lock: WaitedLock,
         kv_bits: int,
+        inputs: LayerInputs | None = None,
     ) -> None:
         """Soft-cap scores of attention by `cap`; layers on several devices are `spread`.
 
@@ -83,6 +79,13 @@ class SubLayers:
         self._spread = spread
         self._lock = lock
         self._kv_bits = kv_bits
+        self._inputs = inputs
+        self.never_idle = frozenset(
+            {2 * layer.keys for index, layer in enumerate(layers) if layer.keys != index}
+            | {2 * index + 1 for index, layer in enumerate(layers) if layer.scalar is not None}
+        )
+        """Sub-layers that do something though a draft skips them: attention writes keys that other layers read, an MLP
+        scales the layer's result."""
         self.follow(())
         self.by_row = bitwise and not self.are_native
         """Whether attention runs row by row, and a lone row as two equal ones."""
@@ -122,37 +125,46 @@ class SubLayers:
         return bits if bits in self._forms else max(self._forms)
 
     def attention(self, layer: int, x: Tensor, batch: Batch, bits: int = FULL) -> Tensor:
-        """The mixer of `layer` on `x` [rows, hidden], on copies of its weights of this `bits` if there are any.
+        """The mixer of `layer` on states `x`, on copies of its weights of this `bits` if there are any.
 
         Writes the rows' keys and values, or inputs, into their caches.
         """
         with self._lock.inner:
-            bits = self._form(bits)
-            parts = self._forms[bits][layer]
-            native = self._native[bits][layer]
-            if native is not None and batch.sequences is not None:
-                return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
-            if self._spread:
-                x = x.to(parts.device)
-                batch = batch.on(parts.device)
-            if parts.mixer is not None:
-                mixed = mix(parts.mixer, layer, parts.qkv_of(x)[: batch.rows], batch.segments)
-                return parts.add_attention(x, mixed.repeat(len(x) // len(mixed), 1))  # a lone row may run as two
-            queries, new, gates = self.project(layer, x, batch.rotations[parts.kind], bits)
-            if self.by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
-                mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
-            elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
-                mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
-            else:
-                sizes = [segment.rows for segment in batch.segments]
-                parts_of_each = zip(queries.split(sizes), new.split(sizes), batch.segments, strict=True)
-                mixed = torch.cat(
-                    [
-                        self._mixed(layer, queries=own_queries, new=own_new, segment=segment)
-                        for own_queries, own_new, segment in parts_of_each
-                    ]
-                )
-            return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
+            return self._carrying(x, self._attention(layer, self._stream(x), batch, bits))
+
+    def mlp(self, layer: int, x: Tensor, bits: int = FULL) -> Tensor:
+        """The MLP block of `layer` on states `x`, on copies of its weights of this `bits` if there are any."""
+        with self._lock.inner:
+            inputs = None if self._inputs is None else self._inputs.of(x)
+            return self._carrying(x, self._mlp(layer, self._stream(x), bits, inputs))
+
+    def _attention(self, layer: int, x: Tensor, batch: Batch, bits: int) -> Tensor:
+        bits = self._form(bits)
+        parts = self._forms[bits][layer]
+        native = self._native[bits][layer]
+        if native is not None and batch.sequences is not None:
+            return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
+        if self._spread:
+            x = x.to(parts.device)
+            batch = batch.on(parts.device)
+        if parts.mixer is not None:
+            mixed = mix(parts.mixer, layer, parts.qkv_of(x)[: batch.rows], batch.segments)
+            return parts.add_attention(x, mixed.repeat(len(x) // len(mixed), 1))  # a lone row may run as two
+        queries, new, gates = self.project(layer, x, batch.rotations[parts.kind], bits)
+        if self.by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
+            mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
+        elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
+            mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
+        else:
+            sizes = [segment.rows for segment in batch.segments]
+            parts_of_each = zip(queries.split(sizes), new.split(sizes), batch.segments, strict=True)
+            mixed = torch.cat(
+                [
+                    self._mixed(layer, queries=own_queries, new=own_new, segment=segment)
+                    for own_queries, own_new, segment in parts_of_each
+                ]
+            )
+        return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
 
     def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
         """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
@@ -160,8 +172,9 @@ class SubLayers:
             return self._mixed_apart(layer, queries=queries, new=new, variants=segment)
         parts = self.layers[layer]
         view = segment.views[parts.kind]
-        segment.cache.write(layer, segment.slot, new)
-        keys, values = segment.cache.read(layer, view.begin, view.end)
+        if not parts.about.shares:
+            segment.cache.write(layer, segment.slot, new)
+        keys, values = segment.cache.read(parts.keys, view.begin, view.end)
         queries = queries.transpose(0, 1)
         if view.bias is not None and view.bias.ndim == 4:
             mixed = attend_by_row(queries=queries, keys=keys, values=values, bias=view.bias, scale=parts.scale)
@@ -182,14 +195,23 @@ class SubLayers:
         return mixed.transpose(0, 1).reshape(segment.rows, -1)
 
     def _mixed_apart(self, layer: int, queries: Tensor, new: Tensor, variants: Variants) -> Tensor:
-        """Attention output [n, heads * head_dim] of variants of one sequence's rows; writes nothing."""
+        """Attention output [n, heads * head_dim] of variants of one sequence's rows; writes nothing.
+
+        Where another layer's keys are read, a variant's own are those of the full model: its own are not kept.
+        """
         parts = self.layers[layer]
-        shape = self._shape
         view = variants.views[parts.kind]
-        keys, values = variants.cache.read(layer, view.begin, view.end)
+        keys, values = variants.cache.read(parts.keys, view.begin, view.end)
+        if parts.about.shares:
+            starts = torch.tensor(variants.lineage.starts, device=queries.device)
+            first = int(variants.lineage.starts[0])
+            full = variants.cache.read(parts.keys, first, variants.lineage.starts[-1] + 1)
+            own = torch.stack([each[0, :, starts - first] for each in full])
+        else:
+            own = new.transpose(0, 1).view(2, parts.about.kv_heads, -1, parts.about.head_dim)
         mixed = attend_apart(
             queries=queries.transpose(0, 1),
-            own=new.transpose(0, 1).view(2, shape.kv_heads, -1, shape.head_dim),
+            own=own,
             keys=keys,
             values=values,
             bias=view.bias,
@@ -204,48 +226,85 @@ class SubLayers:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim].
 
-        The gates [n, heads * head_dim] of attention's output follow, before their sigmoid; None in most families.
+        There are no keys with values in layers that read another's. The gates [n, heads * head_dim] of attention's
+        output follow, before their sigmoid; None in most families.
         """
         parts = self._forms[self._form(bits)][layer]
-        shape = self._shape
-        qkv = parts.qkv_of(x).view(x.shape[0], -1, shape.head_dim)
+        heads = self._shape.heads
+        qkv = parts.qkv_of(x).view(x.shape[0], -1, parts.about.head_dim)
         gates = None
         if self._family.gated:  # a head's query and gate are neighbours
-            both = qkv[:, : 2 * shape.heads].unflatten(1, (-1, 2))
+            both = qkv[:, : 2 * heads].unflatten(1, (-1, 2))
             gates = both[:, :, 1].flatten(1)
-            qkv = torch.cat([both[:, :, 0], qkv[:, 2 * shape.heads :]], 1)
+            qkv = torch.cat([both[:, :, 0], qkv[:, 2 * heads :]], 1)
+        if parts.keys_are_values:
+            qkv = torch.cat([qkv, qkv[:, heads:]], 1)
         norms_last = self._family.qk_norm == "rotated"
         if rotation is not None and norms_last:
             qkv = rotate(qkv, rotation)
-        if parts.q_norm is not None and parts.k_norm is not None:
-            qkv = self._normed(parts.q_norm, parts.k_norm, qkv)
+        if parts.q_norm is not None:
+            qkv = self._normed(parts, qkv)
         if rotation is not None and not norms_last:
             qkv = rotate(qkv, rotation, self._family.pairs_alternate)
-        return qkv[:, : shape.heads], qkv[:, shape.heads :], gates
+        return qkv[:, :heads], qkv[:, heads:], gates
 
-    def mlp(self, layer: int, x: Tensor, bits: int = FULL) -> Tensor:
-        """The MLP block of `layer` on `x` [n, hidden], on copies of its weights of this `bits` if there are any."""
-        with self._lock.inner:
-            parts = self._forms[self._form(bits)][layer]
-            return parts.add_mlp(x.to(parts.device) if self._spread else x)
+    def _mlp(self, layer: int, x: Tensor, bits: int, inputs: Tensor | None) -> Tensor:
+        parts = self._forms[self._form(bits)][layer]
+        return parts.add_mlp(x.to(parts.device) if self._spread else x, None if inputs is None else inputs[layer])
 
-    def run(self, wanted: Sequence[tuple[int, int]], x: Tensor, batch: Batch) -> Tensor:
-        """The sub-layers of these indices and bits on `x` [rows, hidden], one after the other.
+    def _skipped(self, index: int, x: Tensor, batch: Batch) -> Tensor:
+        """What a sub-layer of `never_idle` makes of `x` [rows, hidden] if a draft skips it."""
+        layer, is_mlp = divmod(index, 2)
+        parts = self.layers[layer]
+        if self._spread:
+            x, batch = x.to(parts.device), batch.on(parts.device)
+        if is_mlp:
+            return parts.scaled(x)
+        _, new, _ = self.project(layer, x, batch.rotations[parts.kind])
+        sizes = [segment.rows for segment in batch.segments]
+        for own, segment in zip(new[: batch.rows].split(sizes), batch.segments, strict=True):
+            if isinstance(segment, Segment):
+                segment.cache.write(layer, segment.slot, own)
+        return x
 
-        Our own code takes one call for all of them where it serves each, and where rows are few.
+    def run(
+        self, wanted: Sequence[tuple[int, int | None]], x: Tensor, batch: Batch, states: list[Tensor] | None = None
+    ) -> Tensor:
+        """The sub-layers of these indices and bits on states `x`, one after the other; None in place of bits skips one.
+
+        Appends the state after each to `states`. Our own code takes one call for all of them where it serves each, and
+        where rows are few.
         """
         with self._lock.inner:
-            parts = [] if len(x) > FEW_ROWS or batch.sequences is None else self._native_parts(wanted)
-            if parts:
+            native = states is None and len(x) <= FEW_ROWS and batch.sequences is not None
+            if native and (parts := self._native_parts(wanted)):
                 return run_natively(parts, x, batch)
+            needed = self._inputs is not None and any(index % 2 and bits is not None for index, bits in wanted)
+            inputs = self._inputs.of(x) if needed and self._inputs is not None else None
+            given, x = x, self._stream(x)
             for index, bits in wanted:
                 layer, is_mlp = divmod(index, 2)
-                x = self.mlp(layer, x, bits) if is_mlp else self.attention(layer, x, batch, bits)
-            return x
+                if bits is None:
+                    x = self._skipped(index, x, batch) if index in self.never_idle else x
+                elif is_mlp:
+                    x = self._mlp(layer, x, bits, inputs)
+                else:
+                    x = self._attention(layer, x, batch, bits)
+                if states is not None:
+                    states.append(self._carrying(given, x))
+            return self._carrying(given, x)
 
-    def _native_parts(self, wanted: Sequence[tuple[int, int]]) -> list[NativeSubLayer]:
-        """These sub-layers as our own code runs them; empty if it does not serve all."""
-        parts = [self._whole[self._form(bits)][index] for index, bits in wanted]
+    def _stream(self, states: Tensor) -> Tensor:
+        """The residual stream [rows, hidden] of states, without the tokens that these may carry."""
+        return states if self._inputs is None else states[:, : self._shape.hidden].contiguous()
+
+    def _carrying(self, states: Tensor, x: Tensor) -> Tensor:
+        """The rows `x` [rows, hidden] with the tokens that `states` carry, if they do."""
+        return x if self._inputs is None else torch.cat([x, states[:, self._shape.hidden :].to(x.device)], -1)
+
+    def _native_parts(self, wanted: Sequence[tuple[int, int | None]]) -> list[NativeSubLayer]:
+        """These sub-layers as our own code runs them, without the skipped ones; empty if it does not serve all."""
+        parts = [self._whole[self._form(bits)][index] for index, bits in wanted if bits is not None]
         found = [
             part
             for part in parts
@@ -263,17 +322,19 @@ class SubLayers:
 
     def _native_attention(self, layer: Layer) -> NativeAttention | None:
         """The layer's attention block as one call of our own code; None where that does not serve it."""
-        shape = self._shape
+        about = layer.about
         qkv, output = layer.qkv.natives, layer.output.fused
         norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
         apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
-        if layer.mixer is not None or not qkv or output is None or apart or shape.head_dim not in HEAD_DIMS:
+        if layer.mixer is not None or not qkv or output is None or apart or about.head_dim not in HEAD_DIMS:
             return None
         if (
             self._family.pairs_alternate
             or self._family.gated
             or layer.sinks is not None
             or self._family.qk_norm in ("projection", "rotated")
+            or layer.v_norm is not None
+            or about.shares
             or any(norm is not None and norm.rms is None for norm in norms.values())
         ):
             return None
@@ -281,19 +342,20 @@ class SubLayers:
             qkv=qkv,
             output=output,
             **{name: None if norm is None else norm.rms for name, norm in norms.items()},
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
+            heads=self._shape.heads,
+            kv_heads=about.kv_heads,
+            head_dim=about.head_dim,
             scale=layer.scale,
             kv_bits=self._kv_bits,
         )
 
-    def _normed(self, q_norm: Norm, k_norm: Norm, qkv: Tensor) -> Tensor:
-        """Queries, keys and values [n, heads, head_dim] with normed queries and keys."""
-        n = qkv.shape[0]
-        shape = self._shape
-        queries, keys, values = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+    def _normed(self, parts: Layer, qkv: Tensor) -> Tensor:
+        """Queries, keys and values [n, heads, head_dim], each normed where the layer has a norm for them."""
+        n, heads = len(qkv), self._shape.heads
+        kept = (qkv.shape[1] - heads) // 2
+        split = qkv.split([heads, kept, kept], 1)
         if self._family.qk_norm == "projection":
-            queries = queries.reshape(n, -1)
-            keys = keys.reshape(n, -1)
-        return torch.cat([q_norm(queries).view(n, shape.heads, -1), k_norm(keys).view_as(values), values], 1)
+            split = (split[0].reshape(n, -1), split[1].reshape(n, -1), split[2])
+        norms = (parts.q_norm, parts.k_norm, parts.v_norm)
+        normed = [each if norm is None else norm(each) for each, norm in zip(split, norms, strict=True)]
+        return torch.cat([each.view(n, -1, parts.about.head_dim) for each in normed], 1)

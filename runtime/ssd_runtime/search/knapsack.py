@@ -150,7 +150,18 @@ def searching_knapsack(
                 mask=SubLayerPlan.of(decoder.shape.num_layers).lightened(at) if at else None,
                 piece=piece,
             )
-        ways[_Choice(None, weight)] = level.between(least - rest - weight, heaviest - weight)
+        skipping = level.between(least - rest - weight, heaviest - weight)
+        if decoder.family.layer_scalar:  # a skipped MLP is not nothing
+            skipping = yield from _executing(
+                groups=groups,
+                level=skipping,
+                full=target,
+                first=first,
+                last=last,
+                mask=SubLayerPlan.of(decoder.shape.num_layers, range(first, last)),
+                piece=piece,
+            )
+        ways[_Choice(None, weight)] = skipping
         level, choice = _best(ways, target=target, threshold=threshold, most=most)
         choices.append(choice)
     work = _rating(

@@ -17,8 +17,8 @@ from ssd_runtime.weights.kernels.kernel import Kernel
 FEW = 32
 """Most tokens of a forward whose rows are looked up among recent ones: to dequantise one takes numpy a quarter of a
 millisecond."""
-KEPT = 4096
-"""Rows that are kept, some megabytes."""
+KEPT = 1 << 23
+"""Numbers of the rows that are kept, some megabytes."""
 
 
 class PackedLinear(nn.Module):
@@ -78,7 +78,7 @@ class PackedEmbedding(nn.Module):
         rows = {token: row for token in tokens if (row := self._recent.get(token)) is not None}
         if new := [token for token in dict.fromkeys(tokens) if token not in rows]:
             rows.update(zip(new, self._rows(torch.tensor(new)).unbind(), strict=True))
-            if len(self._recent) > KEPT:
+            if len(self._recent) * len(rows[new[0]]) > KEPT:
                 self._recent.clear()
             self._recent.update(rows)
         return torch.stack([rows[token] for token in tokens])

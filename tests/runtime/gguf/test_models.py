@@ -28,6 +28,7 @@ from tests.runtime.gguf.vocabularies import byte_level
 
 IDS = torch.arange(1, 60)[None]
 GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+GEMMA4 = {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 96}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 FACTORS = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35]
 LONGROPE = {
@@ -68,6 +69,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", GEMMA),
     "gemma2 no caps": ("gemma2-no-caps", GEMMA),
     "gemma3": ("gemma3", GEMMA),
+    "gemma4": ("gemma4", GEMMA4),
+    "gemma4 shared keys": ("gemma4-shared-keys", GEMMA4),
+    "gemma4 values are keys": ("gemma4-values-are-keys", {"global_head_dim": 32}),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {}),
     "granite biases": ("granite", {"attention_bias": True, "mlp_bias": True}),

@@ -138,6 +138,7 @@ MISTRAL_EYES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads"
 WHOLES = {
     "qwen3.5": ("qwen3_5", QWEN_EYES),
     "ministral3": ("mistral3", {"model_type": "pixtral", "head_dim": 8, **MISTRAL_EYES}),
+    "gemma4-shared-keys": ("gemma4", {"head_dim": 8, "num_key_value_heads": 2, **MISTRAL_EYES}),
 }
 """Type and vision part of models that see, by their text part."""
 

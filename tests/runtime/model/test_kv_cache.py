@@ -27,7 +27,7 @@ WINDOW = 5
 
 
 def layout(windows: list[int | None]) -> KVLayout:
-    return KVLayout([torch.device("cpu")] * len(windows), windows, 2, 4, torch.float32, 600)
+    return KVLayout([torch.device("cpu")] * len(windows), windows, [(2, 4)] * len(windows), torch.float32, 600)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=40))

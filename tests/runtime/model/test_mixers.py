@@ -192,7 +192,7 @@ def test_a_card_decodes_what_the_processor_does() -> None:
 def test_a_pool_admits_as_many_sequences_as_it_has_room_for_states() -> None:
     decoder = Decoder(tiny_model("qwen3.5"))
     layout = decoder.kv_layout
-    assert layout.bytes_per_slot == layout.layer_bytes, "only one layer of four has keys"
+    assert layout.bytes_per_slot == layout.layer_bytes(2), "only one layer of four has keys"
     with small_memory():
         scheduler = Scheduler(decoder, 4, cache_bytes=4 * layout.state_bytes + 1000 * layout.bytes_per_slot)
         jobs, most = [], 0

@@ -22,6 +22,8 @@ PREDICTING = "nextn_predict_layers"
 """Number of layers after the model's own that predict further tokens."""
 QUERY_SCALING = "attention.temperature_scale"
 """Growth of queries with their position (`Family.query_scaling`)."""
+GEMMA4_LISTS = {KV_HEADS: "num_key_value_heads", "feed_forward_length": "intermediate_size"}
+"""Keys of Gemma-4's files whose values differ by layer, and the configuration's entries."""
 MLP_BIASES = {"mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
 
 
@@ -58,6 +60,36 @@ def _gemma2(metadata: Metadata, common: Entries) -> Entries:
 def _gemma3(metadata: Metadata, common: Entries) -> Entries:
     metadata.expect("attn_logit_softcapping")
     return {**_gemma(metadata, common, large=62, cap=0.0), **_windows(metadata, common, period=6, default=0)}
+
+
+def _gemma4(metadata: Metadata, common: Entries) -> Entries:
+    layers, heads = common["num_hidden_layers"], common["num_attention_heads"]
+    entries = _windows(metadata, common, period=6, default=0)
+    full = [layer for layer, kind in enumerate(entries["layer_types"]) if kind == "full_attention"]
+    keys, inner = (metadata.listed(key) or [common[entry]] * layers for key, entry in GEMMA4_LISTS.items())
+    shared = metadata.optional(int, "attention.shared_kv_layers") or 0
+    double = [2 * common["intermediate_size"] if layer >= layers - shared else inner[0] for layer in range(layers)]
+    width = metadata.optional(int, "attention.key_length_swa") or common["head_dim"]
+    metadata.expect("attention.value_length_swa", width)
+    if not all(type(each) is int and each > 0 and heads % each == 0 for each in keys) or len(keys) != layers:
+        raise metadata.refusal(KV_HEADS, f"is {str(keys)[:40]} for {heads} heads, which")
+    if inner not in (double, [inner[0]] * layers):
+        raise metadata.refusal("feed_forward_length", f"is {str(inner)[:40]}, which")
+    metadata.expect("expert_count", 0)
+    return {
+        **entries,
+        "head_dim": width,
+        "per_layer_config": {
+            layer: {"head_dim": common["head_dim"], "num_key_value_heads": keys[layer]} for layer in full
+        },
+        "num_key_value_heads": next((count for layer, count in enumerate(keys) if layer not in full), keys[0]),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": inner != [inner[0]] * layers,
+        "attention_k_eq_v": not any(metadata.has(f"blk.{layer}.attn_v.weight") for layer in full),
+        "hidden_size_per_layer_input": metadata.optional(int, "embedding_length_per_layer_input") or 0,
+        "vocab_size_per_layer_input": common["vocab_size"],
+        "final_logit_softcapping": _cap(metadata, "final_logit_softcapping", 0.0),
+    }
 
 
 def _gemma(metadata: Metadata, common: Entries, large: int, cap: float) -> Entries:
@@ -221,6 +253,8 @@ class Architecture:
     """Entries of the configuration that give a bias to projections, by the names of these in the file."""
     entries: Callable[[Metadata, Entries], Entries] = _none
     """Takes the metadata that only this architecture has; returns further entries of the configuration."""
+    by_layer: tuple[str, ...] = ()
+    """Keys whose values may differ by layer."""
 
 
 QWEN35 = Layout(norm_offset=1.0, values_alternate=True)
@@ -232,6 +266,7 @@ ARCHITECTURES = {
     "phi3": Architecture("phi3", entries=_phi3),
     "gemma2": Architecture("gemma2", Layout(norm_offset=1.0), BLOCK_BIASES, _gemma2),
     "gemma3": Architecture("gemma3_text", Layout(norm_offset=1.0), BLOCK_BIASES, _gemma3),
+    "gemma4": Architecture("gemma4_text", entries=_gemma4, by_layer=tuple(GEMMA4_LISTS)),
     "olmo2": Architecture("olmo2", biases=BLOCK_BIASES),
     "granite": Architecture("granite", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, _granite),
     "granitemoe": Architecture("granitemoe", Layout(pairs_alternate=True), BLOCK_BIASES, _granitemoe),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from transformers import AutoConfig, PreTrainedConfig
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.architectures import KV_HEADS, QUERY_SCALING, Entries, architecture_of
 from ssd_runtime.loading.gguf.metadata import Metadata
-from ssd_runtime.loading.gguf.rope import BASE, rope_parameters
+from ssd_runtime.loading.gguf.rope import BASE, FACTORS, rope_parameters
 from ssd_runtime.weights.gguf.file import EMBEDDING, HEAD
 from ssd_runtime.weights.gguf.header import ADVICE
 from ssd_runtime.weights.gguf.index import GgufIndex
@@ -20,6 +21,8 @@ NO_EXPERTS = ("expert_count", "expert_used_count")
 PARTLY_ROTATED = ("phi3", "qwen3_5_text", "qwen3_5_moe_text")
 """Types of configurations that can rotate a part of each head."""
 WIDEST_HEAD = 4096
+UNROTATED = float(np.float32(1e30))
+"""The divisor of angles that leaves columns as they are."""
 
 
 def gguf_config(index: GgufIndex) -> PreTrainedConfig:
@@ -31,7 +34,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
     kind = index.metadata.get("general.type", "model")
     if kind != "model":
         raise UserError(f"{index.path}: holds a {kind}, not a model; give the model's own file")
-    metadata = Metadata(index, index.architecture)
+    metadata = Metadata(index, index.architecture, architecture.by_layer)
     entries = _common(index, metadata)
     biases = {name.split(".", 2)[-1] for name in index.tensors if name.endswith(".bias")}
     entries |= {
@@ -102,6 +105,8 @@ def _inner(metadata: Metadata) -> int:
 
 def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, Any]:
     width, context = entries["head_dim"], entries["max_position_embeddings"]
+    if entries["model_type"] == "gemma4_text":
+        return _gemma4_rope(index, metadata, entries)
     rotated = metadata.optional(int, "rope.dimension_count") or width
     if rotated % 2 or rotated > width or (rotated != width and entries["model_type"] not in PARTLY_ROTATED):
         raise metadata.refusal("rope.dimension_count", f"is {rotated} for heads of {width}, which")
@@ -122,3 +127,24 @@ def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, A
     # Gemma-3 scales the angles of layers without a window alone.
     windowed = {"rope_type": "default", "rope_theta": BASE if local is None else local}
     return {"full_attention": parameters, "sliding_attention": windowed}
+
+
+def _gemma4_rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, Any]:
+    """The rotations of Gemma-4: layers without a window have tensors of factors that leave a part of a head alone."""
+    [width] = {own["head_dim"] for own in entries["per_layer_config"].values()} or {entries["head_dim"]}
+    metadata.expect("rope.dimension_count", width)
+    metadata.expect("rope.dimension_count_swa", entries["head_dim"])
+    parameters = rope_parameters(index, metadata, width // 2, entries["max_position_embeddings"])
+    factors = parameters.get("short_factor", [1.0] * (width // 2))
+    rotated = factors.count(1.0)
+    if factors != [1.0] * rotated + [max(factors)] * (width // 2 - rotated) or max(factors) not in (1.0, UNROTATED):
+        raise UserError(f"{index.path}: {FACTORS} has unknown factors; convert it with llama.cpp")
+    local = metadata.optional(float, "rope.freq_base_swa")
+    return {
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": parameters["rope_theta"],
+            "partial_rotary_factor": 2 * rotated / width,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": BASE if local is None else local},
+    }

@@ -15,10 +15,13 @@ T = TypeVar("T", int, float, str, bool)
 class Metadata:
     """The keys `PREFIX.*` of a file, which are taken one by one; `require_all_taken` names what is left."""
 
-    def __init__(self, index: GgufIndex, prefix: str) -> None:
+    def __init__(self, index: GgufIndex, prefix: str, by_layer: Iterable[str] = ()) -> None:
+        """Lists under the keys `by_layer` may differ by layer: `optional` returns their first values."""
+        self._by_layer = frozenset(by_layer)
         self._path = index.path
         self._prefix = f"{prefix}."
         self._values = {key: value for key, value in index.metadata.items() if key.startswith(self._prefix)}
+        self._tensors = index.tensors.keys()
         self._taken = set[str]()
 
     def optional(self, kind: type[T], key: str, beside: T | None = None) -> T | None:
@@ -31,10 +34,10 @@ class Metadata:
         if value is None:
             return None
         if isinstance(value, list):
-            distinct = {each for each in value if each != beside}
-            if len(distinct) != 1:
+            distinct = list(dict.fromkeys(each for each in value if each != beside))
+            if len(distinct) != 1 and (key not in self._by_layer or not distinct):
                 raise self.refusal(key, "differs by layer, which")
-            value = distinct.pop()
+            value = distinct[0]
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if type(value) is not kind:
@@ -71,6 +74,10 @@ class Metadata:
         self._taken.add(key)
         if value is not None and value not in accepted:
             raise self.refusal(key, f"is {value!r}, which")
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has a tensor of this name."""
+        return tensor in self._tensors
 
     def ignore(self, keys: Iterable[str]) -> None:
         """Take keys that change nothing in what a model computes."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from gguf.quants import dequantize
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ssd_runtime.devices.memory import return_freed
@@ -19,12 +19,16 @@ from ssd_runtime.loading.gguf.architectures import architecture_of, predicting_t
 from ssd_runtime.loading.gguf.rope import TENSORS
 from ssd_runtime.model.families import LayerKind, family_of, layer_kinds
 from ssd_runtime.model.family import Family
+from ssd_runtime.model.layer import present
+from ssd_runtime.model.layer_inputs import INJECTION
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts, PackedLinear
 
-EMBEDDING = "model.embed_tokens"
+EMBEDDINGS = ("model.embed_tokens", "model.embed_tokens_per_layer")
+MODEL_PROJECTION = "model.per_layer_model_projection"
+"""The projection of all layers' inputs (`LayerInputs`)."""
 EXPERT: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj"), ("down_proj",))
 """Projections of each of `PackedExperts`; those side by side share an input."""
 
@@ -59,9 +63,10 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
 
     layers = [_projections(model, family, number, kind) for number, kind in enumerate(layer_kinds(config, family))]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for placed in [pool.submit(place, each) for each in ([["lm_head"]], *layers)]:
+        others = [["lm_head"], *([[MODEL_PROJECTION]] if file.has(f"{MODEL_PROJECTION}.weight") else [])]
+        for placed in [pool.submit(place, each) for each in (others, *layers)]:
             placed.result()
-    _place_embedding(model, file)
+    _place_embeddings(model, file)
     _fill(model, file)
     return model, file
 
@@ -72,7 +77,7 @@ def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel,
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     file = GgufFile(index, architecture_of(index).layout, config)
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in (*model.named_parameters(), *_buffers(model))}
     file.require(shapes, [*TENSORS, *predicting_tensors(index)])
     return model.eval(), file
 
@@ -82,6 +87,8 @@ def _fill(model: PreTrainedModel, file: GgufFile) -> None:
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta:
             _set(model, name, nn.Parameter(file.dense(name, parameter.shape), requires_grad=False))
+    for name, buffer in _buffers(model):
+        buffer.copy_(file.dense(name, buffer.shape))
     file.forget()
     return_freed()
 
@@ -92,7 +99,9 @@ def _projections(model: nn.Module, family: Family, number: int, kind: LayerKind)
     mixing, shared, output = (
         ("self_attn", family.qkv, family.output) if mixer is None else (mixer.module, mixer.projections, mixer.output)
     )
+    shared = present(model.get_submodule(f"{layer}.{mixing}"), shared)
     found = [[f"{layer}.{mixing}.{name}" for name in names] for names in (shared, (output,))]
+    found += [[f"{layer}.{name}"] for name in INJECTION] if hasattr(model.get_submodule(layer), INJECTION[0]) else []
     blocks = dict.fromkeys(_place_experts(model, f"{layer}.{family.mlp}") if family.router else (), EXPERT)
     alone = family.shared if family.router else family.mlp
     blocks |= {f"{layer}.{alone}": (family.gate_up, (family.down,))} if alone else {}
@@ -124,11 +133,19 @@ def _place_experts(model: nn.Module, mlp: str) -> list[str]:
     return [f"{mlp}.experts.{number}" for number in range(count)]
 
 
-def _place_embedding(model: PreTrainedModel, file: GgufFile) -> None:
-    data, kind = file.stored(f"{EMBEDDING}.weight")
-    scale = getattr(model.get_submodule(EMBEDDING), "embed_scale", None)
-    dequantise = partial(dequantize, qtype=kind)
-    _set(model, EMBEDDING, PackedEmbedding(data, dequantise, None if scale is None else float(scale)))
+def _place_embeddings(model: PreTrainedModel, file: GgufFile) -> None:
+    for name in EMBEDDINGS:
+        if file.has(f"{name}.weight"):
+            data, kind = file.stored(f"{name}.weight")
+            scale = getattr(model.get_submodule(name), "embed_scale", None)
+            dequantise = partial(dequantize, qtype=kind)
+            _set(model, name, PackedEmbedding(data, dequantise, None if scale is None else float(scale)))
+
+
+def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers that checkpoints hold, which files hold as they do parameters."""
+    kept = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
 
 
 def _set(model: nn.Module, name: str, value: nn.Module | nn.Parameter) -> None:

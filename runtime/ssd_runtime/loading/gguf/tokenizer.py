@@ -139,11 +139,12 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
     try:
         if kind == "gpt2":
             tokenizer, add_bos = _byte_level(index, metadata, vocabulary, name)
-        elif kind == "llama":
-            vocabulary.roles.update({**SENTENCEPIECE, **vocabulary.roles})
-            tokenizer, add_bos = _sentencepiece(index, metadata, vocabulary), True
+        elif kind in ("llama", "gemma4"):
+            if kind == "llama":
+                vocabulary.roles.update({**SENTENCEPIECE, **vocabulary.roles})
+            tokenizer, add_bos = _sentencepiece(index, metadata, vocabulary, listed=kind == "gemma4"), True
         else:
-            raise UserError(f"{index.path}: tokenizer: expected gpt2 or llama, got {kind!r}; {FOLDER_INSTEAD}")
+            raise UserError(f"{index.path}: tokenizer: expected gpt2, llama or gemma4, got {kind!r}; {FOLDER_INSTEAD}")
         _add_specials(tokenizer, vocabulary, str(index.metadata.get("general.name", "")))
     except UserError:
         raise
@@ -166,7 +167,7 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
 
 def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, name: str) -> tuple[Tokenizer, bool]:
     pre = pre_tokenizer(name, str(index.path))
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.listed("ggml.merges") or ()]
+    merges = _listed_merges(metadata)
     metadata.ignore(("ggml.scores",))
     metadata.expect("ggml.add_space_prefix", False)
     metadata.expect("ggml.remove_extra_whitespaces", False)
@@ -178,7 +179,12 @@ def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, na
     return tokenizer, pre.add_bos
 
 
-def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+def _listed_merges(metadata: Metadata) -> list[tuple[str, ...]]:
+    return [tuple(merge.split(" ", 1)) for merge in metadata.listed("ggml.merges") or ()]
+
+
+def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, listed: bool) -> Tokenizer:
+    """The tokenizer of pieces, which merge as their scores say, or as the file has `listed`."""
     scores = metadata.listed("ggml.scores")
     if scores is None or len(scores) != len(vocabulary.tokens):
         raise UserError(f"{index.path}: has no score for each of {len(vocabulary.tokens)} tokens; {ADVICE}")
@@ -189,7 +195,7 @@ def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary.ids,
-            merges=_merges(vocabulary, scores),
+            merges=_listed_merges(metadata) if listed else _merges(vocabulary, scores),
             unk_token=vocabulary.role("unknown"),
             fuse_unk=True,
             byte_fallback=True,

@@ -18,7 +18,7 @@ class KVCache:
     The session knows how many slots are committed. Drafts write after these and verification overwrites them, so
     rollback is a number in the session. Layers with a sliding window keep the keys that later rows can see, and
     `lookback` tokens more. `mark` names further positions that a session may return to. Layers whose mixer is no
-    attention have no keys but `states`.
+    attention have no keys but `states`, and those that share another layer's keys have none either.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -47,10 +47,7 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Bytes that the sequence takes."""
-        leased = sum(
-            lease.size * len(group.layers) * self.pool.layout.layer_bytes
-            for lease, group in zip(self.leases, self.pool.groups, strict=True)
-        )
+        leased = sum(lease.size * group.slot_bytes for lease, group in zip(self.leases, self.pool.groups, strict=True))
         kept = sum(
             each.numel() * each.element_size() for saved in self._marks.values() for each in (saved or {}).values()
         )

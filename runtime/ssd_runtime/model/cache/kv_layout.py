@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -22,8 +22,8 @@ class KVLayout:
     devices: Sequence[torch.device]
     windows: Sequence[int | None]
     """Number of tokens that a layer's rows see, their own included; None for all."""
-    kv_heads: int
-    head_dim: int
+    heads: Sequence[tuple[int, int]]
+    """The number of a layer's key-value heads, and their size."""
     dtype: torch.dtype
     """Dtype of the rows that are written and read."""
     max_slots: int
@@ -34,6 +34,8 @@ class KVLayout:
     """Whether a head's key or value is held as numbers of 8 bits, and after them their scale (`quantised_slots`)."""
     mixers: Mapping[int, Mixer] = field(default_factory=dict)
     """The mixers, by layer, that have a state and no keys."""
+    sharing: Set[int] = frozenset()
+    """The layers that read another layer's keys and have none."""
 
     @property
     def held_dtype(self) -> torch.dtype:
@@ -41,19 +43,24 @@ class KVLayout:
         return torch.int8 if self.quantised else self.dtype
 
     @property
-    def width(self) -> int:
-        """Length of one head's key or value in numbers of `held_dtype`."""
-        return self.head_dim + (torch.float32.itemsize if self.quantised else 0)
+    def keyed(self) -> list[int]:
+        """The layers that have keys."""
+        return [layer for layer in range(len(self.devices)) if layer not in self.mixers and layer not in self.sharing]
 
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes that one slot takes in one layer."""
-        return 2 * self.kv_heads * self.width * self.held_dtype.itemsize
+    def slot_shape(self, layer: int) -> tuple[int, int]:
+        """The number of a layer's keys of one slot, and their length in numbers of `held_dtype`."""
+        count, size = self.heads[layer]
+        return count, size + (torch.float32.itemsize if self.quantised else 0)
+
+    def layer_bytes(self, layer: int) -> int:
+        """Bytes that one slot takes in a layer with keys."""
+        count, width = self.slot_shape(layer)
+        return 2 * count * width * self.held_dtype.itemsize
 
     @property
     def bytes_per_slot(self) -> int:
         """Bytes that one slot takes over all layers."""
-        return (len(self.devices) - len(self.mixers)) * self.layer_bytes
+        return sum(map(self.layer_bytes, self.keyed))
 
     @property
     def state_bytes(self) -> int:

@@ -74,6 +74,8 @@ class LayerGroup:
 
     window: int | None
     layers: list[int]
+    slot_bytes: int
+    """Bytes that one slot takes over these layers."""
     ranges: SlotRanges = field(default_factory=SlotRanges)
 
 
@@ -88,15 +90,19 @@ class KVPool:
     def __init__(self, layout: KVLayout, max_bytes: int | None = None, sequences: int = 1) -> None:
         self.layout = layout
         self.fixed = max_bytes is not None
-        keyed = [layer for layer in range(len(layout.devices)) if layer not in layout.mixers]
+        keyed = layout.keyed
         self.groups = [
-            LayerGroup(window, [layer for layer in keyed if layout.windows[layer] == window])
+            LayerGroup(window, layers, sum(map(layout.layer_bytes, layers)))
             for window in dict.fromkeys(layout.windows[layer] for layer in keyed)
+            for layers in [[layer for layer in keyed if layout.windows[layer] == window]]
         ]
         self._most_states = 0
         """Number of sequences whose states have room in a fixed pool."""
-        shape = (2, 1, layout.kv_heads, 0, layout.width)
-        self.storage = [torch.empty(shape, dtype=layout.held_dtype, device=device) for device in layout.devices]
+        shapes = [(2, 1, count, 0, width) for count, width in map(layout.slot_shape, range(len(layout.devices)))]
+        self.storage = [
+            torch.empty(shape, dtype=layout.held_dtype, device=device)
+            for shape, device in zip(shapes, layout.devices, strict=True)
+        ]
         """One tensor [2, 1, kv_heads, slots, width] per layer: keys, then values."""
         self._caches: WeakSet[Leaseholder] = WeakSet()
         if max_bytes is not None:
@@ -109,8 +115,7 @@ class KVPool:
     @property
     def bytes(self) -> int:
         """Bytes allocated, and those that are set aside for states."""
-        slots = sum(group.ranges.size * len(group.layers) for group in self.groups)
-        return slots * self.layout.layer_bytes + self.state_bytes
+        return sum(group.ranges.size * group.slot_bytes for group in self.groups) + self.state_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -120,8 +125,8 @@ class KVPool:
     @property
     def used_bytes(self) -> int:
         """Bytes of leased slots and of states."""
-        used = sum((group.ranges.size - group.ranges.free) * len(group.layers) for group in self.groups)
-        return used * self.layout.layer_bytes + sum(cache.state_bytes for cache in self._caches)
+        used = sum((group.ranges.size - group.ranges.free) * group.slot_bytes for group in self.groups)
+        return used + sum(cache.state_bytes for cache in self._caches)
 
     def _have_states(self, released: Sequence[Leaseholder] = ()) -> int:
         """Number of sequences that have states, or slots and soon states, beside the `released` ones."""
@@ -271,19 +276,18 @@ class KVPool:
 
     def _sizes(self, max_bytes: int, sequences: int) -> list[int]:
         """Number of slots of each layer group: sliding groups need few per sequence, and the others share the rest."""
-        each = self.layout.layer_bytes
         equal = max_bytes // self.layout.bytes_per_slot
         sizes = [
             equal if group.window is None else min(equal, sequences * sliding_slots(group.window))
             for group in self.groups
         ]
-        growing = sum(len(group.layers) for group in self.groups if group.window is None)
+        growing = sum(group.slot_bytes for group in self.groups if group.window is None)
         if growing:
             spent = sum(
-                size * len(group.layers)
+                size * group.slot_bytes
                 for size, group in zip(sizes, self.groups, strict=True)
                 if group.window is not None
             )
-            rest = (max_bytes - spent * each) // (growing * each)
+            rest = (max_bytes - spent) // growing
             sizes = [rest if group.window is None else size for size, group in zip(sizes, self.groups, strict=True)]
         return sizes

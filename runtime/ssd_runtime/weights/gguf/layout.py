@@ -23,6 +23,7 @@ RENAMED = {
     ".block_sparse_moe.": ".mlp.",
     ".shared_mlp.output_linear.": ".shared_mlp.down_proj.",
     ".dt_bias": ".dt_proj.bias",
+    ".layer_scalar": ".layer_scalar.weight",
 }
 """Parts of names that `gguf` does not know, and those that it knows instead."""
 SHARED = ".shared_mlp."
@@ -52,7 +53,9 @@ class Order:
 
     def __init__(self, layout: Layout, config: PreTrainedConfig) -> None:
         self._layout = layout
-        self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        # Models whose heads differ by layer have the pairs of a rotation half a head apart.
+        kv_heads = config.num_key_value_heads if layout.pairs_alternate else 1
+        self._heads = {"q_proj": config.num_attention_heads, "k_proj": kv_heads}
         self._key_heads = config.linear_num_key_heads if layout.values_alternate else 1
         self._value_heads = config.linear_num_value_heads if layout.values_alternate else 1
         self._both = 2 * self._key_heads * config.linear_key_head_dim if layout.values_alternate else 0

@@ -1,0 +1,93 @@
+"""The vectors that a row's token gives to each layer of Gemma-4 (per-layer embeddings)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssd_runtime.model.family import Family
+from ssd_runtime.model.norm import Norm
+from ssd_runtime.weights.light import LightLinear
+from ssd_runtime.weights.linear import Linear, PackedMemory
+
+INJECTION = ("per_layer_input_gate", "per_layer_projection")
+"""The projections of an injection, in a layer."""
+DIGITS = (1 << 16, 1 << 8, 1)
+"""Values of the three digits of a token, each up to 255: half precision holds them exactly."""
+DIGIT = 2.0**-20
+"""The number that stands for a digit of 1, so small that comparisons of states do not see it."""
+
+
+class LayerInputs:
+    """The inputs of all layers for some rows, from their tokens.
+
+    A forward may begin at any sub-layer, from states that a search or an early exit has kept. So a row of states
+    [hidden + 3] carries its token after the residual stream, as three digits.
+    """
+
+    def __init__(self, base: Any, family: Family, width: int, memory: PackedMemory) -> None:
+        """`base` is the user's base model; each layer receives a vector [width] for each row."""
+        self._base, self._width = base, width
+        self._hidden: int = base.config.hidden_size
+        self.projection = Linear(base, ("per_layer_model_projection",), memory)
+        self._norm = Norm(base, "per_layer_projection_norm", family.norm_offset)
+
+    def carried(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """States [n, hidden + 3] of embeddings `x` [n, hidden] and their tokens [n]."""
+        digits = [tokens // value % 256 for value in DIGITS]
+        return torch.cat([x, (torch.stack(digits, -1) * DIGIT).to(x.dtype)], -1)
+
+    def of(self, states: Tensor) -> Tensor:
+        """The inputs [layers, n, width] of the rows of `states` [n, hidden + 3]."""
+        digits = (states[:, self._hidden :].double() / DIGIT).round().long()
+        values = torch.tensor(DIGITS, device=digits.device)
+        # States that a check makes up carry no token.
+        tokens = (digits * values).sum(-1).clamp_(0, self._base.embed_tokens.num_embeddings - 1)
+        own = self._base.embed_tokens_per_layer(tokens).unflatten(-1, (-1, self._width))
+        projected = self.projection(self._base.embed_tokens(tokens)) * self._hidden**-0.5
+        normed = self._norm(projected.unflatten(-1, (-1, self._width)))
+        return ((normed + own) * 2**-0.5).transpose(0, 1)
+
+    def refresh(self) -> bool:
+        """Follow changes of the user's modules; returns whether there were any."""
+        return any([self.projection.refresh(), self._norm.refresh()])
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What a layer adds after its MLP: norm(W_out (activation(W_gate x) × input)) of a row's `LayerInputs`."""
+
+    gate: Linear | LightLinear
+    activation: Callable[[Tensor], Tensor]
+    output: Linear | LightLinear
+    norm: Norm
+
+    @classmethod
+    def of(cls, layer: Any, family: Family, memory: PackedMemory) -> Injection:
+        """The injection of a transformers decoder layer."""
+        return cls(
+            gate=Linear(layer, INJECTION[:1], memory),
+            activation=layer.act_fn,
+            output=Linear(layer, INJECTION[1:], memory),
+            norm=Norm(layer, "post_per_layer_input_norm", family.norm_offset),
+        )
+
+    def added(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """`x` [n, hidden] with what `inputs` [n, width] add to it."""
+        return x + self.norm(self.output(self.activation(self.gate(x)) * inputs))
+
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections but light copies."""
+        return tuple(each for each in (self.gate, self.output) if isinstance(each, Linear))
+
+    def light(self, bits: int) -> Injection:
+        """This on the light copies of its projections (`Linear.light`), as far as it has these."""
+        return replace(self, gate=self.gate.light(bits), output=self.output.light(bits))
+
+    def refresh(self) -> bool:
+        """Follow changes of the user's modules; returns whether there were any."""
+        return any([*(linear.refresh() for linear in self.linears()), self.norm.refresh()])
