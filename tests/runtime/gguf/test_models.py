@@ -224,7 +224,7 @@ def test_a_split_file_is_read_whole_whichever_part_is_given(given: int, tmp_path
         ({"metadata": {"tokenizer.ggml.normalizer.lowercase": True}}, r"lowercase is not known here"),
         ({"metadata": {"tokenizer.ggml.pre": "kimi-k2"}}, "pre-tokenizer 'kimi-k2' is not supported"),
         ({"metadata": {"tokenizer.ggml.pre": "another"}}, "pre-tokenizer 'another' is not supported"),
-        ({"metadata": {"tokenizer.ggml.model": "t5"}}, "expected gpt2 or llama, got 't5'"),
+        ({"metadata": {"tokenizer.ggml.model": "t5"}}, "expected gpt2, llama or gemma4, got 't5'"),
         ({"metadata": {"tokenizer.ggml.tokens": ["a"] * 96}}, "the token 'a' twice"),
         ({"metadata": {"tokenizer.ggml.tokens": ["a"]}}, "1 tokens, but its embedding has 96 rows"),
         ({"metadata": {"general.type": "adapter"}}, "holds a adapter"),
