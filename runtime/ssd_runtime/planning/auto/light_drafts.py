@@ -93,7 +93,7 @@ class LightDrafts:
     def _plan(self, chain: _LightChain, costs: Sequence[float], most_cost: float) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         drafter = Extended(
-            masked=Masked(self._mask, branching=UNSURE),
+            drafter=Masked(self._mask, branching=UNSURE),
             chain=chain.length,
             lookup=self._lookup,
             agreement=self._agreement,
