@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.errors import UserError
@@ -21,9 +21,19 @@ from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_layout import KVLayout
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
 from ssd_runtime.model.draft_vocabulary import DraftVocabulary
-from ssd_runtime.model.families import LONGROPE, family_of, layer_kinds, max_context, query_scaling, rope_types, setting
+from ssd_runtime.model.families import (
+    LONGROPE,
+    LayerKind,
+    family_of,
+    layer_kinds,
+    max_context,
+    query_scaling,
+    rope_types,
+    setting,
+)
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.mtp import Mtp, MtpModule
 from ssd_runtime.model.projections import LightCopies, Projections
 from ssd_runtime.model.rotary import RotaryTable
 from ssd_runtime.model.sublayers import Shape, SubLayers
@@ -87,8 +97,9 @@ class Decoder:
         residual = setting(config, self.family.residual_multiplier) or 1.0
         self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
         with torch.inference_mode():
-            self.layers = [
-                Layer.of(
+
+            def layer_of(layer: nn.Module, kind: LayerKind) -> Layer:
+                return Layer.of(
                     layer=layer,
                     family=self.family,
                     kind=distinct.index(kind),
@@ -97,8 +108,14 @@ class Decoder:
                     by_row=bitwise,
                     mixer=kind.mixer,
                 )
-                for layer, kind in zip(base.layers, kinds, strict=True)
-            ]
+
+            self.layers = [layer_of(layer, kind) for layer, kind in zip(base.layers, kinds, strict=True)]
+            self.mtp: Mtp | None = None
+            """The model's own layer for drafts; None without one."""
+            own = getattr(model, "mtp", None)
+            if isinstance(own, MtpModule):
+                full = next(kind for kind in kinds if kind.is_full)
+                self.mtp = Mtp(own, layer_of(own.layers[0], full), self.family, self.packed)
             final = getattr(base, self.family.final_norm)
             devices = {device_of(final), device_of(model.lm_head)} | {layer.device for layer in self.layers}
             self._spread = devices != {self.device}
@@ -121,8 +138,10 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
+        # The MTP layer comes after the model's own, so that its keys are in the same caches.
+        layers = self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
         self.sublayers = SubLayers(
-            layers=self.layers,
+            layers=layers,
             family=self.family,
             shape=shape,
             cap=self._cap,
@@ -140,8 +159,8 @@ class Decoder:
         self._choose_threads()
         key_multiple = self.sublayers.key_multiple
         self.kv_layout = KVLayout(
-            devices=[layer.device for layer in self.layers],
-            windows=[kind.window for kind in kinds],
+            devices=[layer.device for layer in layers],
+            windows=[distinct[layer.kind].window for layer in layers],
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             dtype=self.dtype,
@@ -234,7 +253,9 @@ class Decoder:
         require_unhooked(self.model, self.family.mixing, self.family.mlp, self.family.shared)
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
-            changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
+            parts: list[Layer | Norm | Linear | Mtp] = [*self.layers, self._norm, self._head]
+            parts += [] if self.mtp is None else [self.mtp]
+            changed = [part.refresh() for part in parts]
         if any(changed):
             self.projections.use_huge_pages()
             self.sublayers.follow(self.light.bits)
@@ -302,6 +323,22 @@ class Decoder:
                         x = blocks.run([(index, kept[index])], x, batch)
                     states.append(self._handed(x[:1] if paired else x))
         return self._handed(x[:1] if paired else x)
+
+    def run_ahead(self, embedded: Tensor, states: Tensor, batch: Batch, keys_alone: bool = False) -> Tensor:
+        """Run the MTP layer on tokens' embeddings and the normed final states before them; both are [rows, hidden].
+
+        Returns its normed states [rows, hidden]; with `keys_alone` nothing is computed but what it writes to caches.
+        """
+        assert self.mtp is not None, "the model has no such layer"
+        with self.lock:
+            x = self.mtp.joined(embedded, states)
+            if keys_alone:
+                self.sublayers.write(self.shape.num_layers, x, batch)
+                return x
+        first = 2 * self.shape.num_layers
+        x = self.run(x, batch, first=first, last=first + 2)
+        with self.lock:
+            return self._on_two_rows(self.mtp.norm, x)
 
     def norm(self, x: Tensor) -> Tensor:
         """States `x` [n, hidden] after the final norm."""

@@ -58,6 +58,7 @@ _QWEN35: dict[str, Any] = {
     "gated": True,
     "windows": "by_layer",
     "mixers": (("linear_attention", GatedDeltaNet),),
+    "predicts_ahead": True,
 }
 
 FAMILIES = {
@@ -148,6 +149,11 @@ class LayerKind:
     """Name of the layer's rotary embedding; None for no rotation."""
     mixer: type[Mixer] | None = None
     """The mixer of such a layer; None for attention."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its rows attend to all before them."""
+        return self.mixer is None and self.window is None
 
 
 def family_of(config: PreTrainedConfig) -> Family:
