@@ -14,7 +14,7 @@ MTP_VARIANTS = ("qwen3.5", "qwen3.5-moe")
 
 @torch.no_grad()
 def with_mtp(variant: str, seed: int = 0, agreeing: bool = False) -> PreTrainedModel:
-    """A random model with an MTP layer, which is random too, or `agreeing`: then it is right about the next token often.
+    """A random model with an MTP layer, which is random too, or is `agreeing`: then it is often right.
 
     In an agreeing model the next token depends on the latest one more than on all before, and that is what the layer
     looks at.
