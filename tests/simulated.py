@@ -147,7 +147,7 @@ def _drafted(plan: Plan, trace: Trace, place: int, predict: Predict) -> Draft:
     oracle = _Oracle(trace.answer[place:], [predict(plan.entry, i) for i in range(place, place + length)])
     drafter = plan.drafter
     if isinstance(drafter, Extended):
-        drafter = replace(drafter, masked=replace(oracle, threshold=drafter.masked.threshold))  # type: ignore[arg-type]
+        drafter = replace(drafter, drafter=replace(oracle, threshold=drafter.drafter.threshold))  # type: ignore[arg-type]
     if isinstance(drafter, EarlyExit):
         drafter = oracle
     return NO_MODEL.finish(drafter.drafting(SESSION, length))

@@ -1,4 +1,4 @@
-"""Masked drafts with further rows to verify: guesses after the chain, and siblings of its unsure tokens."""
+"""Drafts by steps with further rows to verify: guesses after the chain, and siblings of its unsure tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ssd_runtime.drafting.lookup import Lookup, Node, as_draft
-from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.drafting.tree import Draft, Drafter
 from ssd_runtime.model.runner import Read, Work
 from ssd_runtime.sequence.session import Session
 
@@ -21,19 +20,19 @@ SECOND_RIGHT = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """A masked chain, with as many other rows as are worth their verification.
+    """A chain of draft steps, with as many other rows as are worth their verification.
 
-    These are guesses after its last token, where the drafted text has occurred before, and the siblings that the masked
+    These are guesses after its last token, where the drafted text has occurred before, and the siblings that the
     drafter proposes. Each one that is accepted adds a token to the cycle.
     """
 
-    masked: Masked
+    drafter: Drafter
     chain: int
-    """Most masked tokens."""
+    """Most tokens of the chain."""
     lookup: Lookup
     """The request's lookup, which has read all of its tokens."""
     agreement: float
-    """Probability that a masked token is right."""
+    """Probability that a token of the chain is right."""
     speedup: float
     """Tokens per plain step's time that speculation yields at present, which is the value of time."""
     row_costs: tuple[float, ...]
@@ -44,7 +43,7 @@ class Extended:
     def drafting(self, session: Session, length: int) -> Work[Draft]:
         """Draft the chain, and guesses at most `length` tokens after the pending one."""
         wanted = min(length, self.chain)
-        drafted = yield from self.masked.drafting(session, wanted)
+        drafted = yield from self.drafter.drafting(session, wanted)
         if drafted.unread is not None:  # guesses and siblings follow tokens that the host knows
             drafted = drafted.read((yield Read(drafted.unread)))
         steps = drafted.steps
@@ -95,9 +94,9 @@ def _joined(drafted: Draft, guesses: Sequence[Node], siblings: Sequence[Node]) -
     chain = drafted.tokens[:steps]
     parents = list(range(steps))
     if not guesses and not siblings:
-        return Draft(chain, probs=drafted.probs, steps=steps, light=drafted.light)
+        return Draft(chain, probs=drafted.probs, steps=steps, origin=drafted.origin)
     grown = as_draft(guesses, steps + DEEPEST)
     parents += [steps + parent for parent in grown.parents or ()]
     parents += [node.parent for node in siblings]
     tokens = chain + grown.tokens + [node.token for node in siblings]
-    return Draft(tokens=tokens, parents=parents, probs=drafted.probs, steps=steps, light=drafted.light)
+    return Draft(tokens=tokens, parents=parents, probs=drafted.probs, steps=steps, origin=drafted.origin)

@@ -1,27 +1,28 @@
-"""Chains of a masked model whose tokens stay on the device, because every read by the host waits for it."""
+"""Chains of draft steps whose tokens stay on the device, because every read by the host waits for it."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.model.runner import Head, Read, Work
+from ssd_runtime.model.runner import Read, Work
 from ssd_runtime.sampling.argmax import argmax, argmax_with_logit
-from ssd_runtime.sequence.session import Session
 
 STEPS_PER_READ = 2
 """Draft steps between two looks at their confidence. With more, fewer reads wait for the device, but a step after an
 unsure token is wasted, which takes far longer than a wait. The best number was not measured on a card."""
+Step = Callable[[Sequence[int] | Tensor, int], Work[Tensor]]
+"""Runs a draft step on the latest token [1], on the host or on the device, which comes so many places after the pending
+one; returns logits [1, vocabulary]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReadStep:
     """A draft step that the host has read."""
 
     token: int
@@ -35,15 +36,14 @@ class Step:
 class DeviceChain:
     """A chain of greedy draft steps, the first of which the host may have read."""
 
-    session: Session
-    mask: SubLayerPlan
+    step: Step
     confidence: bool
     """Whether the confidence in tokens is computed."""
     candidates: int
     """Number of most probable tokens that are kept of every step."""
     steps: list[Tensor] = field(default_factory=list)
     """Per step the token, and if confidence is computed the bits of its nll and the most probable tokens."""
-    read: list[Step] = field(default_factory=list)
+    read: list[ReadStep] = field(default_factory=list)
 
     @property
     def tokens(self) -> Tensor:
@@ -54,8 +54,7 @@ class DeviceChain:
         """Draft up to `length` tokens after `pending`; end after a token that is read and exceeds `most_nll`."""
         while len(self.steps) < length:
             last = self.steps[-1][:1] if self.steps else [pending]
-            x = yield self.session.request(last, len(self.steps), self.mask)
-            logits = yield Head(x, bits=self.mask.head_bits, drafting=True)
+            logits = yield from self.step(last, len(self.steps))
             self.steps.append(_numbers(logits, self.candidates) if self.confidence else argmax(logits))
             if math.isfinite(most_nll) and len(self.steps) % STEPS_PER_READ == 0 and len(self.steps) < length:
                 yield from self.reading(most_nll)
@@ -83,6 +82,6 @@ def _numbers(logits: Tensor, candidates: int) -> Tensor:
     return torch.cat(parts)
 
 
-def _step(numbers: Sequence[int]) -> Step:
+def _step(numbers: Sequence[int]) -> ReadStep:
     [nll] = struct.unpack("f", struct.pack("i", numbers[1]))
-    return Step(token=numbers[0], nll=nll, best=list(numbers[2:]))
+    return ReadStep(token=numbers[0], nll=nll, best=list(numbers[2:]))

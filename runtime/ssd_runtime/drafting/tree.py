@@ -11,11 +11,12 @@ from torch import Tensor
 from ssd_runtime.model.runner import Work
 from ssd_runtime.sequence.session import Session
 
-Origin = Literal["guess", "light", "skipped", "plain"]
+Origin = Literal["guess", "light", "mtp", "skipped", "plain"]
 """The way in which a token was drafted.
 
 `guess`: a copy, a successor or what a grammar determines. `light`: a step of the model on light copies of its weights.
-`skipped`: a step that skipped sub-layers or exited early. `plain`: the token was not drafted.
+`mtp`: a step of the model's MTP layer alone. `skipped`: a step that skipped sub-layers or exited early. `plain`: the
+token was not drafted.
 """
 
 
@@ -45,25 +46,29 @@ class Draft:
     """draft_probs [vocabulary] that the main path's tokens were drawn from; empty without tests by rejection."""
     steps: int = 0
     """Draft steps of the model; the chain's first tokens come from them."""
-    light: bool = False
-    """Whether these steps ran all sub-layers, on light copies of their weights."""
+    origin: Origin = "skipped"
+    """The origin of the tokens that come from these steps."""
     unread: Tensor | None = None
     """Tokens [n] of a chain that are on the device only; `tokens` is empty until they are `read`."""
 
     @classmethod
     def branching(
-        cls, chain: list[int], siblings: Sequence[Sequence[int]], probs: Sequence[Tensor] = (), light: bool = False
+        cls,
+        chain: list[int],
+        siblings: Sequence[Sequence[int]],
+        probs: Sequence[Tensor] = (),
+        origin: Origin = "skipped",
     ) -> Draft:
         """A chain of one step per token, with other tokens siblings[i], without successors, beside chain[i]."""
         others = [(token, place) for place, tokens in enumerate(siblings) for token in tokens]
         if not others:
-            return cls(chain, probs=probs, steps=len(chain), light=light)
+            return cls(chain, probs=probs, steps=len(chain), origin=origin)
         return cls(
             tokens=chain + [token for token, _ in others],
             parents=list(range(len(chain))) + [place for _, place in others],
             probs=probs,
             steps=len(chain),
-            light=light,
+            origin=origin,
         )
 
     def read(self, tokens: list[int]) -> Draft:
@@ -83,7 +88,7 @@ class Draft:
         length = self.main_path
         if length == len(self.tokens):
             return self
-        return Draft(self.tokens[:length], probs=self.probs, steps=self.steps, light=self.light)
+        return Draft(self.tokens[:length], probs=self.probs, steps=self.steps, origin=self.origin)
 
     def rows(self, pending: int) -> list[int]:
         """The tokens of all rows, the pending one first."""
@@ -105,9 +110,7 @@ class Draft:
     def _origin(self, row: int) -> Origin:
         # A sibling of a step's token is the model's second choice there.
         parent = row - 1 if self.parents is None else self.parents[row - 1]
-        if parent >= self.steps:
-            return "guess"
-        return "light" if self.light else "skipped"
+        return "guess" if parent >= self.steps else self.origin
 
     def child(self, row: int, token: int) -> int | None:
         """The row of `token` after `row`; None if it was not drafted there."""

@@ -31,6 +31,7 @@ from ssd_runtime.loading.dtype_choice import faster_dtype
 from ssd_runtime.loading.folder import ADVICE, guarded_loading
 from ssd_runtime.loading.gguf.conversion import gguf_digest
 from ssd_runtime.loading.gguf.models import packed_model
+from ssd_runtime.loading.mtp import add_mtp
 from ssd_runtime.loading.pretrained import read_generation_config, read_tokenizer
 from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.loading.sources import (
@@ -242,6 +243,7 @@ def load_model(
         # With a map, every tensor goes to its device as it is read, so that the host never holds all of them.
         placed = {} if target.type == "cpu" else {"device_map": {"": target}}
         model = load_checkpoint(spec, source.folder, config, dtype=chosen, **placed).to(target).eval()
+        notes += add_mtp(spec, source.folder, model)
     loaded = LoadedModel(model=model, tokenizer=tokenizer, source=source, notes=notes, allow_special=allow_special)
     loaded.require_settings(spec)
     return loaded

@@ -204,6 +204,13 @@ class BatchBuilder:
         views = self._views(self._rotations(slice(start, end), end, cache.long), seen)
         return Segment(cache=cache, slot=start, rows=n, views=views, certain=certain)
 
+    def unseeing(self, cache: KVCache, start: int, n: int) -> Segment:
+        """Rows at positions `start`, …, `start` + n - 1 that write their keys and see none."""
+        seen: dict[_Sight, _Seen] = dict.fromkeys(self._sights(), (start, start, None, False))
+        return Segment(
+            cache, start, n, self._views(self._rotations(slice(start, start + n), start + n, cache.long), seen)
+        )
+
     def timed(self, cache: KVCache, start: int, n: int) -> Segment:
         """`consecutive` rows for measurements of time, wherever they start: mixers begin at their empty states."""
         return replace(self.consecutive(cache, start, n), lineage=Lineage.of_blocks(0, n, n))

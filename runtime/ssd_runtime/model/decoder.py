@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.errors import UserError
@@ -35,6 +35,7 @@ from ssd_runtime.model.families import (
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer
 from ssd_runtime.model.layer_inputs import LayerInputs
+from ssd_runtime.model.mtp import Mtp, MtpModule
 from ssd_runtime.model.norm import Norm
 from ssd_runtime.model.projections import LightCopies, Projections
 from ssd_runtime.model.rotary import RotaryTable
@@ -99,8 +100,9 @@ class Decoder:
         owners = key_owners(config, self.family)
         self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
         with torch.inference_mode():
-            self.layers = [
-                Layer.of(
+
+            def layer_of(layer: nn.Module, kind: LayerKind, owner: int) -> Layer:
+                return Layer.of(
                     layer=layer,
                     family=self.family,
                     kind=distinct.index(kind),
@@ -111,9 +113,17 @@ class Decoder:
                     by_row=bitwise,
                     injected=width > 0,
                 )
-                for layer, kind, owner in zip(base.layers, kinds, owners, strict=True)
+
+            self.layers = [
+                layer_of(layer, kind, owner) for layer, kind, owner in zip(base.layers, kinds, owners, strict=True)
             ]
             self._inputs = LayerInputs(base, self.family, width, self.packed) if width else None
+            self.mtp: Mtp | None = None
+            """The model's own layer for drafts; None without one."""
+            own = getattr(model, "mtp", None)
+            if isinstance(own, MtpModule):
+                full = next(kind for kind in kinds if kind.is_full)
+                self.mtp = Mtp(own, layer_of(own.layers[0], full, len(kinds)), self.family, self.packed)
             final = getattr(base, self.family.final_norm)
             devices = {device_of(final), device_of(model.lm_head)} | {layer.device for layer in self.layers}
             self._spread = devices != {self.device}
@@ -138,8 +148,10 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
+        # The MTP layer comes after the model's own, so that its keys are in the same caches.
+        layers = self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
         self.sublayers = SubLayers(
-            layers=self.layers,
+            layers=layers,
             family=self.family,
             shape=shape,
             cap=self._cap,
@@ -158,9 +170,9 @@ class Decoder:
         self._choose_threads()
         key_multiple = self.sublayers.key_multiple
         self.kv_layout = KVLayout(
-            devices=[layer.device for layer in self.layers],
-            windows=[kind.window for kind in kinds],
-            heads=[(kind.kv_heads, kind.head_dim) for kind in kinds],
+            devices=[layer.device for layer in layers],
+            windows=[distinct[layer.kind].window for layer in layers],
+            heads=[(distinct[layer.kind].kv_heads, distinct[layer.kind].head_dim) for layer in layers],
             dtype=self.dtype,
             # Searches write the keys of their rows to slots after the committed ones, as many as these at most.
             max_slots=2 * (shape.max_context + SPARE_SLOTS) + key_multiple - 1,
@@ -250,8 +262,9 @@ class Decoder:
         require_unhooked(self.model, self.family.mixing, self.family.mlp, self.family.shared)
         embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
-            changed = [layer.refresh() for layer in self.layers] + [self._norm.refresh(), self._head.refresh()]
-            changed += [] if self._inputs is None else [self._inputs.refresh()]
+            parts: list[Layer | Norm | Linear | Mtp | LayerInputs] = [*self.layers, self._norm, self._head]
+            parts += [part for part in (self.mtp, self._inputs) if part is not None]
+            changed = [part.refresh() for part in parts]
         if any(changed):
             self.projections.use_huge_pages()
             self.sublayers.follow(self.light.bits)
@@ -319,6 +332,22 @@ class Decoder:
         if states is not None and kept is not None:
             states += [self._handed(each[:1] if paired else each) for each in kept]
         return self._handed(x[:1] if paired else x)
+
+    def run_ahead(self, embedded: Tensor, states: Tensor, batch: Batch, keys_alone: bool = False) -> Tensor:
+        """Run the MTP layer on tokens' embeddings and the normed final states before them; both are [rows, hidden].
+
+        Returns its normed states [rows, hidden]; with `keys_alone` nothing is computed but what it writes to caches.
+        """
+        assert self.mtp is not None, "the model has no such layer"
+        with self.lock:
+            x = self.mtp.joined(embedded, states)
+            if keys_alone:
+                self.sublayers.write(self.shape.num_layers, x, batch)
+                return x
+        first = 2 * self.shape.num_layers
+        x = self.run(x, batch, first=first, last=first + 2)
+        with self.lock:
+            return self._on_two_rows(self.mtp.norm, x)
 
     def norm(self, x: Tensor) -> Tensor:
         """States `x` [n, hidden] after the final norm, without the tokens that they may carry."""

@@ -58,6 +58,7 @@ _QWEN35: dict[str, Any] = {
     "gated": True,
     "windows": "by_layer",
     "mixers": (("linear_attention", GatedDeltaNet),),
+    "predicts_ahead": True,
 }
 
 FAMILIES = {
@@ -163,6 +164,11 @@ class LayerKind:
     """The mixer of such a layer; None for attention."""
     shares: bool = False
     """Whether it reads an earlier layer's keys and has none of its own."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its rows attend to all before them."""
+        return self.mixer is None and self.window is None
 
 
 def family_of(config: PreTrainedConfig) -> Family:

@@ -63,6 +63,8 @@ class Family:
     """Module whose output for a row, after a sigmoid, is the factor of that expert's output; None for 1."""
     mixers: tuple[tuple[str, type[Mixer]], ...] = ()
     """Mixers other than attention, by type in `config.layer_types`."""
+    predicts_ahead: bool = False
+    """Whether checkpoints may have a layer `mtp` that predicts the token after the next one (`Mtp`)."""
     windows: Literal["never", "by_layer", "everywhere"] = "never"
     """Layers with sliding attention: none, those of `config.layer_types`, or all if a window is set."""
     rope_by_layer: bool = False

@@ -121,7 +121,33 @@ class Read:
         return Read, self.x.dtype
 
 
-ModelRequest = Forward | Head | FinalNorm | Read
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A request to run the MTP layer on `tokens` [rows], on the host or on the device, of one sequence.
+
+    `states` [rows, hidden] are normed final states: each row's is that of the token before it. The answer is the
+    layer's normed states [rows, hidden], from which a `Head` predicts the tokens after the rows'. With `keys_alone` it
+    means nothing: the rows' keys are written, and that is all.
+    """
+
+    segment: Segment
+    tokens: Sequence[int] | Tensor
+    states: Tensor
+    keys_alone: bool = False
+    is_full = False
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.tokens)
+
+    @property
+    def key(self) -> Hashable:
+        """Requests of equal keys run as one."""
+        return Ahead, self.keys_alone
+
+
+ModelRequest = Forward | Head | FinalNorm | Read | Ahead
 Work = Generator[ModelRequest, Any, T]
 """The work of one sequence, which yields requests, receives their answers and returns its result."""
 
@@ -165,7 +191,16 @@ class ModelRunner:
         if isinstance(requests[0], Read):
             numbers = iter(concatenated([request.x for request in requests]).tolist())
             return [list(islice(numbers, request.size)) for request in requests]
+        if isinstance(requests[0], Ahead):
+            return self._ahead(requests)
         return self._forward(requests)
+
+    def _ahead(self, requests: Sequence[Ahead]) -> Sequence[Tensor]:
+        embedded = self.decoder.embed(*_tokens([request.tokens for request in requests]))
+        states = concatenated([request.states for request in requests])
+        batch = Batch.of([request.segment for request in requests])
+        x = self.decoder.run_ahead(embedded, states, batch, requests[0].keys_alone)
+        return _split(x, [request.size for request in requests])
 
     def _heads(self, requests: Sequence[Head]) -> Sequence[Any]:
         one = requests[0]

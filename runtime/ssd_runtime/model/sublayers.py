@@ -166,6 +166,14 @@ class SubLayers:
             )
         return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
 
+    def write(self, layer: int, x: Tensor, batch: Batch) -> None:
+        """Write the keys and values that the attention of `layer` writes for `x` [rows, hidden], and do no more."""
+        with self._lock.inner:
+            _, new, _ = self.project(layer, x, batch.rotations[self.layers[layer].kind])
+            for segment, own in zip(batch.segments, new.split([each.rows for each in batch.segments]), strict=True):
+                assert isinstance(segment, Segment), "variants write nothing"
+                segment.cache.write(layer, segment.slot, own)
+
     def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
         """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
         if isinstance(segment, Variants):

@@ -13,6 +13,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import make_auto
 from ssd_runtime.planning.light import make_light
 from ssd_runtime.planning.lookup import make_lookup
+from ssd_runtime.planning.mtp import make_mtp
 from ssd_runtime.planning.papers.clasp import make_clasp
 from ssd_runtime.planning.papers.del_exit import make_del
 from ssd_runtime.planning.papers.knapsack import make_knapsack
@@ -34,6 +35,7 @@ MAKERS: Mapping[str, Callable[[StrategyInputs], MakePlanner]] = {
     "del": make_del,
     "lookup": make_lookup,
     "light": make_light,
+    "mtp": make_mtp,
     f"{FIXED}NAME": make_fixed,
 }
 """Makers of planners for one stream, by the name of the registry's strategy."""

@@ -9,7 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.drafting.masked import CHAIN, Branching, Masked
+from ssd_runtime.drafting.chain import CHAIN, Branching
+from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import Drafter, Origin
 from ssd_runtime.model.runner import Work

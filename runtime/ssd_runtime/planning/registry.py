@@ -17,6 +17,7 @@ from ssd_runtime.planning.settings import (
     KnapsackSettings,
     LightSettings,
     LookupSettings,
+    MtpSettings,
     NearestSettings,
     SwiftSettings,
 )
@@ -72,6 +73,7 @@ STRATEGIES = (
     Strategy(name="del", settings=DelSettings),
     Strategy(name="lookup", settings=LookupSettings, needs_latency=True, offered=True, begins_with_guesses=True),
     Strategy(name="light", settings=LightSettings, needs_light=True),
+    Strategy(name="mtp", settings=MtpSettings),
     Strategy(
         name=f"{FIXED}NAME",
         needs_bundle=True,

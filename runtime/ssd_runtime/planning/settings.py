@@ -22,6 +22,8 @@ class AutoSettings(Bounded):
 
     light: int = number(1, 0, 1)
     """1 to draft on light copies of the weights where that is expected to pay, 0 to make and use none."""
+    mtp: int = number(1, 0, 1)
+    """1 to draft with the model's own layer for that where it has one and that is expected to pay, 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,16 @@ class LightSettings(Bounded):
     """Parameters of drafts on light copies of the weights."""
 
     max_draft: int = number(5, 1, MAX_DRAFT)
+    """Longest draft."""
+    confidence: float = number(0.0, 0.0, 1.0)
+    """Drafting ends after a token less probable than this; 0 to draft to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class MtpSettings(Bounded):
+    """Parameters of drafts by a model's own layer for multi-token prediction."""
+
+    max_draft: int = number(3, 1, MAX_DRAFT)
     """Longest draft."""
     confidence: float = number(0.0, 0.0, 1.0)
     """Drafting ends after a token less probable than this; 0 to draft to the end."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.model.runner import FinalNorm, Work, concatenated
+from ssd_runtime.sequence.mtp_states import MtpStates
 
 BLOCK = 64
 """Tokens per sum. A prompt that begins like an earlier sequence resumes at a multiple of it."""
@@ -18,7 +19,9 @@ class PromptStates:
     tokens are summed only when a prompt resumes after them, because summing in every cycle would take time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mtp: MtpStates | None = None) -> None:
+        """`mtp` goes with these states wherever they go; None for a model without such a layer."""
+        self.mtp = mtp
         self._sums: list[Tensor] = []
         """Sums [blocks, hidden] in fp32, of consecutive blocks."""
         self._blocks = 0
@@ -28,7 +31,7 @@ class PromptStates:
 
     def copy(self) -> PromptStates:
         """Return an independent copy of the same states."""
-        other = PromptStates()
+        other = PromptStates(None if self.mtp is None else self.mtp.copy())
         other._sums = list(self._sums)
         other._blocks = self._blocks
         other._open = list(self._open)
@@ -37,6 +40,8 @@ class PromptStates:
     def add(self, states: Tensor) -> None:
         """Add the states [n, hidden] of the next tokens, after the last sub-layer and before the final norm."""
         self._open.append(states)
+        if self.mtp is not None:
+            self.mtp.add(states)
 
     def closing(self) -> Work[Tensor]:
         """Norm the states after the last sum and sum their whole blocks; returns these normed states [n, hidden]."""
@@ -56,7 +61,7 @@ class PromptStates:
         closed = self.copy()  # several sequences may resume from the same states at once
         if tokens > closed._blocks * BLOCK:
             yield from closed.closing()
-        beginning = PromptStates()
+        beginning = PromptStates(None if self.mtp is None else self.mtp.copy(tokens))
         beginning._blocks = tokens // BLOCK
         beginning._sums = [concatenated(closed._sums)[: beginning._blocks]]
         return beginning

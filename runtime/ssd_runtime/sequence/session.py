@@ -15,10 +15,11 @@ from ssd_runtime.model.batch import MOST_BY_ROW, Lineage
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import FORWARD_ROWS
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import Forward, ModelRunner, Work
+from ssd_runtime.model.runner import Ahead, Forward, ModelRunner, Work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler
 from ssd_runtime.sequence.load import Load
+from ssd_runtime.sequence.mtp_states import MtpStates
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.prefix_cache import Prefix, PrefixCache, shared_tokens
 from ssd_runtime.sequence.prompt_states import BLOCK, PromptStates
@@ -33,6 +34,10 @@ POOL_ROOM = 256
 """Most new tokens for which a sequence of a pool reserves memory beforehand, since others wait for the room."""
 MAX_BIAS_BYTES = 128 << 20
 """Largest bias of a chunk's attention. It grows with the context, so longer prompts run in smaller chunks."""
+
+FEW_BEHIND = 16
+"""Committed tokens that the MTP layer runs as a whole with the pending one, reading its weights once. Of those before
+it writes the keys alone."""
 
 
 class Session:
@@ -67,7 +72,7 @@ class Session:
         self.sampling = sampling
         self._sampler = Sampler(sampling, decoder.device)
         self._prompt: Prefill | None = None
-        self._states = PromptStates()
+        self._states = self._no_states()
         self._states_are_long = False
         """Whether the states were computed with longrope's second angles."""
         self._pending: int | None = None
@@ -144,7 +149,7 @@ class Session:
         self._written = 0
         self._prompt = None
         self.reused = 0
-        self._states = beginning.states.copy() if beginning is not None else PromptStates()
+        self._states = beginning.states.copy() if beginning is not None else self._no_states()
         reused: Prefix | None = None
         if beginning is None:
             self.cache.restart()
@@ -167,6 +172,8 @@ class Session:
             self._states.add((yield self.request(chunk, certain=True)))
             normed = yield from self._states.closing()
             self.commit(chunk)
+            if self._states.mtp is not None:
+                yield from self._states.mtp.writing(self.cache, self.ids, self.committed)
         self.cache.mark(total)
         if self._prefixes is not None:
             self.cache.mark(border)
@@ -332,6 +339,33 @@ class Session:
         [states] = self._runner.answer([self.request(ids, keep_states=True)])
         return states
 
+    def ahead_request(self, tokens: Sequence[int] | Tensor, states: Tensor, ahead: int) -> Ahead:
+        """A request to run the MTP layer on `tokens` and the normed states before them (`Ahead`).
+
+        Their positions begin `ahead` after the committed tokens.
+        """
+        start, n = self.committed + ahead, len(tokens)
+        self._make_room(start + n, start + n)
+        return Ahead(self.decoder.batches.consecutive(self.cache, start, n), tokens, states)
+
+    def catching_up(self) -> Work[Tensor]:
+        """Run the MTP layer on the pending token and on the committed ones that it has not run.
+
+        Returns its normed state [1, hidden] of the pending token.
+        """
+        mtp = self._states.mtp
+        assert mtp is not None, "the model has no such layer"
+        yield from mtp.writing(self.cache, self.ids, self.committed - FEW_BEHIND)
+        begin = min(mtp.end, self.committed)
+        states = yield from mtp.normed(begin, self.committed + 1)
+        x = yield self.ahead_request([*self.ids[begin:], self.pending], states, begin - self.committed)
+        mtp.wrote(self.committed + 1)
+        return x[-1:]
+
+    def _no_states(self) -> PromptStates:
+        """The states of no tokens at all."""
+        return PromptStates(None if self.decoder.mtp is None else MtpStates(self.decoder))
+
     def _make_room(self, slots: int, tokens: int) -> None:
         """Reserve `slots` slots, and switch to the angles of a sequence of `tokens` tokens."""
         if self._is_long(tokens) and not self.cache.long:
@@ -360,7 +394,7 @@ class Session:
         """Commit `ids`, whose keys and values a forward has written.
 
         `rows` are their rows in the forward, in the order of positions; by default the first ones. `states` [n, hidden]
-        are the forward's, after the last sub-layer, which a prefix cache needs.
+        are the forward's, after the last sub-layer, which a prefix cache and an MTP layer need.
         """
         for place, row in enumerate(rows or ()):
             if row != place:
@@ -368,7 +402,7 @@ class Session:
         self.ids.extend(ids)
         self.cache.states.settle(self.committed)
         self._written = 0
-        if states is not None and self._prefixes is not None:
+        if states is not None and (self._prefixes is not None or self._states.mtp is not None):
             # A view would keep the rows of all sequences of the forward in memory.
             self._states.add(take_rows(states, rows) if rows is not None else states[: len(ids)].clone())
 
@@ -425,8 +459,7 @@ class Session:
         """Compute the committed tokens' keys and values again, with the other angles of longrope."""
         self._withdraw()
         self.cache.long = long
-        for request in self.recomputing():
-            self._runner.answer([request])
+        self._runner.finish(self.recomputing())
 
     def recomputing(self) -> Work[None]:
         """Run the committed tokens again, whose keys and values were dropped or rotated by other angles."""
@@ -434,11 +467,15 @@ class Session:
         written = self._written
         self.ids = []
         self.cache.restart(keep_marks=True)
+        mtp, again = self._states.mtp, self._no_states().mtp
         try:
             while self.committed < len(ids):
                 chunk = ids[self.committed : self._chunk_end()]
-                yield self.request(chunk, certain=True)
+                states = yield self.request(chunk, certain=True)
                 self.commit(chunk)
+                if mtp is not None and again is not None:
+                    again.add(states)
+                    yield from again.writing(self.cache, self.ids, min(self.committed, mtp.end))
         finally:
             self.ids = ids  # also if this is stopped half-way
             self._written = written

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import FULL, SubLayerPlan
-from ssd_runtime.drafting.masked import Branching, Masked
+from ssd_runtime.drafting.chain import Branching
+from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare

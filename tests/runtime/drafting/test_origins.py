@@ -18,7 +18,7 @@ LAYERS = 4
 
 
 def test_guesses_after_a_chain_and_siblings_of_its_tokens() -> None:
-    chain = Draft.branching([5, 6], [[], []], light=True)
+    chain = Draft.branching([5, 6], [[], []], origin="light")
     guess, sibling = (
         Node(token=7, parent=0, probability=1.0, depth=1),
         Node(token=8, parent=1, probability=1.0, depth=2),

@@ -21,6 +21,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.drafting.mtp import MtpChain
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.output.divergence import Kind, compare
@@ -39,6 +40,7 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from tests.gguf_files import quantised_pair
 from tests.models import HYBRIDS, IN_BOTH, tiny_model
+from tests.mtp import with_mtp
 from tests.small_memory import small_memory
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
@@ -50,14 +52,14 @@ FLAT, STEEP = latency_table(4, per_token=1e-7), latency_table(4, per_token=1e-3)
 def planners(decoder: Decoder, stream: Stream | None = None) -> list[Planner]:
     mask = SubLayerPlan.of(4, {2, 5})
     masks = {"mix": Frontier((Entry("mask", mask, profile(0.95)),))}
-    stream = stream or stream_by_the_table()
+    stream, has_mtp = stream or stream_by_the_table(), decoder.mtp is not None
     return [
         PlainPlanner(),
         ConstantPlanner(Plan.masked("chain", mask, 4)),
         ConstantPlanner(Plan.masked("tree", SubLayerPlan.of(4, {1, 4}), 3, branching=((1.0, 3),))),
         ConstantPlanner(Plan("exit", EarlyExit(ExitHeads(decoder), (1, 2, 3), 0.1), 4)),
-        ConstantPlanner(Plan.masked("same chain", mask, 2)),
-        AutoPlanner(masks, {}, ExitHeads(decoder), None, FLAT, stream),
+        ConstantPlanner(Plan("mtp", MtpChain(branching=((0.5, 2),)), 3) if has_mtp else Plan.masked("same", mask, 2)),
+        AutoPlanner(masks, {}, ExitHeads(decoder), None, FLAT, stream, mtp=has_mtp),
     ]
 
 
@@ -244,7 +246,11 @@ MODELS = {
     for variant in ("qwen3", "gemma3", "phi3-longrope", *HYBRIDS)
     for dtype in (torch.float32, torch.bfloat16)
 }
-WITH_KEYS = [model for model in sorted(MODELS, key=str) if model[0] not in HYBRIDS]
+MODELS |= {
+    ("qwen3.5 mtp", dtype): Decoder(with_mtp("qwen3.5", seed=8, agreeing=True).to(dtype))
+    for dtype in (torch.float32, torch.bfloat16)
+}
+WITH_KEYS = [model for model in sorted(MODELS, key=str) if model[0].partition(" ")[0] not in HYBRIDS]
 with TemporaryDirectory() as folder:
     MODELS |= {
         (f"{variant} packed", torch.float32): Decoder(quantised_pair(Path(folder), variant, Type.Q8_0)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from ssd_runtime.loading.checkpoint import SHARDS, SINGLE
 from ssd_runtime.loading.models import load_model
 from tests.folders import save_tiny_model
 from tests.models import VARIANTS, tiny_model
+from tests.mtp import MTP_VARIANTS, with_mtp
 
 Tensors = dict[str, Tensor]
 LAYER = "model.layers.0."
@@ -170,3 +172,67 @@ def test_every_family_is_loaded_as_it_was_saved(folder: Path, tmp_path: Path, va
     loaded = load_model(str(to)).model
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def apart(tensors: Tensors) -> Tensors:
+    """The same with a tensor per expert of the MTP layer."""
+    found = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        block, experts, kind = name.partition(".experts.")
+        if not name.startswith("mtp.") or not experts or kind not in ("gate_up_proj", "down_proj"):
+            found[name] = tensor
+            continue
+        for number, each in enumerate(tensor):
+            parts = (
+                zip(("gate_proj", "up_proj"), each.chunk(2), strict=True) if "gate" in kind else [("down_proj", each)]
+            )
+            found |= {f"{block}.experts.{number}.{part}.weight": one.contiguous() for part, one in parts}
+    return found
+
+
+def joined(tensors: Tensors) -> Tensors:
+    """The same with one tensor for all experts of the MTP layer."""
+    block = "mtp.layers.0.mlp.experts"
+    if f"{block}.0.down_proj.weight" not in tensors:
+        return tensors
+    kinds = {
+        kind: [tensors.pop(f"{block}.{number}.{kind}_proj.weight") for number in range(4)]
+        for kind in ("gate", "up", "down")
+    }
+    gates = [torch.cat(both) for both in zip(kinds["gate"], kinds["up"], strict=True)]
+    return tensors | {f"{block}.gate_up_proj": torch.stack(gates), f"{block}.down_proj": torch.stack(kinds["down"])}
+
+
+@pytest.mark.parametrize("change", [apart, joined])
+@pytest.mark.parametrize("variant", MTP_VARIANTS)
+def test_a_layer_for_multi_token_prediction_is_loaded(
+    folder: Path, tmp_path: Path, variant: str, change: Callable[[Tensors], Tensors]
+) -> None:
+    model, saved = with_mtp(variant), tmp_path / "saved"
+    shutil.copytree(folder, saved)
+    model.save_pretrained(saved)
+    loaded = load_model(str(copied(saved, tmp_path / "model", change)), dtype="bf16")
+    assert not loaded.notes
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor.to(torch.bfloat16)), name
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensors: only(tensors, lambda name: "mtp.fc" not in name), r"mtp\.fc\.weight is missing"),
+        (lambda tensors: tensors | {"mtp.fc.weight": torch.ones(32, 32)}, r"mtp\.fc\.weight is of another shape"),
+        (lambda tensors: tensors | {"mtp.layers.1.mlp.x": torch.ones(3)}, r"mtp\.layers\.1\.mlp\.x is unknown"),
+        (lambda tensors: only(tensors, lambda name: not name.startswith("mtp.")), None),
+    ],
+)
+def test_a_model_decodes_without_a_layer_for_multi_token_prediction_that_does_not_fit(
+    folder: Path, tmp_path: Path, change: Callable[[Tensors], Tensors], told: str | None
+) -> None:
+    saved = tmp_path / "saved"
+    shutil.copytree(folder, saved)
+    with_mtp("qwen3.5").save_pretrained(saved)
+    loaded = load_model(str(copied(saved, tmp_path / "model", change)))
+    assert not hasattr(loaded.model, "mtp")
+    assert len(loaded.notes) == (told is not None)
+    assert told is None or re.search(f"is not used, since its tensor {told}$", loaded.notes[0])

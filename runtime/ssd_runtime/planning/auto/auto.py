@@ -13,10 +13,10 @@ from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.budget import Budget
+from ssd_runtime.planning.auto.chain_drafts import ChainDrafts
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_source import DraftSource
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
-from ssd_runtime.planning.auto.light_drafts import LightDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.frontier import Frontier
@@ -36,6 +36,7 @@ def draft_sources(
     stream: Stream,
     lookup: Lookup,
     light: SubLayerPlan | None = None,
+    mtp: bool = False,
 ) -> tuple[list[DraftSource], list[MaskedDrafts]]:
     """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
 
@@ -52,12 +53,14 @@ def draft_sources(
     if name in exits:
         sources.append(ExitDrafts(heads=heads, choice=exits[name], latency=latency, stats=stream.exits[name]))
     if light is not None:
-        sources.append(LightDrafts(mask=light, latency=latency, stats=stream.light, lookup=lookup))
+        sources.append(ChainDrafts.light(mask=light, latency=latency, stats=stream.light, lookup=lookup))
+    if mtp:
+        sources.append(ChainDrafts.mtp(latency=latency, stats=stream.mtp, lookup=lookup))
     return sources, masks
 
 
 class AutoPlanner(BasePlanner):
-    """Plans guesses, the nearest domain's masks or early exits, light drafts, or a plain step (`Controller`).
+    """Plans guesses, the nearest domain's masks or early exits, light or MTP drafts, or a plain step (`Controller`).
 
     A prompt out of every domain has the mixture's masks.
     """
@@ -71,8 +74,10 @@ class AutoPlanner(BasePlanner):
         latency: LatencyTable,
         stream: Stream,
         light: SubLayerPlan | None = None,
+        mtp: bool = False,
     ) -> None:
         self._light = light
+        self._mtp = mtp
         self._frontiers = frontiers
         self._exits = exits
         self._heads = heads
@@ -109,6 +114,7 @@ class AutoPlanner(BasePlanner):
             stream=self._stream,
             lookup=lookup,
             light=self._light,
+            mtp=self._mtp,
         )
         self._controller = Controller(
             latency=self._latency,
@@ -147,6 +153,7 @@ def make_auto(inputs: StrategyInputs) -> MakePlanner:
     domains = {} if inputs.guesses_alone else inputs.domains
     frontiers = Frontier.of_all(domains, inputs.num_layers, latency)
     stream = Stream(inputs.make_lookup_stats())
+    mtp = inputs.decoder.mtp is not None and not inputs.guesses_alone and bool(inputs.settings.mtp)
     return lambda: AutoPlanner(
         frontiers=frontiers,
         exits=exits,
@@ -155,4 +162,5 @@ def make_auto(inputs: StrategyInputs) -> MakePlanner:
         latency=latency,
         stream=stream,
         light=inputs.light,
+        mtp=mtp,
     )

@@ -8,9 +8,10 @@ from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.chain import Branching
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
-from ssd_runtime.drafting.masked import Branching, Masked
+from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.planning.auto.draft_source import DraftProposal
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.shared_step import ChainYield, Share
@@ -159,7 +160,7 @@ class MaskedDrafts:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         entry = option.entry
         drafter = Extended(
-            masked=Masked(entry.mask, option.threshold, UNSURE),
+            drafter=Masked(entry.mask, option.threshold, UNSURE),
             chain=chain.length,
             lookup=self._lookup,
             agreement=min(1.0, entry.profile.token_agreement * self.stats.factor),

@@ -36,6 +36,8 @@ class Stream:
     """Statistics of early exits by domain."""
     light: DraftStats = field(default_factory=DraftStats)
     """Statistics of drafts on light copies of the weights, in all domains."""
+    mtp: DraftStats = field(default_factory=DraftStats)
+    """Statistics of drafts by the MTP layer, in all domains."""
     priced: tuple[Load, list[float]] | None = None
     """The latest shared forward, and the costs of 1, 2, … rows of a request in the next one."""
     timed: Load | None = None

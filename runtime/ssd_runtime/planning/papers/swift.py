@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.drafting.masked import CHAIN, Branching
+from ssd_runtime.drafting.chain import CHAIN, Branching
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.light import require_copies
 from ssd_runtime.planning.papers.recent import RecentStates

@@ -183,6 +183,7 @@ def source_of(reason: str, masked: bool) -> str:
         return "masked"
     if reason.startswith("plain"):
         return "plain"
-    if reason.startswith("light"):
-        return "light"
+    for source in ("light", "mtp"):
+        if reason.startswith(source):
+            return source
     return "lookup" if reason.startswith("lookup") else "early_exit"

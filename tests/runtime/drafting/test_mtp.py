@@ -1,0 +1,229 @@
+"""Drafts by a model's own layer for multi-token prediction: what they are, and that no output depends on them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from ssd_profiles.errors import UserError
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.mtp import MtpChain
+from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.engine.job import Job
+from ssd_runtime.engine.loop import decode, generate, generating
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.runner import Work
+from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
+from ssd_runtime.planning.makers import make_strategy
+from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.session import Session
+from tests.mtp import MTP_VARIANTS, with_mtp
+from tests.small_memory import BLOCK, small_memory
+from tests.streams import stream_by_the_table
+from tests.tables import latency_table
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+UNSURE = ((0.6, 2),)
+
+
+class Noting:
+    """Drafts by the layer, and notes the tokens before each draft."""
+
+    def __init__(self) -> None:
+        self.drafts: list[tuple[list[int], list[int]]] = []
+
+    def drafting(self, session: Session, length: int) -> Work[Draft]:
+        known = [*session.ids, session.pending]
+        draft = yield from MtpChain().drafting(session, length)
+        self.drafts.append((known, draft.tokens))
+        return draft
+
+
+class Mixed(BasePlanner):
+    """A new plan each cycle: the layer's drafts, others that move keys, or nothing for a while."""
+
+    def __init__(self, drafter: Noting, seed: int = 0) -> None:
+        self.random, self.drafter, self.idle = random.Random(seed), drafter, 0
+
+    def plan(self, context: int) -> Plan:
+        if self.idle:
+            self.idle -= 1
+            return Plan("plain")
+        kind = self.random.choice(["mtp", "mtp", "idle", "tree"])
+        self.idle = 20 if kind == "idle" else 0
+        if kind == "tree":
+            mask = SubLayerPlan.of(4, {1, 4})
+            return Plan.masked("tree", mask, 3, branching=((1.0, 3),))
+        return Plan("plain") if self.idle else Plan("mtp", self.drafter, self.random.randint(1, 5))
+
+
+@torch.no_grad()
+def expected(model: PreTrainedModel, known: Sequence[int], length: int, unknown: Sequence[int] = (0,)) -> list[int]:
+    """The draft after `known` by transformers' own layers; the states before the tokens `unknown` are zero."""
+    ids, base, mtp = torch.tensor([known]), model.model, model.mtp
+    states = base(ids[:, :-1]).last_hidden_state
+    states = torch.cat([torch.zeros_like(states[:, :1]), states], 1)
+    states[:, list(unknown)] = 0.0
+    tokens = list[int]()
+    while len(tokens) < length:
+        embedded = base.embed_tokens(ids)
+        x = mtp.fc(torch.cat([mtp.pre_fc_norm_embedding(embedded), mtp.pre_fc_norm_hidden(states)], -1))
+        angles = base.rotary_emb(x, torch.arange(x.shape[1])[None])
+        x = mtp.norm(mtp.layers[0](x, position_embeddings=angles, attention_mask=None))
+        tokens.append(int(model.lm_head(x[0, -1]).argmax()))
+        ids = torch.cat([ids, torch.tensor([tokens[-1:]])], 1)
+        states = torch.cat([states, x[:, -1:]], 1)
+    return tokens
+
+
+@pytest.mark.parametrize("variant", MTP_VARIANTS)
+def test_drafts_are_those_of_the_layer_itself(variant: str) -> None:
+    """After prompts of several chunks, after plain steps, and after drafts that were accepted, rejected or moved."""
+    model, drafter = with_mtp(variant, seed=2), Noting()
+    decoder = Decoder(model)
+    with small_memory():
+        for prompt in ([7], PROMPT, list(range(5, 65))):
+            plain = generate(Session(decoder), prompt, PlainPlanner(), Limits(60)).token_ids
+            got = generate(Session(decoder), prompt, Mixed(drafter), Limits(60))
+            assert got.token_ids == plain
+    assert len(drafter.drafts) > 9
+    for known, tokens in drafter.drafts:
+        assert tokens == expected(model, known, len(tokens))
+
+
+def run(
+    scheduler: Scheduler, asked: Sequence[tuple[list[int], BasePlanner]], new: int = 30
+) -> Iterator[Job[Generation]]:
+    """Add requests, then yield them after each step until all are done."""
+    jobs = list[Job[Generation]]()
+    for ids, planner in asked:
+        session = scheduler.session()
+        jobs.append(scheduler.add(session, generating(session, ids, planner, Limits(new)), ids))
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+        yield jobs[-1]
+    for (ids, _), job in zip(asked, jobs, strict=True):
+        alone = generate(Session(scheduler.decoder), ids, PlainPlanner(), Limits(new)).token_ids
+        assert job.ended().token_ids == alone
+
+
+def test_drafts_are_the_layers_after_a_pause_and_beside_others() -> None:
+    """All keys are computed again, also in the middle of a draft."""
+    model, drafter, paused = with_mtp("qwen3.5", seed=2), Noting(), 0
+    with small_memory():
+        clock = iter(range(10**9)).__next__  # the time for drafts is always up
+        scheduler = Scheduler(Decoder(model), 3, clock=clock)
+        asked = [(PROMPT, Mixed(drafter)), ([7, 8], Mixed(drafter, 1)), (list(range(5, 45)), Mixed(drafter, 2))]
+        for step, _ in enumerate(run(scheduler, asked)):
+            if step % 9 == 8 and scheduler.running and scheduler._running[-1].decodes:
+                scheduler.pause_latest()
+                paused += 1
+                [group] = scheduler.pool.groups
+                for begin, end in group.ranges._free:
+                    for layer in group.layers:
+                        scheduler.pool.storage[layer][:, :, :, begin:end] = float("nan")
+    assert paused > 3
+    assert len(drafter.drafts) > 9
+    for known, tokens in drafter.drafts:
+        assert tokens == expected(model, known, len(tokens))
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
+def test_drafts_after_a_reused_prefix(ended: bool) -> None:
+    """One state is not known: that before the first token that runs."""
+    model, drafter = with_mtp("qwen3.5", seed=2), Noting()
+    shared = list(range(5, 5 + 8 * BLOCK))
+    with small_memory():
+        scheduler = Scheduler(Decoder(model), 3)
+        first = [([*shared, 3], PlainPlanner())]
+        again = [([*shared, 9, 8], ConstantPlanner(Plan("mtp", drafter, 3)))]
+        if ended:
+            list(run(scheduler, first))
+            jobs = list(run(scheduler, again))
+        else:
+            jobs = list(run(scheduler, [*first, *again]))
+        assert jobs[-1].ended().num_cached_tokens == len(shared)
+    assert drafter.drafts
+    for known, tokens in drafter.drafts:
+        assert tokens == expected(model, known, len(tokens), unknown=(0, len(shared)))
+
+
+@pytest.mark.parametrize("variant", MTP_VARIANTS)
+@pytest.mark.parametrize(
+    ("dtype", "sampling"),
+    [(torch.float32, GREEDY), (torch.bfloat16, GREEDY), (torch.float32, SamplingParams(0.8, top_p=0.95, seed=3))],
+    ids=str,
+)
+def test_accepted_drafts_give_plain_decoding(variant: str, dtype: torch.dtype, sampling: SamplingParams) -> None:
+    decoder, limits = Decoder(with_mtp(variant, seed=2, agreeing=True).to(dtype)), Limits(50)
+    plain = generate(Session(decoder, sampling), PROMPT, PlainPlanner(), limits).token_ids
+    for drafter in (MtpChain(0.1), MtpChain(branching=UNSURE)):
+        got = generate(Session(decoder, sampling), PROMPT, ConstantPlanner(Plan("mtp", drafter, 4)), limits)
+        assert got.token_ids == plain
+        assert 0 < got.num_accepted_tokens < got.num_draft_tokens
+        origins = [each for cycle in got.cycles for each in cycle.origins]
+        assert origins.count("mtp") >= got.num_accepted_tokens
+
+
+def test_a_prompt_can_be_decoded_again() -> None:
+    """Its beginning too, and a copy of the session."""
+    model, drafter = with_mtp("qwen3.5", seed=2), Noting()
+    session, planner = Session(Decoder(model)), ConstantPlanner(Plan("mtp", drafter, 3))
+    prompt = session.prefill(PROMPT)
+    for each in (session, session, session.fork()):
+        whole = each.prefill([8, 7], prompt)
+        decode(each, whole, planner, Limits(12))
+        decode(each, whole, planner, Limits(12))
+    for known, tokens in drafter.drafts:
+        assert tokens == expected(model, known, len(tokens))
+
+
+@pytest.mark.parametrize("agreeing", [True, False])
+def test_auto_learns_whether_the_layer_is_worth_asking(agreeing: bool) -> None:
+    decoder = Decoder(with_mtp("qwen3.5-moe", seed=2, agreeing=agreeing))
+    table, stream, origins, steps = latency_table(12, per_token=1e-6), stream_by_the_table(), list[str](), 0
+    for ids in (PROMPT, [7, 7, 9], [50, 40, 30]):
+        planner = AutoPlanner({}, {}, ExitHeads(decoder), None, table, stream, mtp=True)
+        sampling = SamplingParams(0.9, seed=1)
+        got = generate(Session(decoder, sampling), ids, planner, Limits(70))
+        assert got.token_ids == generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(70)).token_ids
+        origins += [each for cycle in got.cycles for each in cycle.origins]
+        steps += sum(cycle.steps for cycle in got.cycles)
+    assert stream.mtp.predicted != PRIOR_TOKENS, "it learns from its cycles"
+    assert origins.count("mtp") > 40 if agreeing else 0 < steps < 40
+
+
+def test_the_strategy_needs_the_layer() -> None:
+    settings = read_settings("mtp", ["max_draft=2"])
+    model = with_mtp("qwen3.5", seed=2, agreeing=True)
+    got = generate(
+        Session(Decoder(model)), PROMPT, make_strategy("mtp", settings, Decoder(model), None, None)(), Limits(9)
+    )
+    assert got.num_accepted_tokens
+    del model.mtp
+    with pytest.raises(
+        UserError, match=r"^--strategy mtp: this model has no layer for multi-token prediction; use auto$"
+    ):
+        make_strategy("mtp", settings, Decoder(model), None, None)
+
+
+@torch.no_grad()
+def test_changes_of_the_layer_are_followed() -> None:
+    model, drafter = with_mtp("qwen3.5", seed=2), Noting()
+    decoder = Decoder(model)
+    model.mtp.fc.weight.mul_(-1.0)
+    model.mtp.norm.weight.add_(0.5)
+    generate(Session(decoder), PROMPT, ConstantPlanner(Plan("mtp", drafter, 3)), Limits(12))
+    for known, tokens in drafter.drafts:
+        assert tokens == expected(model, known, len(tokens))
