@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from ssd_runtime.model.families import layer_kinds
 from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import Layer, Norm
+from ssd_runtime.model.layer import Layer
+from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.linear import Linear, PackedMemory
 
 
