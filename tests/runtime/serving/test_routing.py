@@ -79,7 +79,7 @@ def test_the_router_needs_no_model() -> None:
 @pytest.mark.parametrize(
     ("address", "told"),
     [
-        ("local", "--ray local: Ray did not start on this machine (TimeoutError)"),
+        ("local", "--ray local: Ray did not start on this machine (TimeoutError); see `ray start --head`"),
         ("ray://host", "--ray ray://host: no cluster can be joined there (TimeoutError); see `ray status`"),
     ],
 )
