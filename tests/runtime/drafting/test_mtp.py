@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, PlainPlanner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
+from tests.card import stand_in
 from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
 from tests.small_memory import BLOCK, small_memory
 from tests.streams import stream_by_the_table
@@ -139,6 +141,21 @@ def test_accepted_drafts_give_plain_decoding(variant: str, dtype: torch.dtype, s
         assert 0 < got.num_accepted_tokens < got.num_draft_tokens
         origins = [each for cycle in got.cycles for each in cycle.origins]
         assert origins.count("mtp") >= got.num_accepted_tokens
+
+
+def test_a_card_drafts_what_the_processor_does() -> None:
+    """The tokens of a draft stay there: the host reads once per cycle."""
+    model = with_mtp("qwen3.5", seed=2, agreeing=True)
+    decoders = [Decoder(model), Decoder(deepcopy(model).to(stand_in().device))]
+    planner, runs = ConstantPlanner(Plan("mtp", MtpChain(), 3)), list[Generation]()
+    for decoder in decoders:
+        session = Session(decoder)
+        prompt = session.prefill(PROMPT)
+        with stand_in().counting() as counts:
+            runs.append(decode(session, prompt, planner, Limits(24)))
+    assert runs[0].token_ids == runs[1].token_ids
+    assert runs[0].num_accepted_tokens == runs[1].num_accepted_tokens > 0
+    assert counts.total("read") == 1 + len(runs[1].cycles)
 
 
 def test_a_prompt_can_be_decoded_again() -> None:

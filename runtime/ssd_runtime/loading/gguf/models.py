@@ -19,7 +19,7 @@ from ssd_runtime.loading.gguf.architectures import architecture_of, predicting_t
 from ssd_runtime.loading.gguf.rope import TENSORS
 from ssd_runtime.model.families import LayerKind, family_of, layer_kinds
 from ssd_runtime.model.family import Family
-from ssd_runtime.model.mtp import MtpModule
+from ssd_runtime.model.mtp import MtpModule, may_predict_ahead
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.native.library import library
@@ -86,7 +86,7 @@ def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel,
 def _add_mtp(model: PreTrainedModel, file: GgufFile, predicting: Sequence[str]) -> None:
     """Give the model a layer for multi-token prediction without memory, if that is just what the file has."""
     family = family_of(model.config)
-    if not predicting or not family.predicts_ahead:
+    if not predicting or not may_predict_ahead(model.config, family):
         return
     with torch.device("meta"):
         module = MtpModule(model, family)
