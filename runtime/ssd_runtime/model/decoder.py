@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.errors import UserError
@@ -21,16 +21,7 @@ from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_layout import KVLayout
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
 from ssd_runtime.model.draft_vocabulary import DraftVocabulary
-from ssd_runtime.model.families import (
-    LONGROPE,
-    LayerKind,
-    family_of,
-    layer_kinds,
-    max_context,
-    query_scaling,
-    rope_types,
-    setting,
-)
+from ssd_runtime.model.families import LONGROPE, family_of, layer_kinds, max_context, query_scaling, rope_types, setting
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer, Norm
 from ssd_runtime.model.mtp import Mtp, MtpModule
@@ -95,11 +86,15 @@ class Decoder:
         self._logit_divisor = setting(config, self.family.logit_divisor) or 1.0
         self._embedding_scale = _embedding_scale(model, self.family)
         residual = setting(config, self.family.residual_multiplier) or 1.0
+        ahead = getattr(model, "mtp", None)
+        ahead = ahead if isinstance(ahead, MtpModule) else None
+        modules = [*base.layers, *([] if ahead is None else ahead.layers)]
+        # The MTP layer comes after the model's own, so that its keys are in the same caches.
+        kinds += [] if ahead is None else [next(kind for kind in kinds if kind.is_full)]
         self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
         with torch.inference_mode():
-
-            def layer_of(layer: nn.Module, kind: LayerKind) -> Layer:
-                return Layer.of(
+            layers = [
+                Layer.of(
                     layer=layer,
                     family=self.family,
                     kind=distinct.index(kind),
@@ -108,14 +103,11 @@ class Decoder:
                     by_row=bitwise,
                     mixer=kind.mixer,
                 )
-
-            self.layers = [layer_of(layer, kind) for layer, kind in zip(base.layers, kinds, strict=True)]
-            self.mtp: Mtp | None = None
+                for layer, kind in zip(modules, kinds, strict=True)
+            ]
+            self.layers = layers[: self.shape.num_layers]
+            self.mtp = None if ahead is None else Mtp(ahead, layers[-1], self.family, self.packed)
             """The model's own layer for drafts; None without one."""
-            own = getattr(model, "mtp", None)
-            if isinstance(own, MtpModule):
-                full = next(kind for kind in kinds if kind.is_full)
-                self.mtp = Mtp(own, layer_of(own.layers[0], full), self.family, self.packed)
             final = getattr(base, self.family.final_norm)
             devices = {device_of(final), device_of(model.lm_head)} | {layer.device for layer in self.layers}
             self._spread = devices != {self.device}
@@ -138,8 +130,6 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
-        # The MTP layer comes after the model's own, so that its keys are in the same caches.
-        layers = self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
         self.sublayers = SubLayers(
             layers=layers,
             family=self.family,
@@ -160,7 +150,7 @@ class Decoder:
         key_multiple = self.sublayers.key_multiple
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in layers],
-            windows=[distinct[layer.kind].window for layer in layers],
+            windows=[kind.window for kind in kinds],
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             dtype=self.dtype,
