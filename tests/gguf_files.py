@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.gguf_layouts import ARCHITECTURES, gemma4, mixers, ordered, shaped
+from tests.gguf_layouts import ARCHITECTURES, PREDICTING, gemma4, mixers, ordered, shaped
 from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -157,11 +157,13 @@ def _tensors(
     model: PreTrainedModel, architecture: str, kind: Type, kinds: Mapping[str, Type]
 ) -> dict[str, tuple[NDArray[Any], Type]]:
     names = gguf.get_tensor_name_map(
-        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), model.config.num_hidden_layers
+        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture),
+        model.config.num_hidden_layers + 1,
     )
-    found = dict[str, tuple[NDArray[Any], Type]]()
+    found, layers = dict[str, tuple[NDArray[Any], Type]](), model.config.num_hidden_layers
     scalars = [(f"{name}.weight", each) for name, each in model.named_buffers() if name.endswith(".layer_scalar")]
     for number, (name, parameter) in enumerate([*model.named_parameters(), *scalars]):
+        name = name.replace("mtp.layers.0.", f"model.layers.{layers}.")
         module, _, part = name.replace("block_sparse_moe.router", "mlp.gate").rpartition(".")
         values = parameter.detach()
         if part in ("gate_up_proj", "down_proj"):  # of all experts
@@ -177,6 +179,8 @@ def _tensors(
         if module.endswith("shared_mlp.input_linear"):
             stem = names.get_name(module.replace("shared_mlp.input_linear", f"{shared}.gate_proj"))
             pieces = dict(zip((f"{stem}.weight", f"{stem.replace('gate', 'up')}.weight"), values.chunk(2), strict=True))
+        elif module in PREDICTING:
+            pieces = {f"blk.{layers}.nextn.{PREDICTING[module]}.{part}": values}
         elif part in ("A_log", "D"):
             pieces = {names.get_name(name): values}
         elif part == "dt_bias":
@@ -214,7 +218,8 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
     config.allow_global_per_layer_attribute_access = True  # the sizes of Gemma-4's layers differ
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     keys: dict[str, Any] = {
-        "block_count": config.num_hidden_layers,
+        "block_count": config.num_hidden_layers + hasattr(model, "mtp"),
+        "nextn_predict_layers": 1 if hasattr(model, "mtp") else None,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "feed_forward_length": None if architecture == "qwen35moe" else config.intermediate_size,

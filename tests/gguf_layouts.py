@@ -20,6 +20,13 @@ ARCHITECTURES = {
     "granitemoeshared": "granitemoe",
 }
 """Names of architectures that differ from transformers' type."""
+PREDICTING = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head_norm",
+}
+"""Modules of an MTP layer beside its decoder layer, which is one more layer of the model in files."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 ALTERNATING = ("llama", "mistral3", "arcee", "granite", "granitemoe", "granitehybrid", "smollm3")
 """Architectures whose rotations pair neighbouring columns."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ssd_runtime.loading.checkpoint import read_files, read_tensors
 from ssd_runtime.model.families import family_of
-from ssd_runtime.model.mtp import MtpModule
+from ssd_runtime.model.mtp import MtpModule, may_predict_ahead
 
 PREFIX = "mtp."
 EXPERTS = ".experts."
@@ -27,7 +27,7 @@ def add_mtp(spec: str, folder: Path, model: PreTrainedModel) -> tuple[str, ...]:
     """
     found = {name: each.shape for name, each in read_tensors(spec, folder).items() if name.startswith(PREFIX)}
     family = family_of(model.config)
-    if not found or not family.predicts_ahead:
+    if not found or not may_predict_ahead(model.config, family):
         return ()
     with torch.device("meta"):
         module = MtpModule(model, family)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_profiles.errors import UserError
@@ -23,7 +23,6 @@ from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
 from ssd_runtime.model.draft_vocabulary import DraftVocabulary
 from ssd_runtime.model.families import (
     LONGROPE,
-    LayerKind,
     family_of,
     key_owners,
     layer_kinds,
@@ -98,11 +97,17 @@ class Decoder:
         residual = setting(config, self.family.residual_multiplier) or 1.0
         width = int(setting(config, self.family.layer_inputs) or 0)
         owners = key_owners(config, self.family)
+        ahead = getattr(model, "mtp", None)
+        ahead = ahead if isinstance(ahead, MtpModule) else None
+        modules = [*base.layers, *([] if ahead is None else ahead.layers)]
+        # The MTP layer comes after the model's own, so that its keys are in the same caches.
+        if ahead is not None:
+            kinds.append(next(kind for kind in kinds if kind.is_full))
+            owners.append(len(owners))
         self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
         with torch.inference_mode():
-
-            def layer_of(layer: nn.Module, kind: LayerKind, owner: int) -> Layer:
-                return Layer.of(
+            layers = [
+                Layer.of(
                     layer=layer,
                     family=self.family,
                     kind=distinct.index(kind),
@@ -113,17 +118,12 @@ class Decoder:
                     by_row=bitwise,
                     injected=width > 0,
                 )
-
-            self.layers = [
-                layer_of(layer, kind, owner) for layer, kind, owner in zip(base.layers, kinds, owners, strict=True)
+                for layer, kind, owner in zip(modules, kinds, owners, strict=True)
             ]
+            self.layers = layers[: self.shape.num_layers]
             self._inputs = LayerInputs(base, self.family, width, self.packed) if width else None
-            self.mtp: Mtp | None = None
+            self.mtp = None if ahead is None else Mtp(ahead, layers[-1], self.family, self.packed)
             """The model's own layer for drafts; None without one."""
-            own = getattr(model, "mtp", None)
-            if isinstance(own, MtpModule):
-                full = next(kind for kind in kinds if kind.is_full)
-                self.mtp = Mtp(own, layer_of(own.layers[0], full, len(kinds)), self.family, self.packed)
             final = getattr(base, self.family.final_norm)
             devices = {device_of(final), device_of(model.lm_head)} | {layer.device for layer in self.layers}
             self._spread = devices != {self.device}
@@ -148,8 +148,6 @@ class Decoder:
                 for name in rope_types(config, self.family)
             }
         shape = self.shape
-        # The MTP layer comes after the model's own, so that its keys are in the same caches.
-        layers = self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
         self.sublayers = SubLayers(
             layers=layers,
             family=self.family,
@@ -171,8 +169,8 @@ class Decoder:
         key_multiple = self.sublayers.key_multiple
         self.kv_layout = KVLayout(
             devices=[layer.device for layer in layers],
-            windows=[distinct[layer.kind].window for layer in layers],
-            heads=[(distinct[layer.kind].kv_heads, distinct[layer.kind].head_dim) for layer in layers],
+            windows=[kind.window for kind in kinds],
+            heads=[(kind.kv_heads, kind.head_dim) for kind in kinds],
             dtype=self.dtype,
             # Searches write the keys of their rows to slots after the committed ones, as many as these at most.
             max_slots=2 * (shape.max_context + SPARE_SLOTS) + key_multiple - 1,

@@ -6,13 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_runtime.model.families import layer_kinds
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer
 from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.linear import Linear, PackedMemory
+
+
+def may_predict_ahead(config: PreTrainedConfig, family: Family) -> bool:
+    """Whether a checkpoint of the model may have such a layer, whose attention is that of another layer."""
+    return family.predicts_ahead and any(kind.is_full for kind in layer_kinds(config, family))
 
 
 class MtpModule(nn.Module):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.mtp import MtpChain
-from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import decode, generate, generating
 from ssd_runtime.engine.output.generation import Generation
@@ -20,7 +19,6 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
 from ssd_runtime.planning.makers import make_strategy
@@ -28,26 +26,14 @@ from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, PlainPlanner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
-from tests.mtp import MTP_VARIANTS, with_mtp
+from tests.card import stand_in
+from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
 from tests.small_memory import BLOCK, small_memory
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 UNSURE = ((0.6, 2),)
-
-
-class Noting:
-    """Drafts by the layer, and notes the tokens before each draft."""
-
-    def __init__(self) -> None:
-        self.drafts: list[tuple[list[int], list[int]]] = []
-
-    def drafting(self, session: Session, length: int) -> Work[Draft]:
-        known = [*session.ids, session.pending]
-        draft = yield from MtpChain().drafting(session, length)
-        self.drafts.append((known, draft.tokens))
-        return draft
 
 
 class Mixed(BasePlanner):
@@ -66,25 +52,6 @@ class Mixed(BasePlanner):
             mask = SubLayerPlan.of(4, {1, 4})
             return Plan.masked("tree", mask, 3, branching=((1.0, 3),))
         return Plan("plain") if self.idle else Plan("mtp", self.drafter, self.random.randint(1, 5))
-
-
-@torch.no_grad()
-def expected(model: PreTrainedModel, known: Sequence[int], length: int, unknown: Sequence[int] = (0,)) -> list[int]:
-    """The draft after `known` by transformers' own layers; the states before the tokens `unknown` are zero."""
-    ids, base, mtp = torch.tensor([known]), model.model, model.mtp
-    states = base(ids[:, :-1]).last_hidden_state
-    states = torch.cat([torch.zeros_like(states[:, :1]), states], 1)
-    states[:, list(unknown)] = 0.0
-    tokens = list[int]()
-    while len(tokens) < length:
-        embedded = base.embed_tokens(ids)
-        x = mtp.fc(torch.cat([mtp.pre_fc_norm_embedding(embedded), mtp.pre_fc_norm_hidden(states)], -1))
-        angles = base.rotary_emb(x, torch.arange(x.shape[1])[None])
-        x = mtp.norm(mtp.layers[0](x, position_embeddings=angles, attention_mask=None))
-        tokens.append(int(model.lm_head(x[0, -1]).argmax()))
-        ids = torch.cat([ids, torch.tensor([tokens[-1:]])], 1)
-        states = torch.cat([states, x[:, -1:]], 1)
-    return tokens
 
 
 @pytest.mark.parametrize("variant", MTP_VARIANTS)
@@ -174,6 +141,21 @@ def test_accepted_drafts_give_plain_decoding(variant: str, dtype: torch.dtype, s
         assert 0 < got.num_accepted_tokens < got.num_draft_tokens
         origins = [each for cycle in got.cycles for each in cycle.origins]
         assert origins.count("mtp") >= got.num_accepted_tokens
+
+
+def test_a_card_drafts_what_the_processor_does() -> None:
+    """The tokens of a draft stay there: the host reads once per cycle."""
+    model = with_mtp("qwen3.5", seed=2, agreeing=True)
+    decoders = [Decoder(model), Decoder(deepcopy(model).to(stand_in().device))]
+    planner, runs = ConstantPlanner(Plan("mtp", MtpChain(), 3)), list[Generation]()
+    for decoder in decoders:
+        session = Session(decoder)
+        prompt = session.prefill(PROMPT)
+        with stand_in().counting() as counts:
+            runs.append(decode(session, prompt, planner, Limits(24)))
+    assert runs[0].token_ids == runs[1].token_ids
+    assert runs[0].num_accepted_tokens == runs[1].num_accepted_tokens > 0
+    assert counts.total("read") == 1 + len(runs[1].cycles)
 
 
 def test_a_prompt_can_be_decoded_again() -> None:

@@ -19,11 +19,13 @@ from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model, packed_model
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
+from ssd_runtime.weights.packed_linear import PackedLinear
 from tests.gguf_files import EXPONENTS, HYBRID_SIZES, SCALES, SIZES, random_blocks, save_gguf
 from tests.models import VARIANTS, tiny_model
+from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
 from tests.runtime.gguf.vocabularies import byte_level
 
 IDS = torch.arange(1, 60)[None]
@@ -123,6 +125,25 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     save_gguf(path, truth, Type.F32, {f"qwen35.{key}": value for key, value in metadata.items()}, extra=predicting)
     index = GgufIndex.read(path)
     torch.testing.assert_close(dense_model(index, gguf_config(index))(IDS).logits, truth(IDS).logits)
+
+
+@pytest.mark.parametrize("variant", MTP_VARIANTS)
+@torch.inference_mode()
+def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: Path, variant: str) -> None:
+    truth = with_mtp(variant, seed=2, agreeing=True, **SIZES, **HYBRID_SIZES[variant])
+    path = tmp_path / "model.gguf"
+    save_gguf(path, truth, Type.Q8_0)
+    index = GgufIndex.read(path)
+    dense = dense_model(index, gguf_config(index))
+    for name, tensor in truth.mtp.state_dict().items():
+        torch.testing.assert_close(dense.mtp.state_dict()[name], tensor)
+    packed, _ = packed_model(index, gguf_config(index))
+    assert type(packed.mtp.fc) is PackedLinear
+    decoder, drafter, limits = Decoder(packed), Noting(), Limits(30)
+    plain = generate(Session(decoder), [3, 1, 4], PlainPlanner(), limits).token_ids
+    assert generate(Session(decoder), [3, 1, 4], ConstantPlanner(Plan("mtp", drafter, 3)), limits).token_ids == plain
+    alike = [tokens[:1] == expected(truth, known, 1) for known, tokens in drafter.drafts]
+    assert sum(alike) >= 0.9 * len(alike) > 9, "the dense layer's, but for rounding"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ssd_runtime.model.families import LayerKind, family_of, layer_kinds
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import present
 from ssd_runtime.model.layer_inputs import INJECTION
+from ssd_runtime.model.mtp import MtpModule, may_predict_ahead
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.native.library import library
@@ -61,7 +62,11 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
             for names in projections:
                 _place(model, file, names)
 
-    layers = [_projections(model, family, number, kind) for number, kind in enumerate(layer_kinds(config, family))]
+    kinds = layer_kinds(config, family)
+    layers = [_projections(model, family, f"model.layers.{number}", kind) for number, kind in enumerate(kinds)]
+    if hasattr(model, "mtp"):
+        full = next(kind for kind in kinds if kind.is_full)
+        layers.append([["mtp.fc"], *_projections(model, family, "mtp.layers.0", full)])
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         others = [["lm_head"], *([[MODEL_PROJECTION]] if file.has(f"{MODEL_PROJECTION}.weight") else [])]
         for placed in [pool.submit(place, each) for each in (others, *layers)]:
@@ -77,9 +82,21 @@ def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel,
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     file = GgufFile(index, architecture_of(index).layout, config)
+    _add_mtp(model, file, predicting_tensors(index))
     shapes = {name: parameter.shape for name, parameter in (*model.named_parameters(), *_buffers(model))}
     file.require(shapes, [*TENSORS, *predicting_tensors(index)])
     return model.eval(), file
+
+
+def _add_mtp(model: PreTrainedModel, file: GgufFile, predicting: Sequence[str]) -> None:
+    """Give the model a layer for multi-token prediction without memory, if that is just what the file has."""
+    family = family_of(model.config)
+    if not predicting or not may_predict_ahead(model.config, family):
+        return
+    with torch.device("meta"):
+        module = MtpModule(model, family)
+    if file.names([f"mtp.{name}" for name, _ in module.named_parameters()]) == set(predicting):
+        model.mtp = module
 
 
 def _fill(model: PreTrainedModel, file: GgufFile) -> None:
@@ -93,9 +110,9 @@ def _fill(model: PreTrainedModel, file: GgufFile) -> None:
     return_freed()
 
 
-def _projections(model: nn.Module, family: Family, number: int, kind: LayerKind) -> list[list[str]]:
+def _projections(model: nn.Module, family: Family, layer: str, kind: LayerKind) -> list[list[str]]:
     """The names of a layer's projections; those side by side share an input. Experts are made single ones first."""
-    layer, mixer = f"model.layers.{number}", kind.mixer
+    mixer = kind.mixer
     mixing, shared, output = (
         ("self_attn", family.qkv, family.output) if mixer is None else (mixer.module, mixer.projections, mixer.output)
     )

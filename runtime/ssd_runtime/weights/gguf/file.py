@@ -26,6 +26,13 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.")
 """The part of a parameter's name that says the expert; files hold all experts in one tensor."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the embedding, and of the head where it is not the embedding."""
+PREDICTING = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head_norm",
+}
+"""Names in files of the modules that an MTP layer has beside its decoder layer."""
 UNREADABLE = (Type.Q8_1, Type.Q8_K, Type.I8, Type.I16, Type.I32, Type.I64, Type.F64)
 """Types that hold no weights, or that the `gguf` library does not dequantise."""
 TOLERANCE = 0.04
@@ -52,7 +59,8 @@ class GgufFile:
                 f"{self.path}: the installed gguf library does not know {index.architecture}; upgrade it "
                 "(pip install -U gguf)"
             )
-        self._names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+        self._layers = config.num_hidden_layers
+        self._names = gguf.get_tensor_name_map(kind, self._layers + 1)  # that of an MTP layer, too
 
     @property
     def types(self) -> str:
@@ -95,6 +103,10 @@ class GgufFile:
                     f"{self.path}: tensor {name} is of type {place.type.name}, which is not served; requantise it"
                 )
 
+    def names(self, parameters: Sequence[str]) -> set[str]:
+        """The names of the file's tensors for some parameters."""
+        return {self._name_of(part) for name in parameters for part in parts_of(name)}
+
     def has(self, name: str) -> bool:
         """Whether the file has a tensor for the parameter `name`."""
         return self._name_of(name) in self._index.tensors
@@ -135,7 +147,10 @@ class GgufFile:
         for own, usual in RENAMED.items():
             name = name.replace(own, usual)
         name = name.replace(SHARED, self._shared)
+        name = name.replace("mtp.layers.0.", f"model.layers.{self._layers}.")
         module, _, part = EXPERT.sub(".experts.", name).rpartition(".")
+        if module in PREDICTING:
+            return f"blk.{self._layers}.nextn.{PREDICTING[module]}.{part}"
         if module == "lm_head":  # not every architecture's table of names has it
             return f"{(HEAD if HEAD in self._index.tensors else EMBEDDING).removesuffix('.weight')}.{part}"
         return self._names.get_name(name) or f"{self._names.get_name(module)}.{part}"
