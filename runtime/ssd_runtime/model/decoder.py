@@ -23,6 +23,7 @@ from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
 from ssd_runtime.model.draft_vocabulary import DraftVocabulary
 from ssd_runtime.model.families import (
     LONGROPE,
+    LayerKind,
     family_of,
     key_owners,
     layer_kinds,
