@@ -175,9 +175,9 @@ class Layer:
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
-        norms = (self.attention_norm, self.q_norm, self.k_norm, self.v_norm)
-        norms += (self.attention_after, self.mlp_norm, self.mlp_after)
-        found = (*norms, *self.linears()[:2], self.mlp, self.mixer, self.injection)
+        before = (self.attention_norm, self.q_norm, self.k_norm, self.v_norm)
+        after = (self.attention_after, self.mlp_norm, self.mlp_after)
+        found = (*before, *after, *self.linears()[:2], self.mlp, self.mixer, self.injection)
         parts = [part for part in found if part is not None]
         changed = [part.refresh() for part in parts]
         return any(changed)
