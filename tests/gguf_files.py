@@ -27,14 +27,16 @@ SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
 DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 8}
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 4, "mamba_n_groups": 1, "mamba_d_state": 16}
+GEMMA4 = {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 96}
 HYBRID_SIZES: dict[str, dict[str, Any]] = {
+    "gemma4-shared-keys": GEMMA4,
     "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
     "qwen3.5": DELTA_NETS,
     "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "granite-hybrid": {"shared_intermediate_size": 96, **MAMBA},
     "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
 }
-"""Sizes of hybrids for that; value heads of a gated delta net share blocks of 32 columns."""
+"""Sizes of hybrids and of Gemma-4 for that; value heads of a gated delta net share blocks of 32 columns."""
 SCALES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),

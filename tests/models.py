@@ -150,7 +150,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4": ("gemma4_text", GEMMA4),
-    "gemma4-shared-keys": ("gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    "gemma4-shared-keys": (
+        "gemma4_text",
+        {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "tie_word_embeddings": False},
+    ),
     "gemma4-values-are-keys": (
         "gemma4_text",
         {
@@ -301,6 +304,8 @@ except NotImplementedError:
 VARIANTS = {name: (kind, changes) for name, (kind, changes) in VARIANTS.items() if kind not in NEWER}
 HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers]
 """Variants some of whose layers mix tokens otherwise than by attention."""
+SHARING = [name for name in VARIANTS if name == "gemma4-shared-keys"]
+"""Variants some of whose layers read another layer's keys."""
 ALIKE = frozenset({"ministral-sliding", "ministral3", "seed-oss", "ernie-4.5", "helium", "arcee", "apertus"})
 """Variants that decode as others do, step by step: CI has time to compare their logits alone."""
 IN_BOTH = [(name, torch.float32) for name in VARIANTS if name not in ALIKE]

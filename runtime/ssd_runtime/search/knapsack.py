@@ -282,7 +282,7 @@ def _rating(
     tokens = torch.cat(parts)
     matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
     normed = yield FinalNorm(states)
-    final = normed.view_as(level.x)
+    final = normed.unflatten(0, level.x.shape[:2])
     target = (yield FinalNorm(reference.states[-1]))[:, None]
     cosine_rows = torch.cosine_similarity(final.float(), target.float(), -1)
     agreements, cosines = torch.stack([matches.float().mean(0), cosine_rows.mean(0)]).tolist()

@@ -39,7 +39,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Plann
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from tests.gguf_files import quantised_pair
-from tests.models import HYBRIDS, IN_BOTH, tiny_model
+from tests.models import HYBRIDS, IN_BOTH, SHARING, tiny_model
 from tests.mtp import with_mtp
 from tests.small_memory import small_memory
 from tests.streams import stream_by_the_table
@@ -243,7 +243,7 @@ def test_a_job_that_fails_takes_no_other_with_it() -> None:
 
 MODELS = {
     (variant, dtype): Decoder(tiny_model(variant, seed=8).to(dtype))
-    for variant in ("qwen3", "gemma3", "phi3-longrope", *HYBRIDS)
+    for variant in ("qwen3", "gemma3", "phi3-longrope", *SHARING, *HYBRIDS)
     for dtype in (torch.float32, torch.bfloat16)
 }
 MODELS |= {

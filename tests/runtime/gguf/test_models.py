@@ -23,14 +23,13 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedLinear
-from tests.gguf_files import EXPONENTS, HYBRID_SIZES, SCALES, SIZES, random_blocks, save_gguf
+from tests.gguf_files import EXPONENTS, GEMMA4, HYBRID_SIZES, SCALES, SIZES, random_blocks, save_gguf
 from tests.models import VARIANTS, tiny_model
 from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
 from tests.runtime.gguf.vocabularies import byte_level
 
 IDS = torch.arange(1, 60)[None]
 GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
-GEMMA4 = {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 96}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 FACTORS = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35]
 LONGROPE = {
@@ -155,6 +154,14 @@ def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: 
         ("lfm2", {"metadata": {"lfm2.attention.head_count_kv": [0, 2]}}, "head_count_kv lists 2 layers"),
         ("lfm2", {"metadata": {"lfm2.attention.head_count_kv": [1, 0, 2, 0]}}, "head_count_kv differs by layer"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.group_count": 2}}, "group_count is 2"),
+        ("gemma4-shared-keys", {"metadata": {"gemma4.attention.head_count_kv": [2, 2, 3, 2]}}, r"\[2, 2, 3, 2\] for 4"),
+        (
+            "gemma4-shared-keys",
+            {"metadata": {"gemma4.feed_forward_length": [96, 192, 96, 96]}},
+            "feed_forward_length is",
+        ),
+        ("gemma4-shared-keys", {"extra": {"rope_freqs.weight": np.arange(1, 17)}}, "rope_freqs.weight has unknown"),
+        ("gemma4-shared-keys", {"metadata": {"gemma4.expert_count": 8}}, "expert_count is 8"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 65}}, "inner_size is 65 for 16 heads"),
         (
             "granite-hybrid",

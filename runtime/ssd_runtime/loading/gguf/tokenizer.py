@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -180,8 +179,9 @@ def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, na
     return tokenizer, pre.add_bos
 
 
-def _listed_merges(metadata: Metadata) -> list[tuple[Any, ...]]:
-    return [tuple(merge.split(" ", 1)) for merge in metadata.listed("ggml.merges") or ()]
+def _listed_merges(metadata: Metadata) -> list[tuple[str, str]]:
+    pairs = [merge.split(" ", 1) for merge in metadata.listed("ggml.merges") or ()]
+    return [(left, right) for left, right in pairs]
 
 
 def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, listed: bool) -> Tokenizer:
