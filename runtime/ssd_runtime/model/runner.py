@@ -180,7 +180,7 @@ class ModelRunner:
                 request = work.send(answer)
             except StopIteration as stop:
                 return stop.value
-            [answer] = self._together([request])
+            [answer] = self.answer([request])
 
     def _together(self, requests: Sequence[Any]) -> Sequence[Any]:
         if isinstance(requests[0], Head):
