@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -15,32 +15,21 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.commands.options import OUTPUT_PANEL, SignatureOption, values
 
 MOST_FOUND = 64
-DOMAIN_PANEL = "Domains"
-SEARCH_PANEL = "Search"
-BUNDLE_PANEL = "Bundle"
-CLUSTER_PANEL = "Cluster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainOptions:
     """The domains whose masks are searched, and their anchors."""
 
+    PANEL: ClassVar[str] = "Domains"
+
     domains: Annotated[
-        str,
-        typer.Option(
-            help="Packaged domains, e.g. cnn,gsm8k; or auto[:N] to find N domains in one --domain-file.",
-            rich_help_panel=DOMAIN_PANEL,
-        ),
+        str, typer.Option(help="Packaged domains, e.g. cnn,gsm8k; or auto[:N] to find N domains in one --domain-file.")
     ] = ""
     domain_file: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.", rich_help_panel=DOMAIN_PANEL
-        ),
+        list[str] | None, typer.Option(help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.")
     ] = None
-    anchors: Annotated[
-        int, typer.Option(min=1, max=32, help="Anchors per domain; KNN-SSD has 10.", rich_help_panel=DOMAIN_PANEL)
-    ] = 16
+    anchors: Annotated[int, typer.Option(min=1, max=32, help="Anchors per domain; KNN-SSD has 10.")] = 16
 
     @property
     def found(self) -> int | None:
@@ -67,33 +56,24 @@ class DomainOptions:
 class SearchOptions:
     """Options of the search for masks, and of their timing."""
 
+    PANEL: ClassVar[str] = "Search"
+
     search: Annotated[
         str,
         typer.Option(
             help=f"How masks are searched: {', '.join(SEARCH_METHODS)}; self-sd times every mask, "
             "a minute each, for an hour at most unless --budget says otherwise.",
-            rich_help_panel=SEARCH_PANEL,
             autocompletion=values(*SEARCH_METHODS),
         ),
     ] = "both"
     evaluations: Annotated[
-        int,
-        typer.Option(
-            min=8,
-            max=100_000,
-            help="Most masks evaluated per domain; --budget bounds the time instead.",
-            rich_help_panel=SEARCH_PANEL,
-        ),
+        int, typer.Option(min=8, max=100_000, help="Most masks evaluated per domain; --budget bounds the time instead.")
     ] = 128
-    budget: Annotated[
-        str | None,
-        typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.", rich_help_panel=SEARCH_PANEL),
-    ] = None
+    budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None
     max_wait: Annotated[
         str,
         typer.Option(
-            help="Longest wait for other processes where they keep this device too busy to be measured, e.g. 90s, 1h.",
-            rich_help_panel=SEARCH_PANEL,
+            help="Longest wait for other processes where they keep this device too busy to be measured, e.g. 90s, 1h."
         ),
     ] = "5m"
     coarse: Annotated[
@@ -101,27 +81,16 @@ class SearchOptions:
         typer.Option(
             "--coarse",
             help="Search with coarse latencies where the device stays too busy; they stay out of the bundle.",
-            rich_help_panel=SEARCH_PANEL,
         ),
     ] = False
     concurrency: Annotated[
-        str,
-        typer.Option(
-            help="Numbers of sequences at once with which chosen masks are timed, e.g. 1,4,8.",
-            rich_help_panel=SEARCH_PANEL,
-        ),
+        str, typer.Option(help="Numbers of sequences at once with which chosen masks are timed, e.g. 1,4,8.")
     ] = "1"
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.", rich_help_panel=SEARCH_PANEL),
-    ] = 0
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Fixes splits and random choices.")] = 0
     exits: Annotated[
         int,
         typer.Option(
-            min=0,
-            max=256,
-            help="Number of layers that get an exit head, e.g. 8, for `ssd-run --strategy exit`.",
-            rich_help_panel=SEARCH_PANEL,
+            min=0, max=256, help="Number of layers that get an exit head, e.g. 8, for `ssd-run --strategy exit`."
         ),
     ] = 0
 
@@ -158,25 +127,20 @@ class SearchOptions:
 class WriteOptions:
     """The bundle that is written, and the one that it extends."""
 
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder that the bundle is written to.", rich_help_panel=BUNDLE_PANEL)
-    ] = Path("bundle")
+    PANEL: ClassVar[str] = "Bundle"
+
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that the bundle is written to.")] = Path("bundle")
     base: Annotated[
         str | None,
         typer.Option(
             "--from",
             help="A bundle that gets the new domains; its domains, mixture and latency table stay as they are.",
-            rich_help_panel=BUNDLE_PANEL,
         ),
     ] = None
     require_signature: SignatureOption = None
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume",
-            help="Continue an interrupted compile into the same folder with the same options.",
-            rich_help_panel=BUNDLE_PANEL,
-        ),
+        typer.Option("--resume", help="Continue an interrupted compile into the same folder with the same options."),
     ] = False
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object.", rich_help_panel=OUTPUT_PANEL)
@@ -187,21 +151,14 @@ class WriteOptions:
 class ClusterOptions:
     """The cluster that domains are spread over."""
 
+    PANEL: ClassVar[str] = "Cluster"
+
     ray: Annotated[
         str | None,
-        typer.Option(
-            help="Spread the domains over the Ray cluster at this address; `local` starts one here.",
-            rich_help_panel=CLUSTER_PANEL,
-        ),
+        typer.Option(help="Spread the domains over the Ray cluster at this address; `local` starts one here."),
     ] = None
     workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=4096,
-            help="Workers on the cluster, with --ray; by default one per host.",
-            rich_help_panel=CLUSTER_PANEL,
-        ),
+        int | None, typer.Option(min=1, max=4096, help="Workers on the cluster, with --ray; by default one per host.")
     ] = None
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ssd_artifacts.bundle import EXITS, SUCCESSORS
@@ -13,9 +12,9 @@ from ssd_artifacts.integrity import SIGNATURE, read_manifest
 from ssd_artifacts.manifest import MANIFEST, REPORT, REPORT_PAGE
 from ssd_artifacts.sharing.archive import MAX_SIGNATURE_BYTES, travelling_files
 from ssd_artifacts.sharing.reachable import hub_reachable
-from ssd_artifacts.sharing.reference import Reference
+from ssd_artifacts.sharing.reference import Reference, client_errors
 from ssd_artifacts.texts import MAX_TEXT_BYTES
-from ssd_profiles.errors import UserError, first_line
+from ssd_profiles.errors import UserError
 
 CARD = "README.md"
 TAG = "ssd-bundle"
@@ -105,16 +104,5 @@ def _signature(reference: Reference) -> Path | None:
             return None
 
 
-@contextmanager
-def _hub_errors(reference: Reference) -> Iterator[None]:
-    """Turn the client's errors into one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    # The client raises OSErrors, ValueErrors, and KeyErrors where an answer lacks what it expects.
-    except Exception as error:
-        raise UserError(
-            f"{reference.text}: the Hub cannot give or take it ({first_line(error)}); "
-            "check the name, your login and the network"
-        ) from None
+def _hub_errors(reference: Reference) -> AbstractContextManager[None]:
+    return client_errors(reference, "the Hub", "the name, your login and the network")

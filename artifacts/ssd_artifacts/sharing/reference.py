@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 
 ARCHIVE_SUFFIX = ".ssd.tar"
 HUB, REGISTRY = "hf://", "oci://"
@@ -58,3 +60,17 @@ def read_reference(text: str) -> Reference:
     path = Path(text)
     is_archive = path.is_file() or text.endswith(ARCHIVE_SUFFIX)
     return Reference(text, "archive" if is_archive else "folder", text)
+
+
+@contextmanager
+def client_errors(reference: Reference, host: str, check: str) -> Iterator[None]:
+    """Turn whatever a client of `host` raises into one line that says what to check."""
+    try:
+        yield
+    except UserError:
+        raise
+    # Clients raise OSErrors, errors of their own, ValueErrors, and KeyErrors where an answer lacks what they expect.
+    except Exception as error:
+        raise UserError(
+            f"{reference.text}: {host} cannot give or take it ({first_line(error)}); check {check}"
+        ) from None

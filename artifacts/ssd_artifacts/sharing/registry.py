@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field, ValidationError
 from ssd_artifacts.manifest import MAX_BUNDLE_BYTES
 from ssd_artifacts.sharing.archive import pack, unpack
 from ssd_artifacts.sharing.reachable import is_local, reachable
-from ssd_artifacts.sharing.reference import ARCHIVE_SUFFIX, Reference
-from ssd_profiles.errors import UserError, first_line, first_problem
+from ssd_artifacts.sharing.reference import ARCHIVE_SUFFIX, Reference, client_errors
+from ssd_profiles.errors import UserError, first_problem
 
 MEDIA_TYPE = "application/vnd.ssd.bundle.v1.tar"
 """Media type of the layer that holds a bundle."""
@@ -139,16 +139,5 @@ def _target(reference: Reference) -> str:
     return f"{reference.name}{'@' if revision.startswith('sha256:') else ':'}{revision}"
 
 
-@contextmanager
-def _registry_errors(reference: Reference) -> Iterator[None]:
-    """Turn the client's errors into one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    # The client raises errors of requests (which are OSErrors), its own, and ValueErrors with the response's text.
-    except Exception as error:
-        raise UserError(
-            f"{reference.text}: the registry cannot give or take it ({first_line(error)}); "
-            "check the name and your login"
-        ) from None
+def _registry_errors(reference: Reference) -> AbstractContextManager[None]:
+    return client_errors(reference, "the registry", "the name and your login")

@@ -20,7 +20,7 @@ from ssd_artifacts.sharing.privacy import private_parts
 from ssd_artifacts.sharing.receiving import receive
 from ssd_artifacts.sharing.reference import ARCHIVE_SUFFIX, Reference, read_reference
 from ssd_artifacts.sharing.registry import push_to_registry
-from ssd_artifacts.sharing.signature import sign, sign_keyless
+from ssd_artifacts.sharing.signature import sign
 from ssd_compiler.bundles.card import card_text
 from ssd_compiler.bundles.difference import differences
 from ssd_compiler.bundles.summary import summary_text
@@ -178,7 +178,7 @@ def sign_(
         raise UserError("sign: give either --key PRIVATE.pem or --keyless")
     if not bundle.is_dir():
         raise UserError(f"{bundle}: not a bundle's folder; sign it before it is packed, or use pack --key")
-    print(sign(bundle, key) if key is not None else sign_keyless(bundle))
+    print(sign(bundle, key))
 
 
 @app.command("adopt")

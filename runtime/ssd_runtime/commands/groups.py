@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
+
+from typer.models import OptionInfo
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with a flat signature, as Typer reads it; it calls `command` with the groups filled in.
 
-    A field's annotation is that of the option, and its default is the option's.
+    A field's annotation is that of the option, and its default is the option's. A group's `PANEL` is the panel of its
+    options that name none.
     """
     given = inspect.signature(command).parameters
     hints = get_type_hints(command, include_extras=True)
@@ -27,7 +31,10 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             default = inspect.Parameter.empty if field.default is MISSING else field.default
             assert field.name not in flat, f"{field.name} is an option of two groups"
             flat[field.name] = inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=_in_panel(types[field.name], getattr(groups[name], "PANEL", None)),
             )
 
     @wraps(command)
@@ -43,3 +50,12 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     shown.__signature__ = inspect.Signature(list(flat.values()))
     shown.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
     return flattened
+
+
+def _in_panel(annotation: Any, panel: str | None) -> Any:
+    kind, *about = get_args(annotation)
+    for place, each in enumerate(about):
+        if isinstance(each, OptionInfo) and each.rich_help_panel is None:
+            about[place] = copy(each)  # options are shared by groups
+            about[place].rich_help_panel = panel
+    return Annotated[kind, *about]

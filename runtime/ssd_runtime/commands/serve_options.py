@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -15,9 +15,6 @@ from ssd_runtime.planning.registry import check_strategy
 from ssd_runtime.serving.http.keys import KEY_VARIABLE
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
 
-SERVER_PANEL = "Server"
-LIMIT_PANEL = "Limits"
-CLUSTER_PANEL = "Cluster"
 GRACE = 25.0
 """Seconds of grace, so that the server is gone 30 s after SIGTERM, when others would kill it."""
 
@@ -26,39 +23,23 @@ GRACE = 25.0
 class ServerOptions:
     """The server's address, its clients' rights, and what it tells them."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.", rich_help_panel=SERVER_PANEL)] = (
-        "127.0.0.1"
-    )
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.", rich_help_panel=SERVER_PANEL),
-    ] = 8000
-    name: Annotated[
-        str | None,
-        typer.Option(help="The model's name for clients; by default its own.", rich_help_panel=SERVER_PANEL),
-    ] = None
+    PANEL: ClassVar[str] = "Server"
+
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000
+    name: Annotated[str | None, typer.Option(help="The model's name for clients; by default its own.")] = None
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
-            "--api-key",
-            help=f"A key that clients must send; repeatable, or {KEY_VARIABLE}=A,B.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        typer.Option("--api-key", help=f"A key that clients must send; repeatable, or {KEY_VARIABLE}=A,B."),
     ] = None
     share_between_keys: Annotated[
         bool,
-        typer.Option(
-            "--share-between-keys",
-            help="Let all keys share cached prefixes and what decoding has learned.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        typer.Option("--share-between-keys", help="Let all keys share cached prefixes and what decoding has learned."),
     ] = False
     reload: Annotated[
         bool,
         typer.Option(
-            "--reload",
-            help="Load the bundle again when its folder changes; without --replicas, SIGHUP does so too.",
-            rich_help_panel=SERVER_PANEL,
+            "--reload", help="Load the bundle again when its folder changes; without --replicas, SIGHUP does so too."
         ),
     ] = False
     grace: Annotated[
@@ -67,43 +48,26 @@ class ServerOptions:
             min=0.0,
             max=3600.0,
             help="Seconds that open requests have to finish in at shutdown, which takes no more than 5 s more.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = GRACE
     chat_template: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file with the chat template (Jinja) to use in place of the model's own.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        Path | None, typer.Option(help="A file with the chat template (Jinja) to use in place of the model's own.")
     ] = None
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            help="An origin, such as https://chat.example, whose web pages may use the server; repeatable.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        typer.Option(help="An origin, such as https://chat.example, whose web pages may use the server; repeatable."),
     ] = None
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             help="A name that requests may reach the server under, besides those of this machine; repeatable, * for "
-            "all. By default names are checked only if the server listens on this machine alone.",
-            rich_help_panel=SERVER_PANEL,
+            "all. By default names are checked only if the server listens on this machine alone."
         ),
     ] = None
     temperature: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=2.0,
-            help="Temperature of requests that name none; 0 is greedy.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        float, typer.Option(min=0.0, max=2.0, help="Temperature of requests that name none; 0 is greedy.")
     ] = 1.0
-    no_page: Annotated[
-        bool, typer.Option("--no-page", help="Serve no chat page at /.", rich_help_panel=SERVER_PANEL)
-    ] = False
+    no_page: Annotated[bool, typer.Option("--no-page", help="Serve no chat page at /.")] = False
 
     @property
     def allowed_hosts(self) -> tuple[str, ...] | None:
@@ -130,6 +94,8 @@ class ServerOptions:
 class LimitOptions:
     """Limits of requests."""
 
+    PANEL: ClassVar[str] = "Limits"
+
     allow_strategies: Annotated[
         list[str] | None,
         typer.Option(
@@ -137,35 +103,23 @@ class LimitOptions:
             rich_help_panel=DRAFT_PANEL,
         ),
     ] = None
-    max_concurrency: Annotated[
-        int, typer.Option(min=1, max=1024, help="Answers decoded at once, at most.", rich_help_panel=LIMIT_PANEL)
-    ] = 8
-    max_queue: Annotated[
-        int, typer.Option(min=0, max=65536, help="Answers that may wait for a place.", rich_help_panel=LIMIT_PANEL)
-    ] = 64
+    max_concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Answers decoded at once, at most.")] = 8
+    max_queue: Annotated[int, typer.Option(min=0, max=65536, help="Answers that may wait for a place.")] = 64
     kv_memory: Annotated[
         str | None,
         typer.Option(
             help="Memory for keys and values, prefixes included, e.g. 4G; by default half of the free memory, "
-            "but at most twice what --max-concurrency full contexts need.",
-            rich_help_panel=LIMIT_PANEL,
+            "but at most twice what --max-concurrency full contexts need."
         ),
     ] = None
     max_prompt_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longest prompt; by default what the context holds.", rich_help_panel=LIMIT_PANEL),
+        int | None, typer.Option(min=1, help="Longest prompt; by default what the context holds.")
     ] = None
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Longest answer that a request may ask for; by default what the context holds.",
-            rich_help_panel=LIMIT_PANEL,
-        ),
+        typer.Option(min=1, help="Longest answer that a request may ask for; by default what the context holds."),
     ] = None
-    max_body_bytes: Annotated[
-        int, typer.Option(min=1024, help="Largest body of a request, in bytes.", rich_help_panel=LIMIT_PANEL)
-    ] = 4 << 20
+    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest body of a request, in bytes.")] = 4 << 20
 
     def allowed(self, has_bundle: bool) -> tuple[str, ...]:
         """The names of `--allow-strategies`. Raises UserError for an unknown one, or if one needs a bundle."""
@@ -179,17 +133,12 @@ class LimitOptions:
 class ReplicaOptions:
     """The cluster that replicas of the server run on."""
 
+    PANEL: ClassVar[str] = "Cluster"
+
     replicas: Annotated[
         str | None,
-        typer.Option(
-            help="Serve from N processes on Ray, or MIN:MAX by the load; by default one, without Ray.",
-            rich_help_panel=CLUSTER_PANEL,
-        ),
+        typer.Option(help="Serve from N processes on Ray, or MIN:MAX by the load; by default one, without Ray."),
     ] = None
     ray: Annotated[
-        str,
-        typer.Option(
-            help="Address of the cluster for --replicas, such as auto; `local` starts one here.",
-            rich_help_panel=CLUSTER_PANEL,
-        ),
+        str, typer.Option(help="Address of the cluster for --replicas, such as auto; `local` starts one here.")
     ] = LOCAL
