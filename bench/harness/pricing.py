@@ -74,7 +74,7 @@ def price(latency: LatencyTable, request: ModelRequest) -> float:
     known = min(request.size, int(latency.queries[-1]))
     factor = request.size / known
     if isinstance(request, Head):
-        return factor * latency.head_seconds(known)
+        return factor * (latency.draft_head_seconds(known) if request.drafting else latency.head_seconds(known))
     if request.mask is not None and request.mask.light:
         raise UserError(
             "--priced: prices do not know sub-layers on light copies; give a bundle of `--draft-bits none`, "

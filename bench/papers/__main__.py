@@ -16,8 +16,10 @@ from pathlib import Path
 from bench.harness.code_digest import packages_digest
 from bench.harness.outcomes import outcome_of, read_outcomes
 from bench.harness.provenance import processor
-from bench.papers.page import PAGE, page
+from bench.papers.page import PAGE, page, trend
 from bench.papers.parts import PARTS
+from bench.papers.picture import PICTURE, picture
+from bench.papers.scoreboard import Look
 from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError
 from ssd_runtime.commands.command import run_guarded
@@ -47,6 +49,7 @@ def main() -> None:
         part.measure(SHOWN / packages, packages).write()
         write_atomically(PAGE, page(read_outcomes(), packages))
     write_atomically(PAGE, page(read_outcomes(), packages))
+    write_atomically(PAGE.parent / PICTURE, picture(trend(Look(read_outcomes()))))
     print(f"written: {PAGE}")
 
 

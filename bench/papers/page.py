@@ -7,7 +7,9 @@ from pathlib import Path
 
 from bench.harness.outcomes import Outcome
 from bench.papers.claims import CLAIMS
+from bench.papers.claims.conditions import REAL, SMALL
 from bench.papers.parts import LATE, PARTS
+from bench.papers.picture import PICTURE
 from bench.papers.scoreboard import Claim, Look, NotMeasuredError, measured_once, verdict
 
 PAGE = Path("docs/papers.md")
@@ -17,8 +19,12 @@ HEAD = """# The five papers, claim by claim
 
 Written by `python -m bench.papers` from [bench/papers](../bench/papers); what follows from it stands in the
 [lab notes](lab-notes.md#the-five-papers). `--only NAMES` measures the named comparisons first, `--only all` all of
-them. The papers' figures are from GPUs and models of 1B to 70B parameters; ours from SmolLM2-135M on a processor with
-two cores, and from models into which skippable layers were planted.
+them. The papers' figures are from GPUs and models of 1B to 405B parameters; ours from Qwen2.5-Coder-1.5B-Instruct and
+SmolLM2-135M-Instruct on a processor with two cores, and from models into which skippable layers were planted.
+
+{otherwise}
+
+![Speed of drafts by skipped layers, ÷ plain decoding, by model size]({picture})
 
 ## Scoreboard
 
@@ -27,7 +33,8 @@ Figures without a unit are decoding speed ÷ plain decoding's, without the prefi
 included, costs what the device's latency table says, so there is no timing noise. *M*: new tokens ÷ cycles that
 drafted; *α*: accepted ÷ drafted tokens; *TPT*: expected tokens per second of a mask and a draft length.
 
-*Real* is SmolLM2-135M-Instruct. *Planted* is the same model with 30 inserted layers that do next to nothing,
+*1.5B* is packed Qwen2.5-Coder-1.5B-Instruct (Q4_K_M), *135M* is SmolLM2-135M-Instruct in fp32; the former is priced,
+the latter timed. *Planted* is the latter model with 30 inserted layers that do next to nothing,
 *late-weak* has these at its end, and *diffuse* has sub-layers that are weak by degrees. *KNN*, *Fix* and *Mix* are the
 masks of the nearest domain, of one domain, and of all domains together; *r* is the mix ratio of a stream's domains.
 `swift+tree=0` is a strategy with a parameter that is not its default.
@@ -55,7 +62,27 @@ def page(outcomes: Mapping[str, list[Outcome]], packages: str) -> str:
         f"| {once['commit']}, {once['date']} |\n"
         for name, once in measured_once().items()
     ]
-    return "\n".join([HEAD, *tables, SOURCES + "".join(lines)])
+    head = HEAD.replace("{otherwise}", otherwise(look)).replace("{picture}", PICTURE)
+    return "\n".join([head, *tables, SOURCES + "".join(lines)])
+
+
+def otherwise(look: Look) -> str:
+    """What comes out otherwise at 1.5B than at 135M, in figures."""
+    gained = {"KNN-SSD's masks": "knn", "CLaSp": "clasp", "tuned exits": "exit", "guesses alone": "lookup"}
+    changes = ", ".join(f"{title} {look(REAL, name):.2f} ({look(SMALL, name):.2f})" for title, name in gained.items())
+    return f"**Otherwise at 1.5B than at 135M** (in brackets), ÷ plain decoding: {changes}. SWIFT and DEL lose on both."
+
+
+def trend(look: Look) -> dict[str, dict[float, float]]:
+    """Our own series of the picture, by billions of parameters: masks of two domains on other prompts of these."""
+    parts = {0.135: "smollm2-domains", 1.5: "qwen-domains"}
+    return {
+        "ours, masks": {size: look(part, "knn") for size, part in parts.items()},
+        "ours, perfect stopping": {
+            0.135: look.number("perfect stopping at 135M"),
+            1.5: look.number("perfect stopping at 1.5B"),
+        },
+    }
 
 
 def table(claims: Sequence[Claim], look: Look) -> str:

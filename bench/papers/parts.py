@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, PLANTED05, REFERENCE, MadeBundle
+from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, PLANTED05, QWEN, QWEN_FIVE, REFERENCE, SMALL, MadeBundle
 from bench.fixtures.prompts.prompt_files import POOLS, SPEC_BENCH, read_pool
 from bench.fixtures.prompts.streams import long_prompts, mixed_stream, write_stream
 from bench.harness.ledger import NAME, read_rows
 from bench.harness.outcomes import Outcome
+from ssd_runtime.loading.sources import NAMED, find_packed
 
-QUIET = Path("bench/papers/latency/amd-epyc-bb96a4.json")
-"""Latencies of SmolLM2's sub-layers, measured in a quiet minute, so that a busy machine gives the same figures."""
+LATENCY = Path(__file__).parent / "latency"
+"""Latencies of each model's sub-layers, measured in a quiet minute, so that a busy machine gives the same figures."""
 SPECBOUND = "depth=0.3125+width=8+threshold=0.55+annealing=0.2"
 """The paper's own parameters, in place of those that the compiler tuned."""
 HALF = "depth=0.5+width=8+threshold=0.55+annealing=0.2"
@@ -27,7 +28,7 @@ RATIOS = (0.0, 0.3, 1.0)
 INTERVALS = (16, 32, 64, 128)
 """CLaSp's verifications from one search to the next."""
 CONTEXTS = (2048, 4096, 7500)
-"""Tokens of long prompts; the model's context ends at 8,192."""
+"""Tokens of long prompts; SmolLM2's context ends at 8,192."""
 LATE = {
     "late-heads": "weak layers at the end, exit heads fitted after every layer of the first half",
     "late-few": "weak layers at the end, exit heads fitted after every tenth layer",
@@ -48,7 +49,7 @@ class Comparison:
     tokens: int = 48
     """New tokens per prompt."""
     is_priced: bool = True
-    """Whether time is priced by the latency table `QUIET` in place of the clock."""
+    """Whether time is priced by the bundle's latency table in place of the clock."""
     temperature: float = 0.0
     ratio: float | None = None
     """Mix ratio of the stream; None for Spec-Bench prompts by category."""
@@ -65,7 +66,7 @@ class Comparison:
         given = ["--model", self.bundle.model] if self.without_bundle else ["--artifact", self.bundle.path]
         options = [*given, "--contenders", ",".join(self.names()), "--out", str(own)]
         options += ["--prompts", str(self._prompts(own)), "--max-new-tokens", str(self.tokens)]
-        options += ["--priced", str(QUIET)] if self.is_priced else []
+        options += ["--priced", str(LATENCY / f"{self.bundle.latency}.json")] if self.is_priced else []
         options += ["--temperature", str(self.temperature)] if self.temperature else []
         spread = self.ratio is None and self.stream is None and self.context is None
         options += ["--count", str(self.count)] if spread else ["--full"]
@@ -115,7 +116,9 @@ class Comparison:
         """Counts the tokens of a text as a prompt of the bundle's model, with its chat template."""
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self.bundle.model, trust_remote_code=False)
+        model = self.bundle.model
+        folder = find_packed(model).folder if model in NAMED else model
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
         def count(text: str) -> int:
             asked = [{"role": "user", "content": text}]
@@ -230,5 +233,71 @@ PARTS = (
         count=32,
         tokens=128,
         without_bundle=True,
+    ),
+    Comparison("qwen", "1.5B, all strategies", QWEN_FIVE, ALL, count=13),
+    *(
+        Comparison(
+            name=f"{name}-domains",
+            title=f"{size}, two domains",
+            bundle=bundle,
+            contenders=("knn", "fixed:{first}", "fixed:mix"),
+            ratio=RATIOS[1],
+            count=32,
+        )
+        for name, size, bundle in (("qwen", "1.5B", QWEN), ("smollm2", "135M", SMALL))
+    ),
+    Comparison(
+        name="qwen-five",
+        title="1.5B, five domains",
+        bundle=QWEN_FIVE,
+        contenders=("knn", "fixed:mix", "fixed:{first}"),
+        stream="build/five/stream-0.jsonl",
+    ),
+    Comparison(
+        name="qwen-swift",
+        title="1.5B, SWIFT on a stream",
+        bundle=QWEN,
+        contenders=("swift",),
+        count=100,
+        tokens=128,
+        without_bundle=True,
+    ),
+    Comparison(
+        name="qwen-clasp",
+        title="1.5B, CLaSp with parts changed",
+        bundle=QWEN,
+        contenders=(
+            *_variants("clasp", "skip=0.1", "skip=0.2", "skip=0.3"),
+            *_variants("clasp+skip=0.2", "sublayers=1", "confidence=0.4", "confidence=0.9")[1:],
+        ),
+        count=13,
+        tokens=64,
+        without_bundle=True,
+    ),
+    Comparison(
+        name="qwen-intervals",
+        title="1.5B, CLaSp's intervals between searches",
+        bundle=QWEN,
+        contenders=tuple(f"clasp+refresh={interval}+skip=0.2" for interval in INTERVALS),
+        count=3,
+        tokens=256,
+        without_bundle=True,
+    ),
+    Comparison(
+        name="qwen-context-2048",
+        title="1.5B, after 2,048 tokens",
+        bundle=QWEN,
+        contenders=("knapsack", "knapsack+warm_start=0"),
+        context=CONTEXTS[0],
+        count=1,
+        tokens=256,
+    ),
+    Comparison(
+        name="qwen-sampled",
+        title="1.5B, temperature 1",
+        bundle=QWEN_FIVE,
+        contenders=("knn", "clasp", "exit", f"exit+{SPECBOUND}"),
+        count=13,
+        temperature=1.0,
     ),
 )

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from bench.papers.parts import HALF, SPECBOUND
 from bench.papers.scoreboard import Look, NotMeasuredError
 
-PLANTED, REAL = "planted05", "demo"
-SAMPLED = "sampled"
-"""Some strategies on the planted model at temperature 1, by price."""
+PLANTED, SMALL, REAL = "planted05", "demo", "qwen"
+"""All strategies on the planted model, on the real one of 135M, and on the real one of 1.5B."""
+SAMPLED, REAL_SAMPLED = "sampled", "qwen-sampled"
+"""Some strategies at temperature 1, by price, on the planted model and on the real one."""
 
 
 def over(first: str, second: str, *parts: str) -> tuple[Callable[[Look], bool], ...]:
@@ -27,9 +28,28 @@ def least(contender: str, speedup: float, *parts: str) -> tuple[Callable[[Look],
     return tuple(lambda look, part=part: look(part, contender) >= speedup for part in parts)
 
 
-def both(contender: str) -> Callable[[Look], str]:
-    """A contender's speed on the planted and on the real model."""
-    return lambda look: f"{look(PLANTED, contender):.2f} planted, {look(REAL, contender):.2f} real"
+def on_all(contender: str) -> Callable[[Look], str]:
+    """A contender's speed on the planted model and on both real ones."""
+    return lambda look: (
+        f"{look(PLANTED, contender):.2f} planted, {look(SMALL, contender):.2f} at 135M, {look(REAL, contender):.2f} at "
+        "1.5B"
+    )
+
+
+def speeds(look: Look, part: str, *contenders: str) -> str:
+    """The speeds of some contenders of one part, in their order."""
+    return ", ".join(f"{look(part, name):.2f}" for name in contenders)
+
+
+def interval(look: Look, part: str) -> str:
+    """KNN ÷ Mix, paired by prompt, with its interval."""
+    ratio, low, high = (look.ratio(part, "knn", "fixed:mix", each) for each in ("speedup", "low", "high"))
+    return f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+
+
+def by_model(*contenders: str) -> Callable[[Look], str]:
+    """Some contenders' speeds on the planted model, then on the real one of 1.5B."""
+    return lambda look: f"{several(PLANTED, *contenders)(look)} planted; {several(REAL, *contenders)(look)} at 1.5B"
 
 
 def several(part: str, *contenders: str, figure: str = "speedup") -> Callable[[Look], str]:

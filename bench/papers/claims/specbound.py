@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.papers.claims.conditions import PLANTED, REAL, SAMPLED, least, over, paired, several
+from bench.papers.claims.conditions import PLANTED, REAL, REAL_SAMPLED, SAMPLED, SMALL, least, over, paired, several
 from bench.papers.parts import HALF
 from bench.papers.parts import SPECBOUND as SPECBOUND_PARAMETERS
 from bench.papers.scoreboard import Claim
@@ -18,14 +18,14 @@ SPECBOUND = (
         paper="SpecBound",
         says="1.93 to 2.33 on 7B and 13B, H800; 2.01 on an RTX 3090 (Tables 1 and 4)",
         ours=lambda look: (
-            f"tuned {look(PLANTED, 'exit'):.2f}, with "
-            f"its own parameters {look(PLANTED, PUBLISHED):.2f}; real {look(REAL, 'exit'):.2f}; late-weak, tuned, "
-            f"priced {look(LATE, 'exit'):.2f}"
+            f"tuned {look(PLANTED, 'exit'):.2f} planted, {look(SMALL, 'exit'):.2f} at 135M, {look(REAL, 'exit'):.2f} "
+            f"at 1.5B, {look(LATE, 'exit'):.2f} late-weak, priced; with its own parameters "
+            f"{look(PLANTED, PUBLISHED):.2f} planted, {look(REAL, PUBLISHED):.2f} at 1.5B"
         ),
         holds=(*least("exit", 1.5, PLANTED), *least("exit", 1.5, REAL), *least("exit", 1.5, LATE)),
-        reason="exits gain where the last layers are weak; in the other two models the last layers matter, and few "
-        "exits agree with them",
-        part="planted05,demo,late-heads",
+        reason="exits gain where the last layers are weak; in the other models the last layers matter, and few exits "
+        "agree with them: at 1.5B tuning exits after layer 1 on GSM8K and HumanEval, where steps cost little",
+        part="planted05,demo,qwen,late-heads",
     ),
     Claim(
         paper="SpecBound",
@@ -66,8 +66,8 @@ SPECBOUND = (
         "its table 13%)",
         ours=lambda look: (
             f"tuned: slowest of 26 {look(LATE, 'exit', 'minimum'):.2f} late-weak, "
-            f"{look(PLANTED, 'exit', 'minimum'):.2f} planted; with the paper's parameters "
-            f"{look(LATE, OWN, 'minimum'):.2f} late-weak"
+            f"{look(PLANTED, 'exit', 'minimum'):.2f} planted, {look(REAL, 'exit', 'minimum'):.2f} at 1.5B (13); "
+            f"with the paper's parameters {look(LATE, OWN, 'minimum'):.2f} late-weak"
         ),
         holds=(
             lambda look: look(LATE, "exit", "minimum") >= 1.0,
@@ -82,14 +82,15 @@ SPECBOUND = (
         says="sampling keeps most of it: 2.15 greedy, 1.88 at temperature 1 (Table 2)",
         ours=lambda look: (
             f"greedy {look(PART, PUBLISHED):.2f}, at temperature 1 {look(SAMPLED, PUBLISHED):.2f}; "
-            f"tuned {look(PART, 'exit'):.2f} and {look(SAMPLED, 'exit'):.2f}"
+            f"tuned {look(PART, 'exit'):.2f} and {look(SAMPLED, 'exit'):.2f}, at 1.5B {look(REAL, 'exit'):.2f} and "
+            f"{look(REAL_SAMPLED, 'exit'):.2f}"
         ),
         holds=(
             *least(PUBLISHED, 1.5, SAMPLED),
             lambda look: look(SAMPLED, PUBLISHED) >= 0.87 * look(PART, PUBLISHED),
         ),
         reason="sampling costs exits nothing here; but they do not gain on this model to begin with",
-        part=f"{PART},{SAMPLED}",
+        part=f"{PART},{SAMPLED},{REAL},{REAL_SAMPLED}",
     ),
     Claim(
         paper="SpecBound",
