@@ -58,8 +58,8 @@ class StandInMachine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slowness: Callable[[float], float] = lambda _: 1.0) -> None:
         self.slowness = slowness
         self.time = 0.0
-        monkeypatch.setattr(SubLayers, "attention", lambda _, layer, x, *__: self._spend(self.ATTENTION, x))
-        monkeypatch.setattr(SubLayers, "mlp", lambda _, layer, x, *__: self._spend(self.MLP, x))
+        monkeypatch.setattr(SubLayers, "_attention", lambda _, layer, x, *__: self._spend(self.ATTENTION, x))
+        monkeypatch.setattr(SubLayers, "_mlp", lambda _, layer, x, *__: self._spend(self.MLP, x))
         share = {False: 1.0, True: self.DRAFT_HEAD}
         monkeypatch.setattr(
             Decoder, "logits", lambda _, x, *__, drafting=False: self._spend(share[drafting] * self.HEAD, x)

@@ -73,6 +73,8 @@ def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> Pr
     kind = raw.get("model_type")
     _require_own_code_unneeded(spec, raw)
     kept = {name: _decoded(value) for name, value in raw.items() if name in TAKEN and name != "model_type"}
+    if kind != "gemma4_text":  # transformers would change layers of any family by it
+        kept.pop("per_layer_config", None)
     _require_sizes(spec, kept, most_layers, most_size)
     with guarded_loading(spec):
         # transformers reads such a config as another family's.
