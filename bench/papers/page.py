@@ -67,7 +67,7 @@ def page(outcomes: Mapping[str, list[Outcome]], packages: str) -> str:
 
 
 def otherwise(look: Look) -> str:
-    """What comes out otherwise at 1.5B than at 135M, in figures."""
+    """The sentence of the speeds that differ between 1.5B and 135M."""
     gained = {"KNN-SSD's masks": "knn", "CLaSp": "clasp", "tuned exits": "exit", "guesses alone": "lookup"}
     changes = ", ".join(f"{title} {look(REAL, name):.2f} ({look(SMALL, name):.2f})" for title, name in gained.items())
     return f"**Otherwise at 1.5B than at 135M** (in brackets), ÷ plain decoding: {changes}. SWIFT and DEL lose on both."

@@ -28,8 +28,8 @@ PREFILL_ROWS = 128
 HOLD_SECONDS = 0.1
 """Least limit, in seconds, on the drafts and searches of a step, for which all other sequences wait."""
 HOLD_FORWARDS = 4.0
-"""The same limit in units of the fastest full forward so far; the larger of the two holds. Drafts that `auto` shares
-among requests take less."""
+"""Least limit on the drafts and searches of a step, in fastest full forwards so far; the larger limit holds. Drafts
+that `auto` shares among requests take less."""
 CACHE_SHARE = 0.5
 """Largest share of the free memory that the pool of keys and values takes by default."""
 

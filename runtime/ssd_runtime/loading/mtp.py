@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ssd_runtime.loading.checkpoint import read_files, read_tensors
-from ssd_runtime.model.families import family_of
-from ssd_runtime.model.mtp import MtpModule, may_predict_ahead
+from ssd_runtime.model.mtp import MtpModule
 
 PREFIX = "mtp."
 EXPERTS = ".experts."
@@ -26,11 +25,9 @@ def add_mtp(spec: str, folder: Path, model: PreTrainedModel) -> tuple[str, ...]:
     If tensors are missing, unknown or of another shape, a note names one: the model then decodes without the layer.
     """
     found = {name: each.shape for name, each in read_tensors(spec, folder).items() if name.startswith(PREFIX)}
-    family = family_of(model.config)
-    if not found or not may_predict_ahead(model.config, family):
+    module = MtpModule.empty(model) if found else None
+    if module is None:
         return ()
-    with torch.device("meta"):
-        module = MtpModule(model, family)
     stored = {name: _stored(name, tuple(each.shape), found) for name, each in module.named_parameters()}
     expected = {name: shape for each in stored.values() for name, shape in each.items()}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))

@@ -325,11 +325,11 @@ class Decoder:
         wanted = [
             (index, FULL if mask is None else None if mask.skipped[index] else mask.bits_of(index)) for index in every
         ]
-        kept: list[Tensor] | None = None if states is None else []
+        after = list[Tensor]()
         with self.lock:
-            x = blocks.run(wanted, x, batch, kept)
-        if states is not None and kept is not None:
-            states += [self._handed(each[:1] if paired else each) for each in kept]
+            x = blocks.run(wanted, x, batch, None if states is None else after)
+        if states is not None:
+            states += [self._handed(each[:1] if paired else each) for each in after]
         return self._handed(x[:1] if paired else x)
 
     def run_ahead(self, embedded: Tensor, states: Tensor, batch: Batch, keys_alone: bool = False) -> Tensor:

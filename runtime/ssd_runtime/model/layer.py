@@ -53,7 +53,7 @@ class Layer:
     mlp: Mlp | Experts
     mlp_after: Norm | None
     injection: Injection | None
-    """What follows the MLP in the sub-layer; None for nothing."""
+    """Adds the vector of a row's token after the MLP, within its sub-layer; None in most families."""
     scalar: Tensor | None
     """Factor [1] of the layer's result; None for 1."""
     device: torch.device

@@ -61,7 +61,7 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What a layer adds after its MLP: norm(W_out (activation(W_gate x) × input)) of a row's `LayerInputs`."""
+    """Adds norm(W_out (activation(W_gate x) × input)) after a layer's MLP; `LayerInputs` has each row's input."""
 
     gate: Linear | LightLinear
     activation: Callable[[Tensor], Tensor]

@@ -6,18 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ssd_runtime.model.families import layer_kinds
+from ssd_runtime.model.families import family_of, layer_kinds
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer
 from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.linear import Linear, PackedMemory
-
-
-def may_predict_ahead(config: PreTrainedConfig, family: Family) -> bool:
-    """Whether a checkpoint of the model may have such a layer, whose attention is that of another layer."""
-    return family.predicts_ahead and any(kind.is_full for kind in layer_kinds(config, family))
 
 
 class MtpModule(nn.Module):
@@ -33,6 +28,15 @@ class MtpModule(nn.Module):
         self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm = (norm(hidden, final.eps) for _ in range(3))
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
         self.layers = nn.ModuleList([type(model.model.layers[place])(config, place)])
+
+    @classmethod
+    def empty(cls, model: PreTrainedModel) -> MtpModule | None:
+        """The module without memory for its weights; None if no checkpoint of the model's family has such a layer."""
+        family = family_of(model.config)
+        if not family.predicts_ahead or not any(kind.is_full for kind in layer_kinds(model.config, family)):
+            return None
+        with torch.device("meta"):
+            return cls(model, family)
 
 
 class Mtp:

@@ -168,10 +168,15 @@ class SubLayers:
 
     def write(self, layer: int, x: Tensor, batch: Batch) -> None:
         """Write the keys and values that the attention of `layer` writes for `x` [rows, hidden], and do no more."""
+        assert all(isinstance(segment, Segment) for segment in batch.segments), "variants write nothing"
         with self._lock.inner:
-            _, new, _ = self.project(layer, x, batch.rotations[self.layers[layer].kind])
-            for segment, own in zip(batch.segments, new.split([each.rows for each in batch.segments]), strict=True):
-                assert isinstance(segment, Segment), "variants write nothing"
+            self._write(layer, x, batch)
+
+    def _write(self, layer: int, x: Tensor, batch: Batch) -> None:
+        _, new, _ = self.project(layer, x, batch.rotations[self.layers[layer].kind])
+        sizes = [segment.rows for segment in batch.segments]
+        for own, segment in zip(new[: batch.rows].split(sizes), batch.segments, strict=True):
+            if isinstance(segment, Segment):
                 segment.cache.write(layer, segment.slot, own)
 
     def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
@@ -261,18 +266,14 @@ class SubLayers:
         return parts.add_mlp(x.to(parts.device) if self._spread else x, None if inputs is None else inputs[layer])
 
     def _skipped(self, index: int, x: Tensor, batch: Batch) -> Tensor:
-        """What a sub-layer of `never_idle` makes of `x` [rows, hidden] if a draft skips it."""
+        """The states `x` [rows, hidden] after a sub-layer of `never_idle` that a draft skips."""
         layer, is_mlp = divmod(index, 2)
         parts = self.layers[layer]
         if self._spread:
             x, batch = x.to(parts.device), batch.on(parts.device)
         if is_mlp:
             return parts.scaled(x)
-        _, new, _ = self.project(layer, x, batch.rotations[parts.kind])
-        sizes = [segment.rows for segment in batch.segments]
-        for own, segment in zip(new[: batch.rows].split(sizes), batch.segments, strict=True):
-            if isinstance(segment, Segment):
-                segment.cache.write(layer, segment.slot, own)
+        self._write(layer, x, batch)
         return x
 
     def run(

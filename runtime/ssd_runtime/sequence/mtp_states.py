@@ -1,4 +1,4 @@
-"""What the MTP layer of a model has run of a sequence, and the states that it needs to go on."""
+"""The MTP layer's progress in a sequence, and the model's final states that it continues from."""
 
 from __future__ import annotations
 

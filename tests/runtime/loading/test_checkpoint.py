@@ -175,7 +175,7 @@ def test_every_family_is_loaded_as_it_was_saved(folder: Path, tmp_path: Path, va
 
 
 def apart(tensors: Tensors) -> Tensors:
-    """The same with a tensor per expert of the MTP layer."""
+    """`tensors` with one tensor per expert of the MTP layer."""
     found = dict[str, Tensor]()
     for name, tensor in tensors.items():
         block, experts, kind = name.partition(".experts.")
@@ -191,7 +191,7 @@ def apart(tensors: Tensors) -> Tensors:
 
 
 def joined(tensors: Tensors) -> Tensors:
-    """The same with one tensor for all experts of the MTP layer."""
+    """`tensors` with one tensor for all experts of the MTP layer."""
     block = "mtp.layers.0.mlp.experts"
     if f"{block}.0.down_proj.weight" not in tensors:
         return tensors

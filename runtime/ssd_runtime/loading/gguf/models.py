@@ -21,7 +21,7 @@ from ssd_runtime.model.families import LayerKind, family_of, layer_kinds
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import present
 from ssd_runtime.model.layer_inputs import INJECTION
-from ssd_runtime.model.mtp import MtpModule, may_predict_ahead
+from ssd_runtime.model.mtp import MtpModule
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.native.library import library
@@ -90,12 +90,8 @@ def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel,
 
 def _add_mtp(model: PreTrainedModel, file: GgufFile, predicting: Sequence[str]) -> None:
     """Give the model a layer for multi-token prediction without memory, if that is just what the file has."""
-    family = family_of(model.config)
-    if not predicting or not may_predict_ahead(model.config, family):
-        return
-    with torch.device("meta"):
-        module = MtpModule(model, family)
-    if file.names([f"mtp.{name}" for name, _ in module.named_parameters()]) == set(predicting):
+    module = MtpModule.empty(model) if predicting else None
+    if module is not None and file.names([f"mtp.{name}" for name, _ in module.named_parameters()]) == set(predicting):
         model.mtp = module
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
@@ -13,8 +11,8 @@ from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.mtp import MtpChain
-from ssd_runtime.planning.auto.draft_source import DraftProposal
-from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
+from ssd_runtime.planning.auto.draft_source import DraftLength, DraftProposal, best_covered
+from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.masked_drafts import UNSURE
 from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.light import LIGHT
@@ -28,16 +26,6 @@ LONGEST_LIGHT = 12
 MTP_AGREEMENT = 0.75
 """Token agreement that is expected of a chain by the MTP layer, whose first token is right more often than the next."""
 LONGEST_MTP = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Length:
-    """A draft length with its expected speed-up."""
-
-    speedup: float
-    length: int
-    cost: float
-    """Cost of a cycle, in plain steps; it does not depend on how many drafts are accepted."""
 
 
 class ChainDrafts:
@@ -101,10 +89,9 @@ class ChainDrafts:
         best = max(chain.speedup for chain in chains)
         if not self.stats.update_trust(best):
             return None
-        covered = [chain for chain in chains if chain.cost <= most_cost and chain.speedup >= MIN_GAIN]
-        if not covered:
+        chain = best_covered(chains, most_cost)
+        if chain is None:
             return DraftProposal(self, best)
-        chain = max(covered, key=attrgetter("speedup"))
         return DraftProposal(source=self, best=best, plan=self._plan(chain, costs, most_cost), speedup=chain.speedup)
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
@@ -125,18 +112,18 @@ class ChainDrafts:
         """Expected token agreement in this stream."""
         return min(1.0, self._prior * self.stats.factor)
 
-    def _chains(self, step: float, costs: Sequence[float]) -> list[_Length]:
+    def _chains(self, step: float, costs: Sequence[float]) -> list[DraftLength]:
         """Every draft length, if a draft step costs `step`."""
-        chains = list[_Length]()
+        chains = list[DraftLength]()
         tokens = reached = 1.0
         for length in range(1, min(self._longest, len(costs) - 1) + 1):
             reached *= self._agreement
             tokens += reached
             cost = length * step + costs[length]
-            chains.append(_Length(tokens / cost, length, cost))
+            chains.append(DraftLength(tokens / cost, length, cost))
         return chains
 
-    def _plan(self, chain: _Length, costs: Sequence[float], most_cost: float) -> Plan:
+    def _plan(self, chain: DraftLength, costs: Sequence[float], most_cost: float) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         drafter = Extended(
             drafter=self._chain,

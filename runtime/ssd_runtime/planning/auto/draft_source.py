@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
-from ssd_runtime.planning.auto.draft_stats import DraftStats
+from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.plan import Cycle, Plan
 
 
@@ -21,6 +22,22 @@ class DraftProposal:
     """The best plan that the budget covers; None if it covers none that gains."""
     speedup: float = 0.0
     """Expected speed-up of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLength:
+    """A length of chains with its expected speed-up."""
+
+    speedup: float
+    length: int
+    cost: float
+    """Cost of a cycle whose drafts are all rejected, in plain steps."""
+
+
+def best_covered(lengths: Sequence[DraftLength], most_cost: float) -> DraftLength | None:
+    """The length with the highest speed-up among those that gain and cost at most `most_cost`; None without one."""
+    covered = [each for each in lengths if each.cost <= most_cost and each.speedup >= MIN_GAIN]
+    return max(covered, key=attrgetter("speedup"), default=None)
 
 
 class DraftSource(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
@@ -12,8 +11,8 @@ from ssd_runtime.drafting.chain import Branching
 from ssd_runtime.drafting.combined import DEEPEST, Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.planning.auto.draft_source import DraftProposal
-from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
+from ssd_runtime.planning.auto.draft_source import DraftLength, DraftProposal, best_covered
+from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.shared_step import ChainYield, Share
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.frontier import Frontier
@@ -34,16 +33,6 @@ class _LengthStats:
     """Tokens per cycle beyond those of the next shorter length, or beyond one."""
     depth: float
     """Average number of drafted tokens that must be right for one token of the gain."""
-
-
-@dataclass(frozen=True, slots=True)
-class _MaskedChain:
-    """A draft length with its expected speed-up."""
-
-    speedup: float
-    length: int
-    cost: float
-    """Cost of a cycle whose drafts are all rejected, in plain steps."""
 
 
 class MaskedDrafts:
@@ -74,10 +63,9 @@ class MaskedDrafts:
         best = max(chain.speedup for chain in chains)
         if not self.stats.update_trust(best):
             return None
-        covered = [chain for chain in chains if chain.cost <= most_cost and chain.speedup >= MIN_GAIN]
-        if not covered:
+        chain = best_covered(chains, most_cost)
+        if chain is None:
             return DraftProposal(self, best)
-        chain = max(covered, key=attrgetter("speedup"))
         plan = self._plan(option=option, chain=chain, costs=costs, most_cost=most_cost)
         return DraftProposal(source=self, best=best, plan=plan, speedup=chain.speedup)
 
@@ -147,16 +135,16 @@ class MaskedDrafts:
             yields.append(ChainYield(each.length, each.steps, tokens))
         return yields
 
-    def _chains(self, option: Option, costs: Sequence[float], step: float) -> list[_MaskedChain]:
+    def _chains(self, option: Option, costs: Sequence[float], step: float) -> list[DraftLength]:
         """Every draft length, if a draft step costs `step`."""
-        chains = list[_MaskedChain]()
+        chains = list[DraftLength]()
         for each in self._yields(option):
             time = each.steps * step + costs[min(round(each.steps), len(costs) - 1)]
             cost = each.length * step + costs[min(each.length, len(costs) - 1)]
-            chains.append(_MaskedChain(each.tokens / time * self._frontier.correction, each.length, cost))
+            chains.append(DraftLength(each.tokens / time * self._frontier.correction, each.length, cost))
         return chains
 
-    def _plan(self, option: Option, chain: _MaskedChain, costs: Sequence[float], most_cost: float) -> Plan:
+    def _plan(self, option: Option, chain: DraftLength, costs: Sequence[float], most_cost: float) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         entry = option.entry
         drafter = Extended(
