@@ -22,7 +22,7 @@ from ssd_runtime.serving.http.app import Service, make_app
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
-from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.opening import watch_gauges
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings

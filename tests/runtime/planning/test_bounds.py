@@ -14,8 +14,8 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.planning.bounds import range_text
 from ssd_runtime.planning.registry import SETTINGS, read_settings
 from ssd_runtime.serving.http.openai.errors import ApiError
-from ssd_runtime.serving.http.openai.generation_requests import _strategy
-from ssd_runtime.serving.http.openai.requests import CompletionRequest
+from ssd_runtime.serving.http.openai.requests.generation_requests import _strategy
+from ssd_runtime.serving.http.openai.requests.requests import CompletionRequest
 from ssd_runtime.serving.http.settings import ServerSettings
 
 PARAMETERS = [

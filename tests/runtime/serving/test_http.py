@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssd_runtime.serving.http.app import Service
-from ssd_runtime.serving.http.openai.fields import IGNORED_SAFELY, UNSUPPORTED
-from ssd_runtime.serving.http.openai.requests import ChatRequest, CompletionRequest
+from ssd_runtime.serving.http.openai.requests.fields import IGNORED_SAFELY, UNSUPPORTED
+from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CompletionRequest
 from tests.folders import TEXTS
 from tests.serving import lone, request_for, serving, tiny_engine, tiny_service
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from ssd_runtime.serving.http.logits import TokenLogprobs
-from ssd_runtime.serving.http.openai.logprobs import PositionReader, chat_logprobs, completion_logprobs
+from ssd_runtime.serving.http.openai.answers.logprobs import PositionReader, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 from tests.toy_tokenizers import ADDED, KINDS, SPECIAL
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.openai.errors import ApiError
-from ssd_runtime.serving.http.openai.messages import Message
-from ssd_runtime.serving.http.openai.requests import ChatRequest, read_request
+from ssd_runtime.serving.http.openai.requests.messages import Message
+from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
 

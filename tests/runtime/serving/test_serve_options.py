@@ -15,8 +15,8 @@ import pytest
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, ApiKeys, read_keys
-from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
-from ssd_runtime.serving.http.openai.requests import ChatRequest, read_request
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
 from tests.folders import TEXTS
 from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
 

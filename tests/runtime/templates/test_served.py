@@ -18,7 +18,7 @@ import pytest
 
 from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.serving.http.app import MOST_TEMPLATES
-from ssd_runtime.serving.http.openai.prompt_encoder import MOST_NESTING
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import MOST_NESTING
 from ssd_runtime.templates.renderer import TemplateLimits
 from tests.folders import TEXTS, save_tiny_model
 from tests.served import post, server

@@ -22,14 +22,16 @@ from starlette.routing import Route
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
-from ssd_runtime.serving.http.openai.answers import Answer, EventStream, Subscription
+from ssd_runtime.serving.http.openai.answers.answers import Answer, EventStream, Subscription
+from ssd_runtime.serving.http.openai.answers.forms import ChatForm, CompletionForm, Form
+from ssd_runtime.serving.http.openai.answers.logprobs import Json
+from ssd_runtime.serving.http.openai.answers.responses import chat_body, response_events, whole_response
+from ssd_runtime.serving.http.openai.answers.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED
 from ssd_runtime.serving.http.openai.errors import ApiError
-from ssd_runtime.serving.http.openai.forms import ChatForm, CompletionForm, Form
-from ssd_runtime.serving.http.openai.generation_requests import chat_requests, compiled, completion_requests
-from ssd_runtime.serving.http.openai.logprobs import Json
-from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder, text_of
-from ssd_runtime.serving.http.openai.requests import (
+from ssd_runtime.serving.http.openai.requests.generation_requests import chat_requests, compiled, completion_requests
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder, text_of
+from ssd_runtime.serving.http.openai.requests.requests import (
     ChatRequest,
     CommonRequest,
     CompletionRequest,
@@ -37,8 +39,6 @@ from ssd_runtime.serving.http.openai.requests import (
     read_fields,
     read_request,
 )
-from ssd_runtime.serving.http.openai.responses import chat_body, response_events, whole_response
-from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.page import page_route
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings

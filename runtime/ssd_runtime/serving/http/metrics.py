@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ssd_runtime.engine.observed import Observation
-from ssd_runtime.serving.http.openai.forms import FINISH_REASONS
+from ssd_runtime.serving.http.openai.answers.forms import FINISH_REASONS
 from ssd_runtime.serving.http.pending import End, PendingRequest
 
 log = logging.getLogger("ssd_serve")

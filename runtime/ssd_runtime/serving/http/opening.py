@@ -20,7 +20,7 @@ from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
-from ssd_runtime.serving.http.openai.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.reload import BundleWatch
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.record import Recorder

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from ssd_runtime.serving.http.openai.resumption import RESUMPTION, Resumption
+from ssd_runtime.serving.http.openai.answers.resumption import RESUMPTION, Resumption
 
 Message = MutableMapping[str, Any]
 """A message of ASGI."""

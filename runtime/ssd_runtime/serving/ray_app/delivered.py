@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from ssd_runtime.serving.http.openai.events import DONE, PREFIX, event_of
-from ssd_runtime.serving.http.openai.resumption import DeliveredChoice, Resumption
+from ssd_runtime.serving.http.openai.answers.events import DONE, PREFIX, event_of
+from ssd_runtime.serving.http.openai.answers.resumption import DeliveredChoice, Resumption
 
 
 class Stopped(Exception):  # noqa: N818 - the end of a replica, which is no failure of the request

@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ssd_runtime.serving.http.openai.answers.events import DONE, event_of
 from ssd_runtime.serving.http.openai.errors import ApiError
-from ssd_runtime.serving.http.openai.events import DONE, event_of
 from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.http.transport.bodies import read_body
 from ssd_runtime.serving.http.transport.leaving import GONE, until_gone

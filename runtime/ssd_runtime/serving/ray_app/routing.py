@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from ssd_runtime.serving.http.openai.json_bounds import read_json
+from ssd_runtime.serving.http.openai.requests.json_bounds import read_json
 from ssd_runtime.serving.ray_app.call import Call
 
 PATHS = ("/v1/chat/completions", "/v1/completions")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ssd_runtime.engine.output.result import Outcome
+from ssd_runtime.serving.http.openai.answers.logprobs import Json, Position, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, ToolSchemas
 from ssd_runtime.serving.http.openai.calls.readers import reader_of
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, ParsedCall, Part, joined
-from ssd_runtime.serving.http.openai.logprobs import Json, Position, chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}

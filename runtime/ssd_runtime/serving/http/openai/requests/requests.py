@@ -7,12 +7,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 
-from ssd_runtime.serving.http.openai.calls.tools import NamedTool, Tool
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid
-from ssd_runtime.serving.http.openai.fields import without_effect_removed
-from ssd_runtime.serving.http.openai.formats import ResponseFormat, StructuredOutputs, structure_of
-from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
-from ssd_runtime.serving.http.openai.messages import Message, Name, Strict
+from ssd_runtime.serving.http.openai.requests.fields import without_effect_removed
+from ssd_runtime.serving.http.openai.requests.formats import ResponseFormat, StructuredOutputs, structure_of
+from ssd_runtime.serving.http.openai.requests.json_bounds import TooMuch, read_json
+from ssd_runtime.serving.http.openai.requests.messages import Message, Name, Strict
+from ssd_runtime.serving.http.openai.requests.tools import NamedTool, Tool
 from ssd_runtime.structure.structure import Structure
 
 MOST_STOPS = 4

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
+from ssd_runtime.serving.http.openai.answers.events import PREFIX
+from ssd_runtime.serving.http.openai.answers.logprobs import Json
 from ssd_runtime.serving.http.openai.errors import invalid
-from ssd_runtime.serving.http.openai.events import PREFIX
-from ssd_runtime.serving.http.openai.logprobs import Json
 
 SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "parallel_tool_calls", "ssd"),

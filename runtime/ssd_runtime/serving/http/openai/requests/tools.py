@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ssd_runtime.serving.http.openai.messages import Name, Strict
+from ssd_runtime.serving.http.openai.requests.messages import Name, Strict
 
 
 class Function(Strict):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ssd_runtime.serving.http.openai.errors import invalid
-from ssd_runtime.serving.http.openai.messages import MOST_PARTS, Name, Strict
+from ssd_runtime.serving.http.openai.requests.messages import MOST_PARTS, Name, Strict
 from ssd_runtime.structure.structure import Structure, StructureError
 
 

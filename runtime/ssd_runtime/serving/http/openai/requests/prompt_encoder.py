@@ -16,11 +16,11 @@ from ssd_runtime.loading.prompt_tokens import TooLongError
 from ssd_runtime.serving.http.engine_thread import Closing
 from ssd_runtime.serving.http.openai.calls import probe
 from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, named_form
-from ssd_runtime.serving.http.openai.calls.tools import Tool
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
-from ssd_runtime.serving.http.openai.json_bounds import TooMuch, read_json
-from ssd_runtime.serving.http.openai.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.reasoning import CLOSE, OPEN
+from ssd_runtime.serving.http.openai.requests.json_bounds import TooMuch, read_json
+from ssd_runtime.serving.http.openai.requests.messages import Message, ToolCall
+from ssd_runtime.serving.http.openai.requests.tools import Tool
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
 

@@ -1,0 +1,1 @@
+"""Requests of OpenAI's interface: their fields are checked, their messages and tools become a prompt."""
