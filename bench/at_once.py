@@ -116,7 +116,7 @@ def main() -> None:
                 prompts = stratified(arguments.prompts, 2 * at_once)
                 ids = [engine.loaded.encode(conversation(each)) for each in prompts]
                 measure(ledger, engine, ways, ids, (name, at_once, number), arguments.max_new_tokens)
-    show(standings(ledger.rows, [PLAIN, *PEERS]), PLAIN, [PLAIN, *PEERS], Console(highlight=False, width=120))
+    show(standings(ledger.rows, [PLAIN, *PEERS]), PLAIN, [PLAIN, *PEERS], Console(highlight=False, width=160))
 
 
 def working(engine: Engine) -> dict[str, Serve]:

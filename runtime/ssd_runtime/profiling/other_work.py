@@ -45,7 +45,7 @@ def is_crowded(others: float, threads: int, processors: int) -> bool:
 
 def is_swamped(others: float, threads: int, processors: int) -> bool:
     """Whether others have half of the processors that `threads` threads want, so that no measurement can succeed."""
-    return threads >= 2 * free_processors(others, processors)
+    return threads >= 2 * round(processors - others)
 
 
 def free_processors(others: float, processors: int) -> int:
