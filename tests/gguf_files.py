@@ -31,6 +31,7 @@ GEMMA4 = {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_
 HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "gemma4-shared-keys": GEMMA4,
     "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
+    "lfm2-moe": {"moe_intermediate_size": 32, "routed_scaling_factor": 1.0},
     "qwen3.5": DELTA_NETS,
     "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "granite-hybrid": {"shared_intermediate_size": 96, **MAMBA},
@@ -163,8 +164,11 @@ def _tensors(
         model.config.num_hidden_layers + 1,
     )
     found, layers = dict[str, tuple[NDArray[Any], Type]](), model.config.num_hidden_layers
-    scalars = [(f"{name}.weight", each) for name, each in model.named_buffers() if name.endswith(".layer_scalar")]
-    for number, (name, parameter) in enumerate([*model.named_parameters(), *scalars]):
+    ends = {".layer_scalar": ".weight", ".expert_bias": ".bias"}
+    buffers = [
+        (name + to, each) for name, each in model.named_buffers() for end, to in ends.items() if name.endswith(end)
+    ]
+    for number, (name, parameter) in enumerate([*model.named_parameters(), *buffers]):
         name = name.replace("mtp.layers.0.", f"model.layers.{layers}.")
         module, _, part = name.replace("block_sparse_moe.router", "mlp.gate").rpartition(".")
         values = parameter.detach()
@@ -190,7 +194,7 @@ def _tensors(
         else:
             pieces = {f"{names.get_name(module)}.{part}": values}
         for stored, piece in pieces.items():
-            if "norm" not in name and parameter.ndim == 2 and not module.endswith(("mlp.gate", "shared_expert_gate")):
+            if "norm" not in name and parameter.ndim == 2 and not module.endswith((".gate", "shared_expert_gate")):
                 own = kinds.get(module.rpartition(".")[2], kinds.get(stored, kind))
                 blocks = _blocks(ordered(model, architecture, name, piece, undo=False), own, number)
                 found[stored] = blocks, own

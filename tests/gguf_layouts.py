@@ -13,6 +13,7 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "ministral3": "mistral3",
     "mixtral": "llama",
+    "lfm2_moe": "lfm2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -92,8 +93,11 @@ def mixers(config: Any, architecture: str) -> dict[str, Any]:
     """The metadata of hybrids about layers with another mixer than attention."""
     attends = [kind == "full_attention" for kind in getattr(config, "layer_types", None) or ()]
     by_layer = {"attention.head_count_kv": [config.num_key_value_heads if each else 0 for each in attends]}
-    if architecture == "lfm2":
-        return {**by_layer, "shortconv.l_cache": config.conv_L_cache, "vocab_size": config.vocab_size}
+    if architecture.startswith("lfm2"):
+        own = {"shortconv.l_cache": config.conv_L_cache, "vocab_size": config.vocab_size}
+        if architecture == "lfm2moe":  # 2 is a sigmoid
+            own |= {"leading_dense_block_count": config.num_dense_layers, "expert_gating_func": 2}
+        return {**by_layer, **own}
     if architecture == "granitehybrid":
         return {
             **by_layer,

@@ -240,6 +240,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-sliding": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_bias": True}),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {
+            **EXPERTS,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "moe_intermediate_size": 24,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "qwen3.5": ("qwen3_5_text", DELTA_NETS),
     "qwen3.5-moe": (
         "qwen3_5_moe_text",
@@ -328,6 +338,8 @@ def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel
         for name, buffer in model.named_buffers():
             if name.endswith(".layer_scalar"):
                 buffer.mul_(0.5 + torch.rand(1))
+            if name.endswith(".expert_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     return model
 
 

@@ -55,6 +55,7 @@ RANGES = {
     "num_experts": (1, 4096),
     "hidden_size_per_layer_input": (0, LONGEST),
     "num_kv_shared_layers": (0, LONGEST),
+    "num_dense_layers": (0, LONGEST),
     "num_local_experts": (0, 4096),  # 0 in dense Granite-4 hybrids
     "time_step_limit": (0.0, math.inf),
     **dict.fromkeys(("sliding_window", "no_rope_layer_interval"), (1, LONGEST)),

@@ -139,7 +139,7 @@ class Decoder:
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
                 name: RotaryTable(
-                    module=base.rotary_emb,
+                    module=getattr(base, self.family.rotary),
                     like=like,
                     switch=self.rope_switch,
                     name=name,

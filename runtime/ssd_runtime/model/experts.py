@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ssd_profiles.errors import UserError
 from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.exact import exact
+from ssd_runtime.model.family import Family
 from ssd_runtime.model.mlp import Mlp
-from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
+from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
 
 
@@ -35,19 +36,16 @@ class Experts:
     def __init__(
         self,
         block: Any,
-        router: str,
+        family: Family,
         memory: PackedMemory,
         by_row: bool = False,
         shared: Mlp | None = None,
-        shared_gate: str | None = None,
     ) -> None:
-        """`block` has a module `experts` and one named `router`.
+        """`block` has a module `experts` and the router of its `family`.
 
-        All rows go to the expert `shared`; a module `shared_gate` of the block gives the factor of its output before
-        a sigmoid. Raises UserError for experts of an unknown form.
+        All rows go to the expert `shared`, too. Raises UserError for experts of an unknown form.
         """
-        self._block, self._router, self._by_row = block, router, by_row
-        self._shared, self._shared_gate = shared, shared_gate
+        self._block, self._family, self._by_row, self._shared = block, family, by_row, shared
         experts: Any = getattr(block, "experts", None)
         packed = isinstance(experts, PackedExperts)
         self._parts = list(experts.each) if packed else _views(experts)
@@ -84,9 +82,9 @@ class Experts:
         if self._shared is None:
             return total
         out = _output(self._shared, x, few and self._by_row)
-        if self._shared_gate is None:
+        if self._family.shared_gate is None:
             return total + out
-        gate = getattr(self._block, self._shared_gate)
+        gate = getattr(self._block, self._family.shared_gate)
         factors = torch.cat([gate(row) for row in x.split(1)]) if apart else gate(x)
         return total + exact(torch.sigmoid, factors) * out
 
@@ -116,15 +114,22 @@ class Experts:
         return True
 
     def _found(self) -> list[Any]:
-        gates = [name for name in (self._router, self._shared_gate) if name is not None]
-        return stamp_of([self._block.experts, *(getattr(self._block, name) for name in gates)])
+        gates = [name for name in (self._family.router, self._family.shared_gate) if name is not None]
+        modules = [self._block.experts, *(getattr(self._block, name) for name in gates)]
+        return stamp_of(modules) + [written(bias) for bias in self._biases() if bias is not None]
+
+    def _biases(self) -> tuple[Tensor | None, ...]:
+        """What the router receives beside rows; a model may have None for it."""
+        name = self._family.router_bias
+        return () if name is None else (getattr(self._block, name, None),)
 
     def _routed(self, x: Tensor, by_row: bool) -> tuple[Tensor, Tensor]:
         """Weights [n, k] and experts [n, k] of rows `x`, the last two results of the router."""
-        router = getattr(self._block, self._router)
+        assert self._family.router is not None, "a family with experts has a router"
+        router, biases = getattr(self._block, self._family.router), self._biases()
         if len(x) == 1 or not by_row:
-            return router(x)[-2:]
-        weights, chosen = zip(*(router(row)[-2:] for row in x.split(1)), strict=True)
+            return router(x, *biases)[-2:]
+        weights, chosen = zip(*(router(row, *biases)[-2:] for row in x.split(1)), strict=True)
         return torch.cat(weights), torch.cat(chosen)
 
 

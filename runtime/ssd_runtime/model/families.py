@@ -27,6 +27,20 @@ _GRANITE: dict[str, Any] = {
     "residual_multiplier": "residual_multiplier",
     "logit_divisor": "logits_scaling",
 }
+_LFM2: dict[str, Any] = {
+    "qk_norm": "head",
+    "qk_norms": ("q_layernorm", "k_layernorm"),
+    "attention_norm": "operator_norm",
+    "mlp_norm": "ffn_norm",
+    "final_norm": "embedding_norm",
+    "output": "out_proj",
+    "mlp": "feed_forward",
+    "gate_up": ("w1", "w3"),
+    "activation": None,
+    "down": "w2",
+    "windows": "by_layer",
+    "mixers": (("conv", ShortConvolution),),
+}
 _GRANITE_SHARED: dict[str, Any] = {
     "mlp": "block_sparse_moe",
     "router": "router",
@@ -116,21 +130,8 @@ FAMILIES = {
     "granitemoe": Family("Granite-MoE", **_GRANITE, mlp="block_sparse_moe", router="router"),
     "gpt_oss": Family("GPT-OSS", windows="by_layer", sinks=True, angles_once=True, router="router"),
     "mixtral": Family("Mixtral", windows="everywhere", router="gate"),
-    "lfm2": Family(
-        "LFM2",
-        qk_norm="head",
-        qk_norms=("q_layernorm", "k_layernorm"),
-        attention_norm="operator_norm",
-        mlp_norm="ffn_norm",
-        final_norm="embedding_norm",
-        output="out_proj",
-        mlp="feed_forward",
-        gate_up=("w1", "w3"),
-        activation=None,
-        down="w2",
-        windows="by_layer",
-        mixers=(("conv", ShortConvolution),),
-    ),
+    "lfm2": Family("LFM2", **_LFM2),
+    "lfm2_moe": Family("LFM2-MoE", **_LFM2, rotary="pos_emb", router="gate", router_bias="expert_bias"),
     "qwen3_5_text": Family("Qwen3.5", **_QWEN35),
     "qwen3_5_moe_text": Family(
         "Qwen3.5-MoE", **_QWEN35, router="gate", shared="mlp.shared_expert", shared_gate="shared_expert_gate"

@@ -39,6 +39,8 @@ class Family:
     """Module of the norm of the MLP block's output; None without one."""
     final_norm: str = "norm"
     """Module of the norm before the head."""
+    rotary: str = "rotary_emb"
+    """Module of the rotary embedding."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """Modules of queries, keys and values. A layer that reads another's keys has the first one alone; keys without a
     module of values are values, too."""
@@ -56,6 +58,8 @@ class Family:
     """Module of the MLP block, or of the router with its experts."""
     router: str | None = None
     """The router's module in MLP blocks that have `experts`; None for a family without such blocks."""
+    router_bias: str | None = None
+    """Buffer of such a block that its router receives beside the rows; None without one."""
     shared: str | None = None
     """Path in a decoder layer of the expert that all rows go to, which is the MLP block of models without others
     (`num_local_experts` 0); None without one."""

@@ -109,9 +109,7 @@ class Layer:
             output=Linear(attention, (family.output if mixer is None else mixer.output,), memory),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
-            mlp=Experts(
-                mlp, family.router, memory, by_row, None if shared is None else gated(shared), family.shared_gate
-            )
+            mlp=Experts(mlp, family, memory, by_row, None if shared is None else gated(shared))
             if family.router is not None and hasattr(mlp, family.router)
             else gated(mlp),
             mlp_after=norm(layer, family.mlp_after),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
+from torch.nn.functional import silu
 from transformers.activations import SiLUActivation
 
 from ssd_runtime.weights.hooks import hooked
@@ -40,7 +41,8 @@ class Mlp:
     def native(self) -> tuple[Native, Native] | None:
         """The kernels of gate and up and of down, if one call of our own code computes the MLP."""
         whole, down = self.gate_up.fused, self.down.fused
-        served = whole is not None and down is not None and isinstance(self.activation, SILU)
+        is_silu = self.activation is silu or isinstance(self.activation, SILU)
+        served = whole is not None and down is not None and is_silu
         return (whole, down) if served and not self.activation_hooked and whole and down else None
 
     @property

@@ -308,6 +308,11 @@ def stamp_of(modules: Sequence[nn.Module]) -> list[Any]:
     Writes through `weight.data` or under inference mode leave no trace and go unnoticed.
     """
     return [
-        (module, hooked(module), *((each.data_ptr(), each.is_inference() or each._version) for each in weights))
+        (module, hooked(module), *(written(each) for each in weights))
         for module, weights in ((module, list(module.parameters())) for module in modules)
     ]
+
+
+def written(tensor: Tensor) -> tuple[int, int]:
+    """The place of a tensor's memory and how often it was written."""
+    return tensor.data_ptr(), tensor.is_inference() or tensor._version

@@ -84,6 +84,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
     "lfm2": ("lfm2", HYBRID_SIZES["lfm2"]),
+    "lfm2-moe": ("lfm2-moe", HYBRID_SIZES["lfm2-moe"]),
     "qwen3.5": ("qwen3.5", HYBRID_SIZES["qwen3.5"]),
     "qwen3.5 one value head per key head": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "linear_num_key_heads": 16}),
     "qwen3.5-moe": ("qwen3.5-moe", HYBRID_SIZES["qwen3.5-moe"]),
@@ -153,6 +154,8 @@ def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: 
         ("qwen3.5", {"metadata": {"qwen35.ssm.group_count": 3}}, "time_step_rank is 16 for 3 groups"),
         ("lfm2", {"metadata": {"lfm2.attention.head_count_kv": [0, 2]}}, "head_count_kv lists 2 layers"),
         ("lfm2", {"metadata": {"lfm2.attention.head_count_kv": [1, 0, 2, 0]}}, "head_count_kv differs by layer"),
+        ("lfm2-moe", {"metadata": {"lfm2moe.expert_gating_func": 1}}, "expert_gating_func is 1"),
+        ("lfm2-moe", {"metadata": {"lfm2moe.expert_weights_scale": 2.0}}, r"expert_weights_scale is 2\.0"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.group_count": 2}}, "group_count is 2"),
         ("gemma4-shared-keys", {"metadata": {"gemma4.attention.head_count_kv": [2, 2, 3, 2]}}, r"\[2, 2, 3, 2\] for 4"),
         (

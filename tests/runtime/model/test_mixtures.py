@@ -103,6 +103,20 @@ def test_changes_of_the_expert_of_all_rows_are_followed() -> None:
         Decoder(model)
 
 
+@pytest.mark.skipif("lfm2-moe" not in VARIANTS, reason="this transformers lacks the family")
+@torch.no_grad()
+def test_a_bias_chooses_experts_and_does_not_weigh_them() -> None:
+    model = tiny_model("lfm2-moe")
+    decoder, ids = Decoder(model), list(range(2, 20))
+    before = decoder.logits(Session(decoder).forward(ids))
+    for number, change in enumerate((0.5, torch.linspace(-1, 1, 6)), 1):
+        model.model.layers[1].feed_forward.expert_bias.add_(change)
+        got = decoder.logits(Session(decoder).forward(ids))
+        assert decoder.version == number
+        assert torch.allclose(got, before) == (number == 1)
+        torch.testing.assert_close(got, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [

@@ -13,8 +13,8 @@ from ssd_runtime.weights.gguf.layout import TRANSFORMERS, Layout
 
 Entries = dict[str, Any]
 """Entries of a transformers configuration by name."""
-SOFTMAX = 1
-"""The number of llama.cpp for a router whose weights are a softmax."""
+SOFTMAX, SIGMOID = 1, 2
+"""The numbers of llama.cpp for routers, by what makes weights of their scores."""
 BLOCK_BIASES = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")}
 KV_HEADS = "attention.head_count_kv"
 """Number of key-value heads; in a list by layer, 0 for layers that mix tokens otherwise than by attention."""
@@ -145,9 +145,9 @@ def _granitemoe(metadata: Metadata, common: Entries) -> Entries:
     return {**entries, "model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else entries
 
 
-def _experts(metadata: Metadata, common: Entries, count: str = "num_local_experts") -> Entries:
-    """Entries of a mixture, whose router weighs experts by a softmax; `count` is the entry with their number."""
-    metadata.expect("expert_gating_func", SOFTMAX)
+def _experts(metadata: Metadata, common: Entries, count: str = "num_local_experts", gating: int = SOFTMAX) -> Entries:
+    """Entries of a mixture, whose router weighs experts by `gating`; `count` is the entry with their number."""
+    metadata.expect("expert_gating_func", gating)
     return {count: metadata.count("expert_count"), "num_experts_per_tok": metadata.count("expert_used_count")}
 
 
@@ -169,6 +169,18 @@ def _lfm2(metadata: Metadata, common: Entries) -> Entries:
         "conv_L_cache": metadata.count("shortconv.l_cache"),
         "conv_bias": False,
         "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2moe(metadata: Metadata, common: Entries) -> Entries:
+    metadata.expect("expert_weights_norm", True)
+    metadata.expect("expert_weights_scale", 1.0)  # llama.cpp reads no other
+    return {
+        **_lfm2(metadata, common),
+        **_experts(metadata, common, "num_experts", SIGMOID),
+        "norm_topk_prob": True,
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "num_dense_layers": metadata.optional(int, "leading_dense_block_count") or 0,
     }
 
 
@@ -273,6 +285,7 @@ ARCHITECTURES = {
     "olmoe": Architecture("olmoe", biases=BLOCK_BIASES, entries=_olmoe),
     "qwen3moe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=_qwen3moe),
     "lfm2": Architecture("lfm2", entries=_lfm2),
+    "lfm2moe": Architecture("lfm2_moe", entries=_lfm2moe),
     "qwen35": Architecture("qwen3_5_text", QWEN35, BLOCK_BIASES, _qwen35),
     "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, BLOCK_BIASES, _qwen35moe),
     "granitehybrid": Architecture(

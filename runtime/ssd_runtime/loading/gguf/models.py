@@ -115,8 +115,9 @@ def _projections(model: nn.Module, family: Family, layer: str, kind: LayerKind) 
     shared = present(model.get_submodule(f"{layer}.{mixing}"), shared)
     found = [[f"{layer}.{mixing}.{name}" for name in names] for names in (shared, (output,))]
     found += [[f"{layer}.{name}"] for name in INJECTION] if hasattr(model.get_submodule(layer), INJECTION[0]) else []
-    blocks = dict.fromkeys(_place_experts(model, f"{layer}.{family.mlp}") if family.router else (), EXPERT)
-    alone = family.shared if family.router else family.mlp
+    is_mixture = family.router is not None and hasattr(model.get_submodule(f"{layer}.{family.mlp}"), family.router)
+    blocks = dict.fromkeys(_place_experts(model, f"{layer}.{family.mlp}") if is_mixture else (), EXPERT)
+    alone = family.shared if is_mixture else family.mlp
     blocks |= {f"{layer}.{alone}": (family.gate_up, (family.down,))} if alone else {}
     return found + [[f"{block}.{name}" for name in names] for block, lists in blocks.items() for names in lists]
 
