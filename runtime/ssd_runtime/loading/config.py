@@ -116,8 +116,10 @@ def _require_sizes(spec: str, entries: Mapping[str, Any], most_layers: int, most
         if not (name in DEFAULTED and entries.get(name) is None):
             _require_count(spec, entries, name, most_size)
     layers = _require_count(spec, entries, "num_hidden_layers", most_layers)
-    by_layer = entries.get("per_layer_config") or {}
-    if not isinstance(by_layer, dict) or not set(by_layer) <= set(map(str, range(layers))):
+    by_layer = {} if entries.get("per_layer_config") is None else entries["per_layer_config"]
+    # transformers pads the numbers of layers with zeros.
+    numbers = [key.lstrip("0") or key[-1:] for key in by_layer] if isinstance(by_layer, dict) else [""]
+    if not set(numbers) <= set(map(str, range(layers))) or len(set(numbers)) < len(numbers):
         raise _refusal(spec, "per_layer_config", "is no map of layers")
     for own in by_layer.values():
         if not isinstance(own, dict) or not set(own) <= set(DEFAULTED[:2]):

@@ -18,6 +18,7 @@ from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import load_model
 from tests.folders import save_tiny_model
+from tests.models import VARIANTS, tiny_model
 from tests.own_code import edited
 
 Change = Callable[[Path], object]
@@ -181,6 +182,73 @@ HARMLESS: Mapping[str, Change] = {
         }
     ),
 }
+
+
+OWN = {"head_dim": 16}
+NO_MAP, NO_SIZE, OTHERS = "is no map of layers", "expected 1 to", "has more than"
+BY_LAYER: Mapping[str, tuple[Any, str]] = {
+    "a list of maps": ([OWN] * 12, NO_MAP),
+    "an empty list": ([], NO_MAP),
+    "zero": (0, NO_MAP),
+    "a text": ("", NO_MAP),
+    "a layer after the last": ({"12": OWN}, NO_MAP),
+    "a layer before the first": ({"-1": OWN}, NO_MAP),
+    "a layer twice": ({"1": OWN, "01": OWN}, NO_MAP),
+    "a layer without a number": ({"": OWN}, NO_MAP),
+    "a layer's number as a fraction": ({"1.0": OWN}, NO_MAP),
+    "a layer's number in other digits": ({"\u0661": OWN}, NO_MAP),
+    "a layer's number of 5000 digits": ({"9" * 5000: OWN}, NO_MAP),
+    "a number for a layer": ({"01": 16}, OTHERS),
+    "another size": ({"01": {"hidden_size": 64}}, OTHERS),
+    "blocks that are left out": ({"01": {"skip": ["mlp"]}}, OTHERS),
+    "a size in a map": ({"01": {"head_dim": OWN}}, NO_SIZE),
+    "a size as a text": ({"01": {"head_dim": "16"}}, NO_SIZE),
+    "a size as a fraction": ({"01": {"head_dim": 16.0}}, NO_SIZE),
+    "a size that is true": ({"01": {"num_key_value_heads": True}}, NO_SIZE),
+    "a size that is no number": ({"01": {"head_dim": float("nan")}}, NO_SIZE),
+    "no size": ({"01": {"head_dim": None}}, NO_SIZE),
+    "heads of 0": ({"01": {"head_dim": 0}}, NO_SIZE),
+    "a negative size": ({"01": {"num_key_value_heads": -2}}, NO_SIZE),
+    "a size of 30 digits": ({"01": {"num_key_value_heads": 10**30}}, NO_SIZE),
+    "heads of an odd size": ({"01": {"head_dim": 15}}, "cannot share"),
+    "heads that share unevenly": ({"01": {"num_key_value_heads": 3}}, "cannot share"),
+    "layers of one type that differ": ({"01": {"head_dim": 16}}, "not homogeneous"),
+    "sizes of all layers but the files'": ({}, "holds weights of another shape"),
+}
+
+
+@pytest.fixture(scope="module")
+def sized(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of twelve layers whose sizes differ by layer; transformers pads the numbers of layers with zeros."""
+    if "gemma4" not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    folder = tmp_path_factory.mktemp("sized") / "model"
+    shutil.copytree(model, folder)
+    types = ["sliding_attention", "full_attention"] * 6
+    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    changes = {"layer_types": types, "num_hidden_layers": 12, "hidden_size_per_layer_input": 0, "eos_token_id": 2}
+    tiny_model("gemma4", vocab_size=size, **changes).save_pretrained(folder)
+    if "01" not in json.loads((folder / "config.json").read_text()).get("per_layer_config", {}):
+        pytest.skip("this transformers has two sizes of heads in its place")
+    return folder
+
+
+def test_sizes_by_layer_are_read_as_transformers_writes_them(sized: Path) -> None:
+    assert len(answered(sized, raw=True)) == 6
+
+
+@pytest.mark.parametrize("case", BY_LAYER)
+def test_crafted_sizes_of_layers_are_refused_in_one_line(sized: Path, tmp_path: Path, case: str) -> None:
+    by_layer, says = BY_LAYER[case]
+    folder = tmp_path / "crafted"
+    shutil.copytree(sized, folder)
+    edited(folder, "config.json", per_layer_config=by_layer)
+    with pytest.raises(UserError, match=says) as refused:
+        load_model(str(folder), "cpu")
+    line = str(refused.value)
+    assert line.startswith(f"{folder}: ")
+    assert "\n" not in line
+    assert len(line) < 600
 
 
 @pytest.mark.parametrize("case", REFUSED)
