@@ -30,6 +30,7 @@ MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 4, "mamba_n_groups": 1, "mamba_d_s
 GEMMA4 = {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 96}
 HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "gemma4-shared-keys": GEMMA4,
+    "gemma4-experts": {**GEMMA4, "moe_intermediate_size": 32},
     "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
     "lfm2-moe": {"moe_intermediate_size": 32, "routed_scaling_factor": 1.0},
     "qwen3.5": DELTA_NETS,
@@ -38,6 +39,12 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
 }
 """Sizes of hybrids and of Gemma-4 for that; value heads of a gated delta net share blocks of 32 columns."""
+RENAMED = {
+    "block_sparse_moe.router": "mlp.gate",
+    ".router.scale": ".router.proj.scale",
+    ".router.per_expert_scale": ".experts.down_proj.scale",
+}
+"""Parts of names that `gguf` does not know, and those that the converter puts in their place."""
 SCALES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),
@@ -170,11 +177,14 @@ def _tensors(
     ]
     for number, (name, parameter) in enumerate([*model.named_parameters(), *buffers]):
         name = name.replace("mtp.layers.0.", f"model.layers.{layers}.")
-        module, _, part = name.replace("block_sparse_moe.router", "mlp.gate").rpartition(".")
+        for own, usual in RENAMED.items():
+            name = name.replace(own, usual)
+        module, _, part = name.rpartition(".")
         values = parameter.detach()
         if part in ("gate_up_proj", "down_proj"):  # of all experts
             block = f"blk.{name.split('.')[2]}.ffn"
             split = {"gate": values.chunk(2, 1)[0], "up": values.chunk(2, 1)[-1]}
+            split = {"gate_up": values} if architecture == "gemma4" else split
             for which, weight in (split if part == "gate_up_proj" else {"down": values}).items():
                 blocks = np.stack([_blocks(each, kind, number + i) for i, each in enumerate(weight)])
                 found[f"{block}_{which}_exps.weight"] = blocks, kind
@@ -194,7 +204,11 @@ def _tensors(
         else:
             pieces = {f"{names.get_name(module)}.{part}": values}
         for stored, piece in pieces.items():
-            if "norm" not in name and parameter.ndim == 2 and not module.endswith((".gate", "shared_expert_gate")):
+            if (
+                "norm" not in name
+                and parameter.ndim == 2
+                and not module.endswith((".gate", "router.proj", "shared_expert_gate"))
+            ):
                 own = kinds.get(module.rpartition(".")[2], kinds.get(stored, kind))
                 blocks = _blocks(ordered(model, architecture, name, piece, undo=False), own, number)
                 found[stored] = blocks, own
@@ -242,7 +256,7 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "residual_scale": getattr(config, "residual_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", None),
         "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),
-        "expert_used_count": getattr(config, "num_experts_per_tok", None),
+        "expert_used_count": getattr(config, "num_experts_per_tok", getattr(config, "top_k_experts", None)),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         "expert_shared_feed_forward_length": getattr(
             config, "shared_expert_intermediate_size", getattr(config, "shared_intermediate_size", None)

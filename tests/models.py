@@ -164,6 +164,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": None,
         },
     ),
+    "gemma4-experts": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "num_kv_shared_layers": 2,
+            "tie_word_embeddings": False,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "olmo2": ("olmo2", {}),
     "olmo2-no-groups": ("olmo2", {"num_key_value_heads": 4}),
     "granite": (
@@ -314,7 +326,7 @@ except NotImplementedError:
 VARIANTS = {name: (kind, changes) for name, (kind, changes) in VARIANTS.items() if kind not in NEWER}
 HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers]
 """Variants some of whose layers mix tokens otherwise than by attention."""
-SHARING = [name for name in VARIANTS if name == "gemma4-shared-keys"]
+SHARING = [name for name in VARIANTS if name in ("gemma4-shared-keys", "gemma4-experts")]
 """Variants some of whose layers read another layer's keys."""
 ALIKE = frozenset({"ministral-sliding", "ministral3", "seed-oss", "ernie-4.5", "helium", "arcee", "apertus"})
 """Variants that decode as others do, step by step: CI has time to compare their logits alone."""

@@ -14,6 +14,7 @@ from ssd_runtime.model.batch import MOST_BY_ROW
 from ssd_runtime.model.exact import exact
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.mlp import Mlp
+from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
 
@@ -41,11 +42,12 @@ class Experts:
         by_row: bool = False,
         shared: Mlp | None = None,
     ) -> None:
-        """`block` has a module `experts` and the router of its `family`.
+        """`block` has a module `experts`, the router of its `family` and the norms that this names `beside`.
 
         All rows go to the expert `shared`, too. Raises UserError for experts of an unknown form.
         """
         self._block, self._family, self._by_row, self._shared = block, family, by_row, shared
+        self._norms = [Norm(block, name, family.norm_offset) for name in family.beside or ()]
         experts: Any = getattr(block, "experts", None)
         packed = isinstance(experts, PackedExperts)
         self._parts = list(experts.each) if packed else _views(experts)
@@ -62,11 +64,20 @@ class Experts:
             for part in self._parts
         ]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The block's output [n, hidden] for normed rows `x` [n, hidden]."""
+    def __call__(self, x: Tensor, states: Tensor) -> Tensor:
+        """The block's output [n, hidden] for normed rows `x` [n, hidden], which are `states` before their norm."""
+        if not self._norms:
+            routed, shared = self._sum(x, x), self._of_all(x)
+            return routed if shared is None else routed + shared
+        before, after, shared_after = self._norms
+        shared = self._of_all(x)
+        assert shared is not None, "experts lie beside an MLP block"
+        return shared_after(shared) + after(self._sum(before(states), states))
+
+    def _sum(self, x: Tensor, routed: Tensor) -> Tensor:
+        """The weighted sum [n, hidden] of the outputs of the experts of rows `x`, whom the router sees as `routed`."""
         few = len(x) <= MOST_BY_ROW
-        apart = few and (self._by_row or self._mlps[0].native is not None)
-        weights, chosen = self._routed(x, apart)
+        weights, chosen = self._routed(routed, few and self._apart)
         count = chosen.shape[1]
         ordered, order = chosen.flatten().sort(stable=True)
         hit, sizes = (each.tolist() for each in ordered.unique_consecutive(return_counts=True))
@@ -78,15 +89,24 @@ class Experts:
         total, *others = (parts.view(len(x), count, -1) * weights[..., None]).unbind(1)
         for other in others:
             total = total + other
-        total = total.to(x.dtype)
+        return total.to(x.dtype)
+
+    def _of_all(self, x: Tensor) -> Tensor | None:
+        """The output [n, hidden] of the expert of all rows; None without one."""
         if self._shared is None:
-            return total
+            return None
+        few = len(x) <= MOST_BY_ROW
         out = _output(self._shared, x, few and self._by_row)
         if self._family.shared_gate is None:
-            return total + out
+            return out
         gate = getattr(self._block, self._family.shared_gate)
-        factors = torch.cat([gate(row) for row in x.split(1)]) if apart else gate(x)
-        return total + exact(torch.sigmoid, factors) * out
+        factors = torch.cat([gate(row) for row in x.split(1)]) if few and self._apart else gate(x)
+        return exact(torch.sigmoid, factors) * out
+
+    @property
+    def _apart(self) -> bool:
+        """Whether few rows are routed one by one."""
+        return self._by_row or isinstance(self._block.experts, PackedExperts)
 
     def linears(self) -> tuple[Linear, ...]:
         """The projections of all experts, but light copies."""
@@ -103,9 +123,9 @@ class Experts:
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
         before, self._stamp = self._stamp, self._found()
-        shared = self._shared is not None and self._shared.refresh()
+        others = [norm.refresh() for norm in self._norms] + [self._shared is not None and self._shared.refresh()]
         if before == self._stamp:
-            return shared
+            return any(others)
         if not isinstance(self._block.experts, PackedExperts):
             for part, fresh in zip(self._parts, _views(self._block.experts), strict=True):
                 part._modules.update(fresh._modules)

@@ -101,7 +101,8 @@ FAMILIES = {
         layer_inputs="hidden_size_per_layer_input",
         layer_scalar="layer_scalar",
         rope_by_layer=True,
-        unserved=("enable_moe_block",),
+        router="router",
+        beside=("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1"),
     ),
     "olmo2": Family("OLMo-2", **_NORMS_AFTER, qk_norm="projection"),
     "olmo3": Family("OLMo-3", **_NORMS_AFTER, qk_norm="projection", windows="by_layer", rope_by_layer=True),
@@ -182,6 +183,8 @@ def family_of(config: PreTrainedConfig) -> Family:
         raise _refusal("attention in both directions is not supported")
     if family.shared is not None and getattr(config, "num_local_experts", None) == 0:
         family = replace(family, mlp=family.shared, router=None, shared=None)
+    if family.beside is not None and not getattr(config, "enable_moe_block", False):
+        family = replace(family, router=None, beside=None)
     for name in family.unserved:
         if getattr(config, name, None):
             raise _refusal(f"the setting {name} of a {family.title} model is not supported")

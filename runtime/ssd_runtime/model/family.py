@@ -63,6 +63,10 @@ class Family:
     shared: str | None = None
     """Path in a decoder layer of the expert that all rows go to, which is the MLP block of models without others
     (`num_local_experts` 0); None without one."""
+    beside: tuple[str, str, str] | None = None
+    """Norms in layers whose router and experts are modules of the layer itself, beside an MLP block that all rows go
+    to, too: of the rows that experts receive, of their output and of that block's. The router receives rows before any
+    norm. None where the MLP block has them."""
     shared_gate: str | None = None
     """Module whose output for a row, after a sigmoid, is the factor of that expert's output; None for 1."""
     mixers: tuple[tuple[str, type[Mixer]], ...] = ()

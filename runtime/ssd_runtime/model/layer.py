@@ -78,7 +78,8 @@ class Layer:
         normed = family.qk_norm if mixer is None else None
         qkv = present(attention, family.qkv) if mixer is None else mixer.projections
         mlp: Any = getattr(layer, family.mlp)
-        shared = layer.get_submodule(family.shared) if family.shared else None
+        block = layer if family.beside else mlp
+        shared = mlp if family.beside else layer.get_submodule(family.shared) if family.shared else None
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
             return Norm(parent, name, family.norm_offset) if name else None
@@ -109,8 +110,8 @@ class Layer:
             output=Linear(attention, (family.output if mixer is None else mixer.output,), memory),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
-            mlp=Experts(mlp, family, memory, by_row, None if shared is None else gated(shared))
-            if family.router is not None and hasattr(mlp, family.router)
+            mlp=Experts(block, family, memory, by_row, None if shared is None else gated(shared))
+            if family.router is not None and hasattr(block, family.router)
             else gated(mlp),
             mlp_after=norm(layer, family.mlp_after),
             injection=Injection.of(layer, family, memory) if injected else None,
@@ -144,7 +145,7 @@ class Layer:
             whole, down = native
             return whole.fused_mlp(down, x, None if self.mlp_norm is None else self.mlp_norm.rms)
         if isinstance(self.mlp, Experts):
-            return self._add(x, self.mlp(x if self.mlp_norm is None else self.mlp_norm(x)), self.mlp_after)
+            return self._add(x, self.mlp(x if self.mlp_norm is None else self.mlp_norm(x), x), self.mlp_after)
         return self._join(x, self.mlp.down, self.mlp.inner(x, self.mlp_norm), self.mlp_after)
 
     @property

@@ -51,8 +51,9 @@ def _taken_apart(
                 yield f"layers.{index}.{mixer}", getattr(layer, mixer)
         block = getattr(layer, mlp)
         yield f"layers.{index}.{mlp}", block
-        if hasattr(block, "experts"):
-            yield f"layers.{index}.{mlp}.experts", block.experts
+        for path, owner in (("", layer), (f"{mlp}.", block)):
+            if hasattr(owner, "experts"):
+                yield f"layers.{index}.{path}experts", owner.experts
         if shared is not None:
             yield f"layers.{index}.{shared}", layer.get_submodule(shared)
 

@@ -73,6 +73,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4", GEMMA4),
     "gemma4 shared keys": ("gemma4-shared-keys", GEMMA4),
     "gemma4 values are keys": ("gemma4-values-are-keys", {"global_head_dim": 32}),
+    "gemma4 experts": ("gemma4-experts", HYBRID_SIZES["gemma4-experts"]),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {}),
     "granite biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
@@ -164,7 +165,9 @@ def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: 
             "feed_forward_length is",
         ),
         ("gemma4-shared-keys", {"extra": {"rope_freqs.weight": np.arange(1, 17)}}, "rope_freqs.weight has unknown"),
-        ("gemma4-shared-keys", {"metadata": {"gemma4.expert_count": 8}}, "expert_count is 8"),
+        ("gemma4-shared-keys", {"metadata": {"gemma4.expert_count": 8}}, "lacks .*gemma4.expert_used_count"),
+        ("gemma4-experts", {"metadata": {"gemma4.expert_gating_func": 2}}, "expert_gating_func is 2"),
+        ("gemma4-experts", {"omit": ["blk.1.ffn_gate_up_exps.weight"]}, r"lacks the tensor blk\.1\.ffn_gate_exps"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 65}}, "inner_size is 65 for 16 heads"),
         (
             "granite-hybrid",

@@ -44,9 +44,9 @@ def test_no_bit_of_a_row_depends_on_the_rows_beside_it(weights: str, tmp_path: P
     block = experts_of(decoder)
     x = torch.randn(MOST_BY_ROW, decoder.shape.hidden, dtype=dtype)
     x[5:9] = x[5]  # several rows of the same experts
-    alone = torch.cat([block(row) for row in x.split(1)])
+    alone = torch.cat([block(row, row) for row in x.split(1)])
     for rows in (2, 3, 8, MOST_BY_ROW):
-        assert torch.equal(torch.cat([block(few) for few in x.split(rows)]), alone), rows
+        assert torch.equal(torch.cat([block(few, few) for few in x.split(rows)]), alone), rows
 
 
 @torch.inference_mode()
@@ -156,7 +156,7 @@ def test_mlp_blocks_are_timed_on_the_rows_that_reach_them(monkeypatch: pytest.Mo
     bench.works(contexts)
     seen = list[torch.Tensor]()
     call = Experts.__call__
-    monkeypatch.setattr(Experts, "__call__", lambda self, x: (seen.append(x), call(self, x))[1])
+    monkeypatch.setattr(Experts, "__call__", lambda self, x, states: (seen.append(x), call(self, x, states))[1])
     work = bench._mlp(contexts[1], 4)
     whole = seen.copy()
     seen.clear()

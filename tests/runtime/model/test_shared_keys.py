@@ -31,6 +31,8 @@ def test_a_masked_model_is_one_whose_skipped_blocks_add_nothing(variant: str) ->
                 layer.self_attn.o_proj.weight.zero_()
                 continue
             layer.mlp.down_proj.weight.zero_()
+            if hasattr(layer, "experts"):
+                layer.experts.down_proj.zero_()
             if hasattr(layer, "per_layer_projection"):
                 layer.per_layer_projection.weight.zero_()
         session, mask = Session(decoder), SubLayerPlan.of(4, skipped)
@@ -56,7 +58,7 @@ def test_changes_of_what_only_these_layers_have_are_followed(variant: str) -> No
     decoder = Decoder(model)
     layer = model.model.layers[1]
     layer.layer_scalar.mul_(0.5)
-    for part in ("per_layer_input_gate", "post_per_layer_input_norm"):
+    for part in ("per_layer_input_gate", "post_per_layer_input_norm", "pre_feedforward_layernorm_2"):
         if hasattr(layer, part):
             getattr(layer, part).weight.mul_(1.5)
     if hasattr(model.model, "per_layer_model_projection"):
@@ -67,7 +69,8 @@ def test_changes_of_what_only_these_layers_have_are_followed(variant: str) -> No
 
 
 @pytest.mark.skipif(not GEMMA4, reason="this transformers lacks the family")
-def test_experts_are_refused() -> None:
-    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
-    with pytest.raises(UserError, match="enable_moe_block of a Gemma-4"):
-        Decoder(tiny_model("gemma4", **experts))
+def test_a_hook_on_experts_beside_an_mlp_is_refused() -> None:
+    model = tiny_model("gemma4-experts")
+    model.model.layers[1].experts.register_forward_hook(lambda *_: None)
+    with pytest.raises(UserError, match=r"layers\.1\.experts has a hook"):
+        Decoder(model)

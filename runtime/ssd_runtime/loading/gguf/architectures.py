@@ -75,9 +75,9 @@ def _gemma4(metadata: Metadata, common: Entries) -> Entries:
         raise metadata.refusal(KV_HEADS, f"is {str(keys)[:40]} for {heads} heads, which")
     if inner not in (double, [inner[0]] * layers):
         raise metadata.refusal("feed_forward_length", f"is {str(inner)[:40]}, which")
-    metadata.expect("expert_count", 0)
     return {
         **entries,
+        **_gemma4_experts(metadata),
         "head_dim": width,
         "per_layer_config": {
             layer: {"head_dim": common["head_dim"], "num_key_value_heads": keys[layer]} for layer in full
@@ -89,6 +89,18 @@ def _gemma4(metadata: Metadata, common: Entries) -> Entries:
         "hidden_size_per_layer_input": metadata.optional(int, "embedding_length_per_layer_input") or 0,
         "vocab_size_per_layer_input": common["vocab_size"],
         "final_logit_softcapping": _cap(metadata, "final_logit_softcapping", 0.0),
+    }
+
+
+def _gemma4_experts(metadata: Metadata) -> Entries:
+    metadata.expect("expert_gating_func", SOFTMAX)
+    if not metadata.optional(int, "expert_count"):
+        return {}
+    return {
+        "enable_moe_block": True,
+        "num_experts": metadata.count("expert_count"),
+        "top_k_experts": metadata.count("expert_used_count"),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
     }
 
 

@@ -45,7 +45,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
     metadata.ignore(HARMLESS)
     metadata.expect("attention.causal", True)
     metadata.expect("use_parallel_residual", False)
-    if "num_experts_per_tok" not in entries:
+    if not {"num_experts_per_tok", "top_k_experts"} & entries.keys():
         for key in NO_EXPERTS:
             metadata.expect(key, 0)
     metadata.require_all_taken()

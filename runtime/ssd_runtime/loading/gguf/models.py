@@ -115,9 +115,10 @@ def _projections(model: nn.Module, family: Family, layer: str, kind: LayerKind) 
     shared = present(model.get_submodule(f"{layer}.{mixing}"), shared)
     found = [[f"{layer}.{mixing}.{name}" for name in names] for names in (shared, (output,))]
     found += [[f"{layer}.{name}"] for name in INJECTION] if hasattr(model.get_submodule(layer), INJECTION[0]) else []
-    is_mixture = family.router is not None and hasattr(model.get_submodule(f"{layer}.{family.mlp}"), family.router)
-    blocks = dict.fromkeys(_place_experts(model, f"{layer}.{family.mlp}") if is_mixture else (), EXPERT)
-    alone = family.shared if is_mixture else family.mlp
+    block = layer if family.beside else f"{layer}.{family.mlp}"
+    is_mixture = family.router is not None and hasattr(model.get_submodule(block), family.router)
+    blocks = dict.fromkeys(_place_experts(model, block) if is_mixture else (), EXPERT)
+    alone = family.shared if is_mixture and not family.beside else family.mlp
     blocks |= {f"{layer}.{alone}": (family.gate_up, (family.down,))} if alone else {}
     return found + [[f"{block}.{name}" for name in names] for block, lists in blocks.items() for names in lists]
 
@@ -134,17 +135,17 @@ def _place(model: nn.Module, file: GgufFile, names: list[str]) -> None:
                 begin += linear.out_features
 
 
-def _place_experts(model: nn.Module, mlp: str) -> list[str]:
+def _place_experts(model: nn.Module, block: str) -> list[str]:
     """Replace the experts of a block by single ones without memory, whose names are returned."""
-    joined: Any = model.get_submodule(f"{mlp}.experts")
+    joined: Any = model.get_submodule(f"{block}.experts")
     count, hidden, inner = joined.down_proj.shape
     sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
     experts = [
         nn.ModuleDict({name: nn.Linear(*size, bias=False, device="meta") for name, size in sizes.items()})
         for _ in range(count)
     ]
-    _set(model, f"{mlp}.experts", PackedExperts(experts, joined.act_fn))
-    return [f"{mlp}.experts.{number}" for number in range(count)]
+    _set(model, f"{block}.experts", PackedExperts(experts, joined.act_fn))
+    return [f"{block}.experts.{number}" for number in range(count)]
 
 
 def _place_embeddings(model: PreTrainedModel, file: GgufFile) -> None:

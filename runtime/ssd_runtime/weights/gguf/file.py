@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
@@ -24,6 +26,8 @@ from ssd_runtime.weights.kernels.kernel import Kernel
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 """The part of a parameter's name that says the expert; files hold all experts in one tensor."""
+HALVES = {"_gate_exps.": 0, "_up_exps.": 1}
+"""Parts of the names of the two tensors that stand for one of both, `_gate_up_exps`, and the half that each is."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the embedding, and of the head where it is not the embedding."""
 PREDICTING = {
@@ -53,6 +57,17 @@ class GgufFile:
         self._order = Order(layout, config)
         self._shared = ".mlp.shared_expert." if getattr(config, "num_local_experts", None) else ".mlp."
         self._mapped = MappedTensors(index)
+        self._halves = {
+            name.replace("_gate_up_exps.", part): (name, half)
+            for name in index.tensors
+            if "_gate_up_exps." in name
+            for part, half in HALVES.items()
+        }
+        self._places = {name: place for name, place in index.tensors.items() if "_gate_up_exps." not in name}
+        for name, (joined, _) in self._halves.items():
+            place = index.tensors[joined]
+            count, rows, *columns = place.shape
+            self._places[name] = replace(place, shape=(count, rows // 2, *columns))
         kind = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == index.architecture), None)
         if kind is None:
             raise UserError(
@@ -73,7 +88,7 @@ class GgufFile:
 
         Biases that no layer has are zero. Tensors of the names `used` are read elsewhere.
         """
-        places = self._index.tensors
+        places = self._places
         expected = {
             self._name_of(part): shape_of_parts(shape, len(parts))
             for name, shape in shapes.items()
@@ -109,16 +124,19 @@ class GgufFile:
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor for the parameter `name`."""
-        return self._name_of(name) in self._index.tensors
+        return self._name_of(name) in self._places
 
     def stored(self, name: str) -> tuple[Any, Type]:
         """The blocks or numbers of a parameter, an array [out, …] in transformers' order, and their type."""
         found = self._name_of(name)
-        data = self._mapped.array(found)
+        joined, half = self._halves.get(found, (found, None))
+        data = self._mapped.array(joined)
+        if half is not None:
+            data = np.split(data, 2, axis=1)[half]
         if expert := EXPERT.search(name):
             data = data[int(expert[1])]
         data = self._order.rows(name, data)
-        return data, self._index.tensors[found].type
+        return data, self._places[found].type
 
     def dense(self, name: str, shape: Sequence[int]) -> Tensor:
         """A parameter of this shape in fp32."""
@@ -153,7 +171,11 @@ class GgufFile:
             return f"blk.{self._layers}.nextn.{PREDICTING[module]}.{part}"
         if module == "lm_head":  # not every architecture's table of names has it
             return f"{(HEAD if HEAD in self._index.tensors else EMBEDDING).removesuffix('.weight')}.{part}"
-        return self._names.get_name(name) or f"{self._names.get_name(module)}.{part}"
+        stem = self._names.get_name(module)
+        if stem is None and ".experts." in module:
+            parent, which = module.removesuffix("_proj").rsplit(".", 1)
+            stem = str(self._names.get_name(f"{parent}.gate_up_proj")).replace("gate_up", which)
+        return self._names.get_name(name) or f"{stem}.{part}"
 
     def _stored(self, module: str) -> list[tuple[Any, Type]]:
         """The blocks of a projection's weight and their type, in the parts that the file has."""
@@ -206,7 +228,7 @@ class GgufFile:
     def _bias(self, modules: Sequence[str]) -> Tensor | None:
         if not any(self.has(f"{module}.bias") for module in modules):
             return None
-        rows = [self._index.tensors[self._name_of(f"{module}.weight")].shape[:1] for module in modules]
+        rows = [self._places[self._name_of(f"{module}.weight")].shape[:1] for module in modules]
         return torch.cat([self.dense(f"{module}.bias", out) for module, out in zip(modules, rows, strict=True)])
 
 

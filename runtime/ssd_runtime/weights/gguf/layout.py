@@ -20,6 +20,8 @@ JOINED = {
 """Ends of the names of transformers' parameters, and of those that files hold in their place."""
 RENAMED = {
     ".expert_bias": ".expert_bias.bias",
+    ".router.scale": ".router.proj.scale",
+    ".router.per_expert_scale": ".experts.down_proj.scale",
     ".block_sparse_moe.router.": ".mlp.gate.",
     ".block_sparse_moe.": ".mlp.",
     ".shared_mlp.output_linear.": ".shared_mlp.down_proj.",
