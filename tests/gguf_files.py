@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.gguf_layouts import ARCHITECTURES, PREDICTING, gemma4, mixers, ordered, shaped
+from tests.gguf_layouts import ARCHITECTURES, PREDICTING, gemma4, mixers, ordered, shaped, ungrouped
 from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -35,6 +35,12 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "lfm2-moe": {"moe_intermediate_size": 32, "routed_scaling_factor": 1.0},
     "qwen3.5": DELTA_NETS,
     "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "qwen3-next": {
+        **DELTA_NETS,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [],
+    },
     "granite-hybrid": {"shared_intermediate_size": 96, **MAMBA},
     "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
 }
@@ -45,6 +51,10 @@ RENAMED = {
     ".router.per_expert_scale": ".experts.down_proj.scale",
 }
 """Parts of names that `gguf` does not know, and those that the converter puts in their place."""
+ROUTERS = (".gate", "router.proj", "shared_expert_gate")
+"""Ends of the names of modules that files never quantise."""
+OFFSET = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
+"""Architectures whose files add 1 to the weights of norms."""
 SCALES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),
@@ -195,6 +205,10 @@ def _tensors(
         if module.endswith("shared_mlp.input_linear"):
             stem = names.get_name(module.replace("shared_mlp.input_linear", f"{shared}.gate_proj"))
             pieces = dict(zip((f"{stem}.weight", f"{stem.replace('gate', 'up')}.weight"), values.chunk(2), strict=True))
+        elif module.endswith("in_proj_qkvz"):
+            block, whole = f"blk.{name.split('.')[2]}", values[ungrouped(model.config)]
+            count = model.config.linear_num_value_heads * model.config.linear_value_head_dim
+            pieces = {f"{block}.attn_qkv.weight": whole[:-count], f"{block}.attn_gate.weight": whole[-count:]}
         elif module in PREDICTING:
             pieces = {f"blk.{layers}.nextn.{PREDICTING[module]}.{part}": values}
         elif part in ("A_log", "D"):
@@ -204,25 +218,22 @@ def _tensors(
         else:
             pieces = {f"{names.get_name(module)}.{part}": values}
         for stored, piece in pieces.items():
-            if (
-                "norm" not in name
-                and parameter.ndim == 2
-                and not module.endswith((".gate", "router.proj", "shared_expert_gate"))
-            ):
+            if "norm" not in name and parameter.ndim == 2 and not module.endswith(ROUTERS):
                 own = kinds.get(module.rpartition(".")[2], kinds.get(stored, kind))
                 blocks = _blocks(ordered(model, architecture, name, piece, undo=False), own, number)
                 found[stored] = blocks, own
                 kept = torch.from_numpy(np.array(dequantize(blocks, own), np.float32))
                 piece.copy_(ordered(model, architecture, name, kept, undo=True))
             else:
-                offset = 1.0 if architecture in ("gemma2", "gemma3", "qwen35", "qwen35moe") and "norm" in name else 0.0
-                offset = 0.0 if "linear_attn" in name else offset
+                offset = 1.0 if architecture in OFFSET and "norm" in name and "linear_attn" not in name else 0.0
                 written = ordered(model, architecture, name, piece, undo=False) + offset
                 if part == "A_log":
                     written = -written.exp()
                 found[stored] = shaped(architecture, stored, written).numpy(), Type.F32
                 written = (-written).log() if part == "A_log" else written
                 piece.copy_(ordered(model, architecture, name, written, undo=True) - offset)
+        if module.endswith("in_proj_qkvz"):
+            values[ungrouped(model.config)] = whole
     return found
 
 

@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
     "granitemoehybrid": "granitehybrid",
     "granitemoeshared": "granitemoe",
 }
@@ -53,12 +54,20 @@ def ordered(model: PreTrainedModel, architecture: str, name: str, rows: torch.Te
         heads = getattr(config, HEADS[last])
         parts = rows.unflatten(0, (heads, -1, 2) if undo else (heads, 2, -1))
         return parts.transpose(1, 2).reshape(rows.shape).contiguous()
-    if "linear_attn" not in name or last == "norm":
+    if "linear_attn" not in name or last == "norm" or architecture == "qwen3next":
         return rows
     if last == "out_proj":
         return _taking_turns(config, rows.T, undo).T.contiguous()
     both = 2 * config.linear_num_key_heads * config.linear_key_head_dim if last in ("in_proj_qkv", "conv1d") else 0
     return torch.cat([rows[:both], _taking_turns(config, rows[both:], undo)])
+
+
+def ungrouped(config: Any) -> torch.Tensor:
+    """The places in Qwen3-Next's projection of all q, k, v and z, which files hold one after the other."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    width, own = config.linear_key_head_dim, values // keys * config.linear_value_head_dim
+    places = torch.arange(2 * keys * (width + own)).view(keys, -1)
+    return torch.cat([part.flatten() for part in places.split([width, width, own, own], 1)])
 
 
 def _taking_turns(config: Any, rows: torch.Tensor, undo: bool) -> torch.Tensor:
@@ -109,7 +118,7 @@ def mixers(config: Any, architecture: str) -> dict[str, Any]:
             "expert_used_count": config.num_experts_per_tok if config.num_local_experts else 0,
             "rope.scaling.finetuned": config.position_embedding_type == "rope",
         }
-    if not architecture.startswith("qwen35"):
+    if not architecture.startswith(("qwen35", "qwen3next")):
         return {}
     return {
         "ssm.conv_kernel": config.linear_conv_kernel_dim,

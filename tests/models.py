@@ -273,6 +273,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 40,
         },
     ),
+    "qwen3-next": (
+        "qwen3_next",
+        {
+            **DELTA_NETS,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
     "granite-shared-expert": (
         "granitemoeshared",
         {**GRANITE_EXPERTS, "shared_intermediate_size": 40, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},

@@ -16,7 +16,7 @@ from ssd_runtime.model.runner import Work
 from ssd_runtime.sequence.session import Session
 from tests.models import VARIANTS, tiny_model
 
-MTP_VARIANTS = [name for name in ("qwen3.5", "qwen3.5-moe") if name in VARIANTS]
+MTP_VARIANTS = [name for name in ("qwen3.5", "qwen3.5-moe", "qwen3-next") if name in VARIANTS]
 
 
 @torch.no_grad()

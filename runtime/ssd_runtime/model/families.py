@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.model.family import Family
-from ssd_runtime.model.mixers.delta_net import GatedDeltaNet
+from ssd_runtime.model.mixers.delta_net import GatedDeltaNet, GroupedDeltaNet
 from ssd_runtime.model.mixers.mamba import Mamba2
 from ssd_runtime.model.mixers.mixer import Mixer
 from ssd_runtime.model.mixers.short_convolution import ShortConvolution
@@ -74,6 +74,11 @@ _QWEN35: dict[str, Any] = {
     "mixers": (("linear_attention", GatedDeltaNet),),
     "predicts_ahead": True,
 }
+_QWEN35_EXPERTS: dict[str, Any] = {
+    "router": "gate",
+    "shared": "mlp.shared_expert",
+    "shared_gate": "shared_expert_gate",
+}
 
 FAMILIES = {
     "llama": Family("Llama"),
@@ -134,8 +139,9 @@ FAMILIES = {
     "lfm2": Family("LFM2", **_LFM2),
     "lfm2_moe": Family("LFM2-MoE", **_LFM2, rotary="pos_emb", router="gate", router_bias="expert_bias"),
     "qwen3_5_text": Family("Qwen3.5", **_QWEN35),
-    "qwen3_5_moe_text": Family(
-        "Qwen3.5-MoE", **_QWEN35, router="gate", shared="mlp.shared_expert", shared_gate="shared_expert_gate"
+    "qwen3_5_moe_text": Family("Qwen3.5-MoE", **_QWEN35, **_QWEN35_EXPERTS),
+    "qwen3_next": Family(
+        "Qwen3-Next", **{**_QWEN35, "mixers": (("linear_attention", GroupedDeltaNet),)}, **_QWEN35_EXPERTS
     ),
     "granitemoeshared": Family("Granite-MoE with a shared expert", **_GRANITE, **_GRANITE_SHARED),
     "granitemoehybrid": Family(

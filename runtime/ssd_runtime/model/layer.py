@@ -79,7 +79,9 @@ class Layer:
         qkv = present(attention, family.qkv) if mixer is None else mixer.projections
         mlp: Any = getattr(layer, family.mlp)
         block = layer if family.beside else mlp
-        shared = mlp if family.beside else layer.get_submodule(family.shared) if family.shared else None
+        is_mixture = family.router is not None and hasattr(block, family.router)
+        of_all = layer.get_submodule(family.shared) if is_mixture and family.shared else None
+        shared = mlp if family.beside else of_all
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
             return Norm(parent, name, family.norm_offset) if name else None
@@ -111,7 +113,7 @@ class Layer:
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
             mlp=Experts(block, family, memory, by_row, None if shared is None else gated(shared))
-            if family.router is not None and hasattr(block, family.router)
+            if is_mixture
             else gated(mlp),
             mlp_after=norm(layer, family.mlp_after),
             injection=Injection.of(layer, family, memory) if injected else None,

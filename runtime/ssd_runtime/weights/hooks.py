@@ -54,8 +54,11 @@ def _taken_apart(
         for path, owner in (("", layer), (f"{mlp}.", block)):
             if hasattr(owner, "experts"):
                 yield f"layers.{index}.{path}experts", owner.experts
-        if shared is not None:
-            yield f"layers.{index}.{shared}", layer.get_submodule(shared)
+        part = None if shared is None else layer
+        for name in (shared or "").split("."):
+            part = getattr(part, name, None)
+        if part is not None:  # some layers have no experts
+            yield f"layers.{index}.{shared}", part
 
 
 def _home(hook: Callable[..., Any]) -> str:

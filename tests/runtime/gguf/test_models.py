@@ -89,6 +89,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5": ("qwen3.5", HYBRID_SIZES["qwen3.5"]),
     "qwen3.5 one value head per key head": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "linear_num_key_heads": 16}),
     "qwen3.5-moe": ("qwen3.5-moe", HYBRID_SIZES["qwen3.5-moe"]),
+    "qwen3-next": ("qwen3-next", HYBRID_SIZES["qwen3-next"]),
     "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
     "granite-hybrid rotation": ("granite-hybrid", ROTATED),
 }
@@ -113,6 +114,21 @@ def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
     require_faithful(Decoder(packed))
     # Rows are rounded to 8 bits, which these random layers amplify; another model is 1.4 away.
     assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+
+
+@pytest.mark.skipif("qwen3-next" not in VARIANTS, reason="this transformers lacks the family")
+@torch.inference_mode()
+def test_tensors_that_transformers_joins_may_be_of_two_types(tmp_path: Path) -> None:
+    truth = tiny_model("qwen3-next", seed=7, **SIZES, **HYBRID_SIZES["qwen3-next"])
+    path = tmp_path / "model.gguf"
+    save_gguf(path, truth, Type.Q8_0, kinds={"blk.0.attn_gate.weight": Type.Q4_0})
+    index = GgufIndex.read(path)
+    config, expected = gguf_config(index), truth(IDS).logits
+    torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    packed, _ = packed_model(index, config)
+    kinds = [type(layer.linear_attn.in_proj_qkvz) for layer in packed.model.layers[:2]]
+    assert kinds == [torch.nn.Linear, PackedLinear]
+    require_faithful(Decoder(packed))
 
 
 @pytest.mark.skipif("qwen3.5" not in VARIANTS, reason="this transformers lacks the family")

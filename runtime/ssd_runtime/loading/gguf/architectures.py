@@ -299,6 +299,7 @@ ARCHITECTURES = {
     "lfm2": Architecture("lfm2", entries=_lfm2),
     "lfm2moe": Architecture("lfm2_moe", entries=_lfm2moe),
     "qwen35": Architecture("qwen3_5_text", QWEN35, BLOCK_BIASES, _qwen35),
+    "qwen3next": Architecture("qwen3_next", Layout(norm_offset=1.0, gates_joined=True), BLOCK_BIASES, _qwen35moe),
     "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, BLOCK_BIASES, _qwen35moe),
     "granitehybrid": Architecture(
         "granitemoehybrid",

@@ -18,7 +18,7 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 HARMLESS = ("vocab_size", "pooling_type")
 """Keys that say again what tensors say, or that matter to embedding models alone."""
 NO_EXPERTS = ("expert_count", "expert_used_count")
-PARTLY_ROTATED = ("phi3", "qwen3_5_text", "qwen3_5_moe_text")
+PARTLY_ROTATED = ("phi3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Types of configurations that can rotate a part of each head."""
 WIDEST_HEAD = 4096
 UNROTATED = float(np.float32(1e30))

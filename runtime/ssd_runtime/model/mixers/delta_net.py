@@ -1,6 +1,8 @@
-"""The gated delta net of Qwen3.5 and Qwen3-Next."""
+"""The gated delta nets of Qwen3.5 and Qwen3-Next."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ class GatedDeltaNet(Mixer):
 
     name = "delta"
     module = "linear_attn"
-    projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    projections: ClassVar[tuple[str, ...]] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
     def _build(self) -> int:
         module = self._module
@@ -41,6 +43,7 @@ class GatedDeltaNet(Mixer):
 
     def inputs(self, projected: Tensor) -> Tensor:
         """q, k, v, b and a of projected rows."""
+        projected = self._ordered(projected)
         return torch.cat([projected[:, : self._channels], projected[:, -2 * self._heads :]], -1)
 
     def _scan(self, state: State, inputs: Tensor) -> tuple[Tensor, State]:
@@ -55,10 +58,14 @@ class GatedDeltaNet(Mixer):
 
     def _finished(self, mixed: Tensor, projected: Tensor) -> Tensor:
         """The heads' outputs, normed and gated by z."""
-        gate = projected[:, self._channels : -2 * self._heads].unflatten(-1, mixed.shape[1:])
+        gate = self._ordered(projected)[:, self._channels : -2 * self._heads].unflatten(-1, mixed.shape[1:])
         normed: Tensor = self._module.norm(mixed.flatten(0, 1), gate.flatten(0, 1))
         rows = normed.view(len(mixed), -1)
         return rows if self._order is None else rows[:, self._order]
+
+    def _ordered(self, projected: Tensor) -> Tensor:
+        """Projected rows as q, k, v, z, b and a, each with its heads in order."""
+        return projected
 
     def _rows(self, mixed: Tensor, inputs: Tensor) -> Rows:
         """The rows of the recurrence from the convolution's result [n, channels] in fp32 and the rows' inputs."""
@@ -78,6 +85,19 @@ class GatedDeltaNet(Mixer):
             decays=self._decay * exact(softplus, step.float() + self._step),
             betas=exact(torch.sigmoid, rate).float(),
         )
+
+
+class GroupedDeltaNet(GatedDeltaNet):
+    """Qwen3-Next's: each key head has its q, k, v and z side by side, and its b and a."""
+
+    projections = ("in_proj_qkvz", "in_proj_ba")
+
+    def _ordered(self, projected: Tensor) -> Tensor:
+        values = self._heads // self._key_heads * self._value
+        groups = projected.split([projected.shape[1] - 2 * self._heads, 2 * self._heads], -1)
+        whole, rates = (each.unflatten(-1, (self._key_heads, -1)) for each in groups)
+        parts = (*whole.split([self._key, self._key, values, values], -1), *rates.chunk(2, -1))
+        return torch.cat([part.flatten(1) for part in parts], -1)
 
 
 def _normed(heads: Tensor) -> Tensor:

@@ -26,8 +26,10 @@ from ssd_runtime.weights.kernels.kernel import Kernel
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 """The part of a parameter's name that says the expert; files hold all experts in one tensor."""
-HALVES = {"_gate_exps.": 0, "_up_exps.": 1}
-"""Parts of the names of the two tensors that stand for one of both, `_gate_up_exps`, and the half that each is."""
+GATE, QKV, BOTH = ".attn_gate.", ".attn_qkv.", ".ssm_in."
+"""Parts of the names of two tensors of a gated delta net that transformers may join, and of both as one."""
+GATE_UP, HALVES = "_gate_up_exps.", ("_gate_exps.", "_up_exps.")
+"""Parts of the names of a tensor of all experts' gate and up, and of its two halves as tensors of their own."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the embedding, and of the head where it is not the embedding."""
 PREDICTING = {
@@ -57,17 +59,14 @@ class GgufFile:
         self._order = Order(layout, config)
         self._shared = ".mlp.shared_expert." if getattr(config, "num_local_experts", None) else ".mlp."
         self._mapped = MappedTensors(index)
-        self._halves = {
-            name.replace("_gate_up_exps.", part): (name, half)
-            for name in index.tensors
-            if "_gate_up_exps." in name
-            for part, half in HALVES.items()
-        }
-        self._places = {name: place for name, place in index.tensors.items() if "_gate_up_exps." not in name}
-        for name, (joined, _) in self._halves.items():
-            place = index.tensors[joined]
-            count, rows, *columns = place.shape
-            self._places[name] = replace(place, shape=(count, rows // 2, *columns))
+        self._places = dict(index.tensors)
+        self._halves = dict[str, tuple[str, int]]()
+        self._joined = dict[str, tuple[str, str]]()
+        for name, place in index.tensors.items():
+            if GATE_UP in name and len(place.shape) == 3 and place.shape[1] % 2 == 0:
+                self._split(name)
+            elif layout.gates_joined and GATE in name:
+                self._join(name.replace(GATE, QKV), name)
         kind = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == index.architecture), None)
         if kind is None:
             raise UserError(
@@ -129,14 +128,44 @@ class GgufFile:
     def stored(self, name: str) -> tuple[Any, Type]:
         """The blocks or numbers of a parameter, an array [out, …] in transformers' order, and their type."""
         found = self._name_of(name)
-        joined, half = self._halves.get(found, (found, None))
-        data = self._mapped.array(joined)
-        if half is not None:
-            data = np.split(data, 2, axis=1)[half]
+        data = self._array(found)
         if expert := EXPERT.search(name):
             data = data[int(expert[1])]
-        data = self._order.rows(name, data)
-        return data, self._places[found].type
+        return self._order.rows(name, data), self._places[found].type
+
+    def _array(self, name: str) -> Any:
+        """A tensor as it is stored, or half of one, or two as one."""
+        if name in self._halves:
+            whole, half = self._halves[name]
+            return np.split(self._mapped.array(whole), 2, axis=1)[half]
+        if name not in self._joined:
+            return self._mapped.array(name)
+        parts = {each: self._mapped.array(each) for each in self._joined[name]}
+        kinds = {each: self._index.tensors[each].type for each in parts}
+        if self._places[name].type not in kinds.values():
+            parts = {each: dense(data, kinds[each]).numpy() for each, data in parts.items()}
+        return self._order.grouped(np.concatenate([*parts.values()]))
+
+    def _split(self, name: str) -> None:
+        """Let a tensor [experts, out, in] be its two halves, unless these are there, too."""
+        names = [name.replace(GATE_UP, part) for part in HALVES]
+        if not self._places.keys().isdisjoint(names):
+            return
+        place = self._places.pop(name)
+        for half, own in enumerate(names):
+            self._places[own] = replace(place, shape=(place.shape[0], place.shape[1] // 2, place.shape[2]))
+            self._halves[own] = (name, half)
+
+    def _join(self, first: str, second: str) -> None:
+        """Let two tensors be one, of numbers if their types differ; not if they do not fit or cannot be read."""
+        one, other = self._places.get(first), self._places[second]
+        if one is None or one.shape[1:] != other.shape[1:] or {one.type, other.type} & set(UNREADABLE):
+            return
+        name = first.replace(QKV, BOTH)
+        kind = one.type if one.type == other.type else Type.F32
+        self._places[name] = replace(one, shape=(one.shape[0] + other.shape[0], *one.shape[1:]), type=kind)
+        self._joined[name] = (first, second)
+        del self._places[first], self._places[second]
 
     def dense(self, name: str, shape: Sequence[int]) -> Tensor:
         """A parameter of this shape in fp32."""

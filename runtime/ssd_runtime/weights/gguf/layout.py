@@ -43,6 +43,8 @@ class Layout:
     """Whether the two columns that a rotation pairs are neighbours in queries and keys, not half a head apart."""
     norm_offset: float = 0.0
     """Number that files add to the weights of norms, but to those within gated delta nets."""
+    gates_joined: bool = False
+    """Whether transformers has a gated delta net's gates and its queries, keys and values in one weight."""
     values_alternate: bool = False
     """Whether neighbouring value heads of a gated delta net have different key heads, not the same one."""
 
@@ -61,6 +63,7 @@ class Order:
         self._heads = {"q_proj": config.num_attention_heads, "k_proj": kv_heads}
         self._key_heads = config.linear_num_key_heads if layout.values_alternate else 1
         self._value_heads = config.linear_num_value_heads if layout.values_alternate else 1
+        self._config = config
         self._both = 2 * self._key_heads * config.linear_key_head_dim if layout.values_alternate else 0
 
     def rows(self, name: str, data: NDArray[Any]) -> NDArray[Any]:
@@ -74,6 +77,15 @@ class Order:
         values = data[begin:]
         apart = values.reshape(-1, self._key_heads, len(values) // self._value_heads, *values.shape[1:])
         return np.concatenate([data[:begin], apart.swapaxes(0, 1).reshape(values.shape)])
+
+    def grouped(self, data: NDArray[Any]) -> NDArray[Any]:
+        """Rows of all q, k, v and z [out, …] with those of each key head side by side (`GroupedDeltaNet`)."""
+        config = self._config
+        keys = config.linear_num_key_heads * config.linear_key_head_dim
+        values = config.linear_num_value_heads * config.linear_value_head_dim
+        parts = np.split(data, [keys, 2 * keys, 2 * keys + values])
+        heads = [part.reshape(config.linear_num_key_heads, -1, *part.shape[1:]) for part in parts]
+        return np.concatenate(heads, 1).reshape(data.shape)
 
     def columns(self, name: str, count: int) -> Tensor | None:
         """The place in transformers' order of each of the `count` columns of a weight; None if it is their own.
